@@ -1,0 +1,15 @@
+"""Values and keys to text and back: plain JSON where JSON is exact, tagged where it is not; never pickle."""
+
+from stepwell.codec.keys import address_of, decode_key, decode_namespace, encode_key, encode_namespace
+from stepwell.codec.seal import Seal
+from stepwell.codec.types import record_type
+
+__all__ = [
+    "Seal",
+    "address_of",
+    "decode_key",
+    "decode_namespace",
+    "encode_key",
+    "encode_namespace",
+    "record_type",
+]

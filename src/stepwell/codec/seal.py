@@ -1,0 +1,122 @@
+"""Texts as they are stored: eight hex digits of a checksum, a space, JSON.
+
+The checksum covers the address and the name too, so a value that ends up in the wrong place is found
+out as well. Each field has its own: one over the whole record could not survive a merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+from stepwell.codec import values
+from stepwell.codec.keys import decode_name, encode_name
+from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge, UnknownType
+from stepwell.record import Address, Head, Limits
+
+__all__ = ["Seal"]
+
+
+class Seal:
+    """Encodes and decodes everything that is stored at one address."""
+
+    __slots__ = ("_limit", "_limits", "_seed", "address")
+
+    def __init__(self, address: Address, limits: Limits, limit: int) -> None:
+        self.address = address
+        self._limits = limits
+        self._limit = limit
+        self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
+
+    def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
+        """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written."""
+        return {name: self.field(name, value) for name, value in self.named(data).items()}
+
+    def named(self, data: Mapping[Any, Any]) -> dict[str, Any]:
+        """The data under the names of its stored fields."""
+        if not isinstance(data, Mapping):
+            raise EncodeError("$", type(data).__qualname__, "is not a mapping; data is a dict of fields")
+        named: dict[str, Any] = {}
+        for key, value in data.items():
+            try:
+                named[encode_name(key, self._limits)] = value
+            except EncodeError as error:
+                raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
+        return named
+
+    def field(self, name: str, value: Any) -> str:
+        """One field of the data, sealed."""
+        return self._sealed("f", name, self._encoded(name, value))
+
+    def data(self, fields: Mapping[str, str]) -> dict[Any, Any]:
+        """The data back from its stored fields."""
+        depth = self._limits.depth
+        data = {}
+        for name, text in fields.items():
+            body = self._opened("f", name, text)
+            try:
+                data[decode_name(name)] = values.decode(body, depth)
+            except UnknownType:
+                raise
+            except StoredDataError as error:
+                raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
+        return data
+
+    def head(self, flow: str | None, state: str | None, revision: int | None, history: list[Any]) -> Head:
+        """Flow and state with what belongs to them."""
+        row = [flow, state, revision, history] if history else [flow, state, revision] if revision else [flow, state]
+        return Head(flow, state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
+
+    def head_back(self, text: str | None) -> tuple[str | None, str | None, int | None, list[Any]]:
+        """Flow, state, revision and history."""
+        if text is None:
+            return None, None, None, []
+        row = self.value("h", "", text)
+        flow, state, *rest = row
+        return flow, state, rest[0] if rest else None, rest[1] if len(rest) > 1 else []
+
+    def seal(self, kind: str, name: str, value: Any) -> str:
+        """Any other value that is kept beside the data, such as the memo or a part."""
+        return self._sealed(kind, name, values.encode(value, self._limits, f"${name}"))
+
+    def value(self, kind: str, name: str, text: str) -> Any:
+        """The value that ``seal`` was given."""
+        body = self._opened(kind, name, text)
+        try:
+            return values.decode(body, self._limits.depth)
+        except UnknownType:
+            raise
+        except StoredDataError as error:
+            raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), str(error)) from error
+
+    def _encoded(self, name: str, value: Any) -> bytes:
+        kind = type(value)
+        if kind is str or kind is bool or value is None:
+            try:
+                return values.to_json(value)
+            except UnicodeEncodeError:
+                pass  # encode() finds the words for it
+        return values.encode(value, self._limits, "$" + values.step(decode_name(name)))
+
+    def _sealed(self, kind: str, name: str, body: bytes) -> str:
+        if len(body) > self._limit:
+            raise TooLarge(f"the value of {name!r}", len(body), self._limit)
+        check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
+        return f"{check:08x} {body.decode()}"
+
+    def _opened(self, kind: str, name: str, text: str) -> str:
+        if len(text) > self._limit + 9:
+            raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), f"is larger than {self._limit} bytes")
+        body = text[9:]
+        try:
+            check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))
+        except UnicodeEncodeError:
+            check = -1
+        if text[:9] != f"{check:08x} ":
+            what = f"the field {name!r}" if kind == "f" else _PLACE.get(kind, f"the part {name!r}")
+            raise CorruptRecord(self.address.text, what, "does not match its checksum")
+        return body
+
+
+_PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

@@ -1,0 +1,249 @@
+"""Values to JSON text and back, exactly.
+
+Plain JSON where JSON is exact. What JSON cannot say is a dict with one key that starts with ``$``:
+``{"$tuple": [1, 2]}``, ``{"$decimal": "9.90"}``. A dict of the user's that has such a key, or a key
+that is no str, is written ``{"$dict": [[key, value], ...]}``, so nothing can be mistaken for a tag.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from stepwell.codec.types import PACKERS, unpack
+from stepwell.errors import EncodeError, StoredDataError, UnknownType
+from stepwell.record import Limits
+
+__all__ = ["DecodeError", "decode", "encode", "quote", "step", "to_json"]
+
+to_json = msgspec.json.Encoder().encode
+_from_json = msgspec.json.Decoder().decode
+
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
+
+
+class DecodeError(StoredDataError):
+    """A stored text is not what ``encode`` writes."""
+
+
+class _RefusedError(Exception):
+    """Internal: says why, while ``_locate`` finds out where."""
+
+
+def quote(text: str) -> str:
+    """A str as a JSON string."""
+    return to_json(text).decode()
+
+
+def encode(value: Any, limits: Limits, path: str = "$") -> bytes:
+    """A value as JSON text in UTF-8, or ``EncodeError`` with the path of what cannot be kept."""
+    try:
+        return to_json(_plain(value, limits.depth))
+    except (_RefusedError, UnicodeEncodeError):
+        raise _locate(value, limits.depth, path) from None
+
+
+def decode(text: str, depth: int = 64) -> Any:
+    """The value that ``encode`` was given."""
+    if text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
+        raise DecodeError(f"it is nested deeper than the limit of {depth}")
+    try:
+        value = _from_json(text)
+        return _revived(value) if '"$' in text else value
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+    ) as error:
+        raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
+
+
+def _plain(value: Any, left: int) -> Any:
+    """What msgspec writes exactly, in one pass."""
+    kind = type(value)
+    if kind is str or value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if _SMALLEST <= value <= _LARGEST else {"$int": hex(value)}
+    if kind is float:
+        if not math.isfinite(value):
+            raise _RefusedError("is not a finite number; store None or a str instead")
+        return value
+    if left == 0:
+        raise _RefusedError("is nested too deeply, or contains itself; make it flatter")
+    if kind is list:
+        return [_plain(item, left - 1) for item in value]
+    if kind is dict:
+        plain = {}
+        for key, item in value.items():
+            if type(key) is not str or key[:1] == "$":
+                return {"$dict": [[_plain(k, left - 1), _plain(v, left - 1)] for k, v in value.items()]}
+            plain[key] = _plain(item, left - 1)
+        return plain
+    tagged = _TAGGED.get(kind)
+    if tagged is not None:
+        return tagged(value, left - 1)
+    packer = PACKERS.get(kind)
+    if packer is not None:
+        tag, name, packed = packer(value)
+        return {tag: [name, _plain(packed, left - 1)]}
+    raise _RefusedError(
+        "is of a class that is not registered; decorate it with @stepwell.record_type, "
+        "or store the plain values it holds"
+    )
+
+
+def _moment(value: dt.datetime | dt.time) -> Any:
+    """ISO text; with zone name and fold where the text alone would not come back equal."""
+    zone = value.tzinfo
+    if isinstance(zone, ZoneInfo) and zone.key is not None:
+        return [value.replace(tzinfo=None).isoformat(), zone.key, value.fold]
+    if zone is not None and zone.utcoffset(None) is None:
+        raise _RefusedError("has a time zone of an unknown kind; use zoneinfo.ZoneInfo or datetime.timezone")
+    return value.isoformat() if not value.fold else [value.isoformat(), None, value.fold]
+
+
+def _moment_back(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.datetime | dt.time:
+    if isinstance(stored, str):
+        return kind.fromisoformat(stored)
+    text, zone, fold = stored
+    moment = kind.fromisoformat(text)
+    return moment.replace(fold=fold) if zone is None else moment.replace(tzinfo=ZoneInfo(zone), fold=fold)
+
+
+def _decimal(value: Decimal) -> str:
+    if value.is_nan():
+        raise _RefusedError("is not a number; store None or a str instead")
+    return str(value)
+
+
+def _items(value: Any, left: int) -> list[Any]:
+    return [_plain(item, left) for item in value]
+
+
+def _sorted_items(value: Any, left: int) -> list[Any]:
+    # Equal sets give equal texts in every process, so an unchanged set is not written again.
+    return sorted(_items(value, left), key=to_json)
+
+
+_TAGGED: dict[type, Callable[[Any, int], dict[str, Any]]] = {
+    tuple: lambda value, left: {"$tuple": _items(value, left)},
+    set: lambda value, left: {"$set": _sorted_items(value, left)},
+    frozenset: lambda value, left: {"$frozenset": _sorted_items(value, left)},
+    bytes: lambda value, left: {"$bytes": base64.b64encode(value).decode()},
+    dt.datetime: lambda value, left: {"$datetime": _moment(value)},
+    dt.date: lambda value, left: {"$date": value.isoformat()},
+    dt.time: lambda value, left: {"$time": _moment(value)},
+    dt.timedelta: lambda value, left: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Decimal: lambda value, left: {"$decimal": _decimal(value)},
+    UUID: lambda value, left: {"$uuid": str(value)},
+}
+
+_REVIVE: dict[str, Callable[[Any], Any]] = {
+    "$int": lambda stored: int(stored, 16),
+    "$dict": lambda stored: {_revived(key): _revived(value) for key, value in stored},
+    "$tuple": lambda stored: tuple([_revived(item) for item in stored]),
+    "$set": lambda stored: {_revived(item) for item in stored},
+    "$frozenset": lambda stored: frozenset([_revived(item) for item in stored]),
+    "$bytes": lambda stored: base64.b64decode(stored, validate=True),
+    "$datetime": lambda stored: _moment_back(dt.datetime, stored),
+    "$date": dt.date.fromisoformat,
+    "$time": lambda stored: _moment_back(dt.time, stored),
+    "$timedelta": lambda stored: dt.timedelta(*stored),
+    "$decimal": Decimal,
+    "$uuid": UUID,
+    "$enum": lambda stored: unpack("$enum", stored[0], _revived(stored[1])),
+    "$record": lambda stored: unpack("$record", stored[0], _revived(stored[1])),
+}
+
+
+def _revived(value: Any) -> Any:
+    kind = type(value)
+    if kind is list:
+        return [_revived(item) for item in value]
+    if kind is dict:
+        if len(value) == 1:
+            ((key, item),) = value.items()
+            if key[:1] == "$":
+                revive = _REVIVE.get(key)
+                if revive is None:
+                    raise UnknownType(key)
+                return revive(item)
+        return {key: _revived(item) for key, item in value.items()}
+    return value
+
+
+def _locate(value: Any, left: int, path: str) -> EncodeError:
+    """The first place in a value that ``_plain`` or UTF-8 refuses. Slow, and only for the message."""
+    if left > 0:
+        for step, child in _children(value):
+            try:
+                to_json(_plain(child, left - 1))
+            except (_RefusedError, UnicodeEncodeError):
+                return _locate(child, left - 1, path + step)
+    try:
+        to_json(_plain(value, left))
+    except _RefusedError as refused:
+        return EncodeError(path, _type_name(value), str(refused))
+    except UnicodeEncodeError:
+        pass
+    return EncodeError(path, _type_name(value), "contains a lone surrogate; encode it to bytes, or clean the text")
+
+
+def _children(value: Any) -> list[tuple[str, Any]]:
+    kind = type(value)
+    if kind is dict:
+        keys = [("(key)", key) for key in value]
+        return keys + [(step(key), item) for key, item in value.items()]
+    if kind in (list, tuple):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    if kind in (set, frozenset):
+        return [("{}", item) for item in value]
+    if kind in PACKERS:
+        packed = PACKERS[kind](value)[2]
+        if isinstance(packed, dict):
+            return [(f".{name}", item) for name, item in packed.items()]
+    return []
+
+
+def step(key: Any) -> str:
+    """One step of a path: ``.price``, or ``["two words"]``."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _nesting(text: str) -> int:
+    """How deep brackets are nested in a JSON text, strings left out."""
+    deepest = depth = 0
+    quoted = escaped = False
+    for char in text:
+        if quoted:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                quoted = False
+        elif char == '"':
+            quoted = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest

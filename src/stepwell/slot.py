@@ -1,0 +1,323 @@
+"""One address, held by one holder at a time: claim, load, change, commit.
+
+In one process the holders of an address come in the order of their calls; across processes in the order
+of their claims. Waiting for somebody else's claim is the only retry loop of its kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from stepwell.codec import Seal
+from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, LeaseLost, StorageError
+from stepwell.record import KEEP, Address, Change, Head, Keep, Version
+from stepwell.storage.contract import Storage
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
+
+__all__ = ["Slot"]
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait before asking for a claim again: the first pause, and the longest.
+FIRST_POLL, LONGEST_POLL = 0.005, 0.1
+#: After so many hand-overs inside this process, another process gets a chance.
+HAND_OVERS = 8
+
+
+class Slot:
+    """A record that this task holds, from ``async with`` to its end.
+
+    Change ``flow``, ``state``, ``revision``, ``history`` and ``data`` freely, then ``commit()``; what was
+    not committed is forgotten. A commit writes only the fields that differ from what was loaded.
+    """
+
+    def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
+        self.storage = storage
+        self.address = storage.address(namespace, key)
+        self.flow: str | None = None
+        self.state: str | None = None
+        self.revision: int | None = None
+        self.history: list[Any] = []
+        #: The last write, or ``None`` if there is no record.
+        self.version: Version | None = None
+        #: Times on the backend's clock, in seconds since 1970.
+        self.now = 0.0
+        self.expires_at: float | None = None
+        self.deadline: float | None = None
+        self.tags: tuple[str, ...] = ()
+        self._wait = wait
+        self._lease = lease
+        self._seal: Seal = storage.seal(self.address)
+        self._token = ""
+        self._base = ""
+        self._memo: str | None = None
+        self._fields: dict[str, str] = {}
+        self._head: tuple[Any, ...] = (None, None, None, [])
+        self._data: dict[Any, Any] | None = None
+        self._deleted = False
+        self._holding = False
+        self._lost = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._wait
+        await _enter_line(self.storage, self.address, self._wait)
+        try:
+            self._token = self.storage.ids()
+            claimed = await self._claim(loop, give_up)
+            self._holding = True
+            await self._load(claimed)
+        except BaseException:
+            await self._let_go()
+            raise
+        self._timer = loop.call_later(self._lease / 3, self._renew_soon)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._let_go()
+
+    @property
+    def found(self) -> bool:
+        """There is a record."""
+        return self.version is not None
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """The data, decoded when it is first asked for."""
+        if self._data is None:
+            self._data = self._seal.data(self._fields)
+        return self._data
+
+    @data.setter
+    def data(self, data: Mapping[Any, Any]) -> None:
+        self._data = dict(data)
+
+    @property
+    def memo(self) -> Any:
+        """What the last commits noted beside the record; it survives the record."""
+        return None if self._memo is None else self._seal.value("m", "", self._memo)
+
+    def delete(self) -> None:
+        """Let the next commit remove the record."""
+        self._deleted = True
+        self.flow = self.state = self.revision = None
+        self.history, self._data = [], {}
+
+    def undelete(self) -> None:
+        """Take ``delete`` back: what is set from here on becomes a new record."""
+        self._deleted = False
+
+    def changes(self) -> Change | None:
+        """What a commit would write, or ``None`` if nothing differs from what was loaded."""
+        if self._deleted:
+            return Change(write=self.storage.ids(), delete=True) if self.found else None
+        written, gone = self._changed_fields()
+        head: Head | Keep = KEEP
+        if (self.flow, self.state, self.revision, self.history) != self._head:
+            head = self._seal.head(self.flow, self.state, self.revision, self.history)
+        if not written and not gone and head is KEEP:
+            return None
+        return Change(
+            write=self.storage.ids(),
+            fresh=not self.found,
+            head=head,
+            set=written,
+            unset=gone,
+            limit=self.storage.limit_of(self.address),
+        )
+
+    async def commit(
+        self,
+        *,
+        keep: bool = False,
+        memo: Any = KEEP,
+        tags: tuple[str, ...] | Keep = KEEP,
+        deadline: float | Keep | None = KEEP,
+        expiry: float | Keep | None = KEEP,
+        parts: Mapping[str, Any] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Write what differs in one operation that also checks the claim; ``False`` if nothing differs.
+
+        ``keep`` holds on after the write, otherwise the claim ends with it. ``deadline`` and ``expiry`` are
+        seconds from now. Memo, tags, deadline, expiry are written only along with a change, with parts, or
+        with ``force``. Raises ``LeaseLost`` or ``RecordReplaced`` with nothing written.
+        """
+        change = self.changes()
+        if change is None:
+            if not force and not parts:
+                return False
+            change = Change(write=self.storage.ids(), fresh=not self.found, limit=self.storage.limit_of(self.address))
+        if self._lost:
+            raise LeaseLost(self.address.text)
+        if change.delete:
+            change = change._replace(memo=self._sealed_memo(memo))
+        else:
+            change = change._replace(
+                memo=self._sealed_memo(memo),
+                tags=tags,
+                deadline=deadline,
+                expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
+                parts=self._sealed_parts(parts or {}),
+            )
+        guard = Guard(self._token, self._base)
+        apply = Apply(self.address, change, guard, "keep" if keep else "release", self._lease)
+        applied: Applied = await self.storage.perform(apply)
+        self._holding = keep
+        if keep:
+            self._written(change, applied)
+        return True
+
+    def _changed_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        if self._data is None:
+            return {}, ()
+        old = self._fields
+        new = self._seal.fields(self._data)
+        return (
+            {name: text for name, text in new.items() if old.get(name) != text},
+            tuple([name for name in old if name not in new]),
+        )
+
+    def _sealed_memo(self, memo: Any) -> str | Keep:
+        return KEEP if memo is KEEP else self._seal.seal("m", "", memo)
+
+    def _sealed_parts(self, parts: Mapping[str, Any]) -> dict[str, str | None]:
+        return {name: None if value is None else self._seal.seal("p", name, value) for name, value in parts.items()}
+
+    def _written(self, change: Change, applied: Applied) -> None:
+        """What was just written is what the next commit compares with."""
+        self.now, self._base = applied.now, applied.base
+        self.version = None if change.delete else applied.version
+        if change.delete:
+            self._fields, self._head = {}, (None, None, None, [])
+            self._deleted = False
+        else:
+            self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
+            self._fields.update(change.set)
+            self._head = (self.flow, self.state, self.revision, list(self.history))
+            if change.tags is not KEEP:
+                self.tags = change.tags
+        if change.memo is not KEEP:
+            self._memo = change.memo
+
+    async def _claim(self, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+        pause = FIRST_POLL
+        while True:
+            result = await self.storage.perform(Claim(self.address, self._token, self._lease))
+            if isinstance(result, Claimed):
+                return result
+            taken: Taken = result
+            left = give_up - loop.time()
+            if left <= 0:
+                raise Busy(self.address.text, self._wait)
+            # Jitter, so that waiting workers do not ask in step.
+            await asyncio.sleep(min(pause * random.uniform(0.7, 1.3), max(taken.remaining, 0.001), left))
+            pause = min(pause * 2, LONGEST_POLL)
+
+    async def _load(self, claimed: Claimed) -> None:
+        self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
+        stored = claimed.record
+        if stored is None:
+            return
+        self.version, self._fields = stored.version, stored.fields
+        self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
+        try:
+            if stored.head is not None:
+                self.flow, self.state, self.revision, self.history = self._seal.head_back(stored.head)
+                self._head = (self.flow, self.state, self.revision, list(self.history))
+            # Decoding later would let a handler run on a record that cannot be read.
+            _ = self.data
+        except CorruptRecord:
+            await self.storage.quarantine(self.address, stored)
+            raise
+
+    def _renew_soon(self) -> None:
+        self._renewal = asyncio.get_running_loop().create_task(self._renew(), name="stepwell-renewal")
+
+    async def _renew(self) -> None:
+        try:
+            await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+        except Conflict:
+            self._lost = True
+            return
+        except StorageError as error:
+            # The lease runs on for a while, and the commit checks it in any case.
+            logger.warning("a claim could not be renewed (%s); it is tried again", error)
+        self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._renew_soon)
+
+    async def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._renewal is not None:
+            self._renewal.cancel()
+        try:
+            if self._holding:
+                self._holding = False
+                await self.storage.perform(Release(self.address, self._token))
+        except StorageError as error:
+            # Its lease ends by itself; what the caller did must not fail because of this.
+            logger.warning("a claim could not be released (%s); it ends with its lease", error)
+        finally:
+            _leave_line(self.storage, self.address)
+
+
+class _Line:
+    """Those of this process who want one address, in the order of their calls."""
+
+    __slots__ = ("handed_over", "holder", "waiting")
+
+    def __init__(self, holder: asyncio.Task[Any] | None) -> None:
+        self.holder = holder
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.handed_over = 0
+
+
+async def _enter_line(storage: Storage, address: Address, wait: float) -> None:
+    task = asyncio.current_task()
+    line: _Line | None = storage.lines.get(address)
+    if line is None:
+        storage.lines[address] = _Line(task)
+        return
+    if line.holder is task and task is not None:
+        raise AlreadyHeld(address.text)
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    line.waiting.append(turn)
+    try:
+        async with asyncio.timeout(wait):
+            await turn
+    except BaseException as error:
+        if turn.done() and not turn.cancelled():
+            # Our turn came in the same moment: it goes to the next.
+            _leave_line(storage, address)
+        else:
+            line.waiting.remove(turn)
+        if isinstance(error, TimeoutError):
+            raise Busy(address.text, wait) from None
+        raise
+    line.holder = task
+    if line.handed_over >= HAND_OVERS:
+        line.handed_over = 0
+        # Somebody in another process may be polling for this address.
+        await asyncio.sleep(FIRST_POLL)
+
+
+def _leave_line(storage: Storage, address: Address) -> None:
+    line: _Line = storage.lines[address]
+    while line.waiting:
+        turn = line.waiting.popleft()
+        if not turn.done():
+            line.holder = None
+            line.handed_over += 1
+            turn.set_result(None)
+            return
+    del storage.lines[address]

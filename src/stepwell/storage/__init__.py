@@ -1,0 +1,44 @@
+"""Storages: the contract, and a module per backend."""
+
+from stepwell.storage.contract import ANY, Due, Entry, Page, Query, Storage, Swept
+from stepwell.storage.keyvalue import KeyValueStorage
+from stepwell.storage.memory import MemoryStorage
+from stepwell.storage.operations import (
+    Applied,
+    Apply,
+    Claim,
+    Claimed,
+    Get,
+    Guard,
+    Operation,
+    Release,
+    Result,
+    Taken,
+)
+from stepwell.storage.state_storage import StateStorage, configure
+from stepwell.storage.urls import open_storage
+
+__all__ = [
+    "ANY",
+    "Applied",
+    "Apply",
+    "Claim",
+    "Claimed",
+    "Due",
+    "Entry",
+    "Get",
+    "Guard",
+    "KeyValueStorage",
+    "MemoryStorage",
+    "Operation",
+    "Page",
+    "Query",
+    "Release",
+    "Result",
+    "StateStorage",
+    "Storage",
+    "Swept",
+    "Taken",
+    "configure",
+    "open_storage",
+]

@@ -1,0 +1,182 @@
+"""The seven callbacks: a record per bot and key, whatever the backend."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepwell.codec import Seal, address_of, encode_namespace
+from stepwell.errors import CorruptRecord, EncodeError, InvalidOption
+from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Head, Keep, Limits, State, Stored
+from stepwell.storage.operations import Applied, Apply, Get, Operation
+
+__all__ = ["Callbacks"]
+
+logger = logging.getLogger(__name__)
+
+
+class Callbacks(ABC):
+    """Reads and writes of whole records, without a claim."""
+
+    def __init__(self, *, limits: Limits | None, ids: Callable[[], str] | None) -> None:
+        self.limits = limits or Limits()
+        #: Random and never repeated, in any process.
+        self.ids = ids or _random_id
+        self._ttls: dict[str, float] = {}
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and prepare, if that is not done yet."""
+
+    @abstractmethod
+    async def perform(self, operation: Operation) -> Any:
+        """Make one operation; its error is raised."""
+
+    def address(self, namespace: str, key: Any) -> Address:
+        """Where a key of a bot is kept, or the error that says why it cannot be a key."""
+        return address_of(namespace, key, self.limits)
+
+    def seal(self, address: Address) -> Seal:
+        """The codec for what is kept at an address."""
+        return Seal(address, self.limits, self.limit_of(address))
+
+    def limit_of(self, address: Address) -> int:
+        """How large a record at this address may be."""
+        return self.limits.run if address.namespace == RUNS else self.limits.record
+
+    async def init(self, bot: str, *, ttl: float | None = None, **unknown: Any) -> None:
+        """Prepare the storage for a bot. May be called any number of times, or not at all.
+
+        ``ttl``: a record that nobody writes for so many seconds expires.
+        """
+        if unknown:
+            raise InvalidOption(f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl")
+        if ttl is not None and not ttl > 0:
+            raise InvalidOption(f"ttl is a positive number of seconds or None, not {ttl!r}")
+        namespace = encode_namespace(bot, self.limits)
+        if ttl is None:
+            self._ttls.pop(namespace, None)
+        else:
+            self._ttls[namespace] = float(ttl)
+        await self.open()
+
+    async def get_state(self, bot: str, key: Any) -> State | None:
+        """The record, or ``None`` if there is none."""
+        address = self.address(bot, key)
+        stored: Stored | None = await self.perform(Get(address))
+        if stored is None:
+            return None
+        seal = self.seal(address)
+        try:
+            flow, state, _, _ = seal.head_back(stored.head)
+            return State(flow, state, seal.data(stored.fields))
+        except CorruptRecord:
+            await self.quarantine(address, stored)
+            raise
+
+    async def set_state(self, bot: str, key: Any, state: State) -> None:
+        """Make or replace the whole record."""
+        address = self.address(bot, key)
+        seal = self.seal(address)
+        await self.perform(
+            Apply(
+                address,
+                Change(
+                    write=self.ids(),
+                    replace=True,
+                    head=_head(seal, state),
+                    set=seal.fields(state.data),
+                    deadline=None,
+                    expiry=self._ttls.get(address.namespace),
+                    limit=self.limit_of(address),
+                ),
+            )
+        )
+
+    async def get_data(self, bot: str, key: Any) -> dict[Any, Any] | None:
+        """The data, or ``None`` if there is no record."""
+        address = self.address(bot, key)
+        stored: Stored | None = await self.perform(Get(address))
+        return None if stored is None else await self._data(address, stored)
+
+    async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
+        """Replace the data; flow and state stay. Makes a record where there is none."""
+        address = self.address(bot, key)
+        await self.perform(
+            Apply(
+                address,
+                Change(
+                    write=self.ids(),
+                    replace=True,
+                    set=self.seal(address).fields(data),
+                    expiry=self.expiry_of(address),
+                    limit=self.limit_of(address),
+                ),
+            )
+        )
+
+    async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Merge fields into the data, atomically, and return the merged data. Makes a record where there is none."""
+        address = self.address(bot, key)
+        applied: Applied = await self.perform(
+            Apply(
+                address,
+                Change(
+                    write=self.ids(),
+                    set=self.seal(address).fields(data),
+                    expiry=self.expiry_of(address),
+                    limit=self.limit_of(address),
+                ),
+                returning=True,
+            )
+        )
+        return {} if applied.record is None else await self._data(address, applied.record)
+
+    async def clear(self, bot: str, key: Any) -> None:
+        """Remove the record. On an unknown key it does nothing."""
+        address = self.address(bot, key)
+        await self.perform(Apply(address, Change(write=self.ids(), delete=True)))
+
+    def expiry_of(self, address: Address) -> float | Keep:
+        """What a write that changes a record does to its expiry."""
+        return self._ttls.get(address.namespace, KEEP)
+
+    async def quarantine(self, address: Address, stored: Stored) -> None:
+        """Keep a copy of a damaged record as it was found, once per version."""
+        place = self.address(QUARANTINE, (address.namespace, address.key))
+        seal = self.seal(place)
+        found = {"version": list(stored.version), "head": stored.head, "fields": stored.fields}
+        known = await self.perform(Get(place))
+        if known is not None and known.fields.get("version") == seal.field("version", found["version"]):
+            return
+        # Checksummed anew: the copy must come back as the damaged bytes it is.
+        change = Change(write=self.ids(), replace=True, set=seal.fields(found), limit=self.limits.run)
+        await self.perform(Apply(place, change))
+        logger.error(
+            "the record at %s is damaged; a copy of version %s is in quarantine",
+            address.text,
+            stored.version.number,
+        )
+
+    async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
+        try:
+            return self.seal(address).data(stored.fields)
+        except CorruptRecord:
+            await self.quarantine(address, stored)
+            raise
+
+
+def _random_id() -> str:
+    # Not from a seeded generator: forked workers would share its state.
+    return os.urandom(8).hex()
+
+
+def _head(seal: Seal, state: State) -> Head:
+    for name in (state.flow, state.state):
+        if name is not None and not isinstance(name, str):
+            raise EncodeError("$head", type(name).__qualname__, "cannot name a flow or state; names are str or None")
+    flow = None if state.flow is None else str(state.flow)
+    return seal.head(flow, None if state.state is None else str(state.state), None, [])

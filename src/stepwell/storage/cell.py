@@ -1,0 +1,203 @@
+"""What one address holds, and what each operation does to it.
+
+The reference for every backend, and the whole of two: ``MemoryStorage`` and ``KeyValueStorage``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.record import DAY, KEEP, Address, Change, Head, Stored, Version
+from stepwell.storage.operations import (
+    Applied,
+    Apply,
+    Claim,
+    Claimed,
+    Get,
+    Guard,
+    Operation,
+    Release,
+    Result,
+    Taken,
+)
+
+__all__ = ["Cell"]
+
+
+#: Nothing was ever written here.
+NEVER = Version(0, "")
+
+
+@dataclass(slots=True)
+class Cell:
+    """A record, or its tombstone, with its memo and its lease. Times are seconds since 1970."""
+
+    version: Version = NEVER
+    base: str = ""
+    written_at: float = 0.0
+    #: There is a record (perhaps expired); otherwise what is here is a tombstone, a memo or a lease.
+    alive: bool = False
+    head: Head | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    size: int = 0
+    expires_at: float | None = None
+    deadline: float | None = None
+    memo: str | None = None
+    memo_until: float = 0.0
+    token: str | None = None
+    leased_until: float = 0.0
+
+    def do(self, operation: Operation, now: float) -> Result:
+        """Make one operation; an error is returned, with nothing changed."""
+        if isinstance(operation, Apply):
+            return self._apply(operation, now)
+        if isinstance(operation, Claim):
+            return self._claim(operation, now)
+        if isinstance(operation, Get):
+            return self.stored(operation.parts) if self.visible(now) else None
+        self._release(operation)
+        return None
+
+    def visible(self, now: float) -> bool:
+        """There is a record, and it has not expired."""
+        return self.alive and not self.expired(now)
+
+    def expired(self, now: float) -> bool:
+        """Its time is over; it is hidden, and removed by the next sweep."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def leased(self, now: float) -> bool:
+        """Somebody holds it."""
+        return self.token is not None and self.leased_until > now
+
+    def removable(self, now: float) -> bool:
+        """Nothing here is of use to anybody any more."""
+        if self.leased(now):
+            return False
+        if self.alive:
+            return self.expired(now)
+        return self.memo_until <= now and (not self.version.number or self.written_at + DAY <= now)
+
+    def stored(self, parts: bool) -> Stored:
+        """A copy for a reader."""
+        return Stored(
+            version=self.version,
+            base=self.base,
+            written_at=self.written_at,
+            head=self.head.text if self.head else None,
+            fields=self.fields.copy(),
+            tags=self.tags,
+            expires_at=self.expires_at,
+            deadline=self.deadline,
+            parts=self.parts.copy() if parts else None,
+        )
+
+    def _claim(self, claim: Claim, now: float) -> Result:
+        ours = self.token == claim.token
+        if self.leased(now):
+            if not ours:
+                return LeaseLost(claim.address.text) if claim.renew else Taken(self.leased_until - now)
+        elif claim.renew:
+            return LeaseLost(claim.address.text)
+        self.token, self.leased_until = claim.token, now + claim.lease
+        record = self.stored(parts=False) if self.visible(now) else None
+        return Claimed(record, self.base, self.memo if self.memo_until > now else None, now)
+
+    def _release(self, release: Release) -> None:
+        if self.token == release.token:
+            self.token, self.leased_until = None, 0.0
+
+    def _apply(self, apply: Apply, now: float) -> Result:
+        change, guard = apply.change, apply.guard
+        held = guard is not None and guard.token is not None
+        if guard is not None:
+            refused = self._refused(guard, apply.address, now)
+            if refused is not None:
+                return refused
+        if change.delete:
+            self._delete(change, now)
+        else:
+            too_large = self._write(change, held, now)
+            if too_large is not None:
+                return too_large
+        if change.memo is not KEEP and not change.forget:
+            self.memo, self.memo_until = change.memo, now + DAY
+        if held:
+            self.token, self.leased_until = (self.token, now + apply.lease) if apply.then == "keep" else (None, 0.0)
+        record = self.stored(parts=False) if apply.returning and self.alive else None
+        return Applied(self.version, self.base, now, record)
+
+    def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
+        if guard.token is not None and (guard.token != self.token or self.leased_until <= now):
+            return LeaseLost(address.text)
+        if guard.base is not None and guard.base != self.base:
+            return RecordReplaced(address.text)
+        if guard.version is not None and (guard.version != self.version or not self.visible(now)):
+            return VersionChanged(address.text)
+        return None
+
+    def _delete(self, change: Change, now: float) -> None:
+        if self.alive:
+            self.version = Version(self.version.number + 1, change.write)
+            self.base, self.written_at, self.alive = change.write, now, False
+            self.head, self.fields, self.parts, self.tags, self.size = None, {}, {}, (), 0
+            self.expires_at = self.deadline = None
+        if change.forget:
+            self.version, self.base, self.memo, self.memo_until = NEVER, "", None, 0.0
+
+    def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
+        # An expired record is only hidden: its holder brings it back, anybody else starts anew.
+        anew = self.alive and self.expired(now) and (change.fresh or not held)
+        dropped = change.replace or anew
+        size = self._size_after(change, dropped)
+        if size > change.limit and size > self.size:
+            return TooLarge("the record", size, change.limit)
+        if dropped:
+            self.fields, self.parts, self.base = {}, {}, change.write
+        if anew:
+            self.head, self.tags, self.deadline, self.expires_at = None, (), None, None
+        for name in change.unset:
+            self.fields.pop(name, None)
+        self.fields.update(change.set)
+        for name, text in change.parts.items():
+            if text is None:
+                self.parts.pop(name, None)
+            else:
+                self.parts[name] = text
+        if change.head is not KEEP:
+            self.head = change.head
+        if change.tags is not KEEP:
+            self.tags = change.tags
+        if change.deadline is not KEEP:
+            self.deadline = None if change.deadline is None else now + change.deadline
+        if change.expiry is not KEEP:
+            self.expires_at = None if change.expiry is None else now + change.expiry
+        elif held and self.expired(now):
+            self.expires_at = None
+        number = self.version.number + 1
+        self.version = Version(number if self.alive else max(number, int(now * 1e6)), change.write)
+        self.alive, self.written_at, self.size = True, now, size
+        return None
+
+    def _size_after(self, change: Change, dropped: bool) -> int:
+        fields = {} if dropped else self.fields
+        parts = {} if dropped else self.parts
+        size = 0 if dropped else self.size
+        for name in change.unset:
+            if name in fields and name not in change.set:
+                size -= weight(name, fields[name])
+        for old, new in ((fields, change.set), (parts, change.parts)):
+            for name, text in new.items():
+                size += weight(name, text) - weight(name, old.get(name))
+        return size
+
+
+def weight(name: str, text: str | None) -> int:
+    """The UTF-8 bytes of a field or part with its name."""
+    if text is None:
+        return 0
+    both = name + text
+    return len(both) if both.isascii() else len(both.encode())

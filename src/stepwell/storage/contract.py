@@ -1,0 +1,313 @@
+"""What a storage must do, and all that is written once on top of it.
+
+A backend writes ``run``; ``open`` and ``close`` come through ``_open`` and ``_close``. Listing records,
+finding deadlines and sweeping are optional: ``page``, ``due`` and ``sweep``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
+from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
+from stepwell.record import Address, Limits, State, Stored, Version
+from stepwell.storage.callbacks import Callbacks
+from stepwell.storage.gather import Batch, Lane
+from stepwell.storage.operations import Operation, Result
+
+__all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Storage", "Swept"]
+
+logger = logging.getLogger(__name__)
+
+
+class Any_:  # noqa: N801 the type of a constant
+    """The type of ``ANY``."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+#: Whatever flow or state; ``None`` means that there is none.
+ANY = Any_()
+
+
+class Query(NamedTuple):
+    """Which records a page lists. Names are encoded; expired records and tombstones are never listed."""
+
+    namespace: str
+    flow: str | Any_ | None = ANY
+    state: str | Any_ | None = ANY
+    tag: str | None = None
+
+
+class Page(NamedTuple):
+    """Some records, and where to go on; ``None`` at the end."""
+
+    records: list[tuple[Address, Stored]]
+    after: Any
+
+
+class Due(NamedTuple):
+    """A record whose deadline has come."""
+
+    address: Address
+    deadline: float
+
+
+class Swept(NamedTuple):
+    """What one sweep removed."""
+
+    #: Address and sealed head of each record that had expired.
+    expired: list[tuple[Address, str | None]]
+    #: All removals, tombstones, memos and leftover leases included. As many as the limit: there may be more.
+    removed: int
+
+
+class Entry:
+    """One record of a scan. Reading ``state`` decodes it, and raises if it is damaged."""
+
+    __slots__ = ("_seal", "_stored", "address")
+
+    def __init__(self, address: Address, stored: Stored, seal: Seal) -> None:
+        self.address = address
+        self._stored = stored
+        self._seal = seal
+
+    @property
+    def key(self) -> Any:
+        """The key as it was given."""
+        return decode_key(self.address.key)
+
+    @property
+    def namespace(self) -> str:
+        """The bot's name."""
+        return decode_namespace(self.address.namespace)
+
+    @property
+    def state(self) -> State:
+        """The record."""
+        flow, state, _, _ = self._seal.head_back(self._stored.head)
+        return State(flow, state, self._seal.data(self._stored.fields))
+
+    @property
+    def version(self) -> Version:
+        """The version to guard an edit with."""
+        return self._stored.version
+
+    @property
+    def written_at(self) -> float:
+        """When it was last written, in seconds since 1970 on the backend's clock."""
+        return self._stored.written_at
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it expires."""
+        return self._stored.expires_at
+
+    @property
+    def deadline(self) -> float | None:
+        """When its timer is due."""
+        return self._stored.deadline
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The people and chats it belongs to."""
+        return self._stored.tags
+
+
+class Storage(Callbacks):
+    """Keeps records durably and changes them atomically; safe under concurrency across all its users.
+
+    Obligations of a backend:
+
+    - ``run`` makes a whole batch in one round trip and one commit, in order; each operation succeeds or
+      fails by itself, as an error instance in its place. It raises only if nothing was applied, or
+      ``StorageUnavailable`` if it cannot know.
+    - A result leaves only after its commit is as durable as the backend promises.
+    - What it gives back shares nothing mutable with what it keeps.
+    - Times are judged by one clock, the backend's.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], float] | None = None,
+        ids: Callable[[], str] | None = None,
+        sweep_every: float | None = 60.0,
+        patience: float = 10.0,
+    ) -> None:
+        if sweep_every is not None and sweep_every <= 0:
+            raise InvalidOption(f"sweep_every is a number of seconds or None, not {sweep_every!r}")
+        if patience < 0:
+            raise InvalidOption(f"patience is a number of seconds, not {patience!r}")
+        super().__init__(limits=limits, ids=ids)
+        #: Seconds since 1970; ``None`` means the server's own clock.
+        self.clock = clock
+        #: Who waits for which address in this process; kept by ``slot``.
+        self.lines: dict[Address, Any] = {}
+        self._sweep_every = sweep_every
+        self._patience = patience
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._lanes: dict[Hashable, Lane] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    # What a backend writes
+
+    @abstractmethod
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        """Make these operations in one round trip and one commit; see the obligations above."""
+
+    async def _open(self) -> None:
+        """Connect and prepare. Called once before the first ``run``."""
+
+    async def _close(self) -> None:
+        """Give back what ``_open`` took."""
+
+    def lane_of(self, operation: Operation) -> Hashable:
+        """Operations of one lane share batches, in order; lanes run side by side."""
+        return None
+
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
+        raise Unsupported(type(self).__name__, "list its records")
+
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        """Records of a namespace whose deadline is not after ``before`` (default: now), earliest first."""
+        raise Unsupported(type(self).__name__, "find deadlines")
+
+    async def sweep(self, limit: int = 1000) -> Swept:
+        """Remove up to ``limit`` expired records and old tombstones that nobody holds."""
+        raise Unsupported(type(self).__name__, "sweep")
+
+    # What is the same for all
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """A storage for a URL of one of the schemes that this class is registered for."""
+        raise Unsupported(cls.__name__, "be opened by URL")
+
+    async def open(self) -> None:
+        """Connect and prepare. Any number of calls do it once; the first operation does it too."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise WrongLoop
+            await self._abandon()
+        if self._opening is None or self._opening.get_loop().is_closed():
+            self._opening = asyncio.ensure_future(self._open())
+            self._opening.add_done_callback(self._opened)
+        elif self._opening.get_loop() is not loop:
+            raise WrongLoop
+        # One caller's cancellation must not break the opening for the others.
+        await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Future[None]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._loop = opening.get_loop()
+            self._plan_sweep()
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of connections, threads and files. Any number of calls do it once."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._loop is None:
+            return
+        if self._loop is not asyncio.get_running_loop() and not self._loop.is_closed():
+            raise WrongLoop
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._sweeping is not None:
+            await asyncio.wait([self._sweeping])
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            await lane.close()
+        self._loop = None
+        await self._close()
+
+    async def _abandon(self) -> None:
+        """The loop that opened this storage is closed and took its tasks along."""
+        self._loop, self._sweeping, self._lanes = None, None, {}
+        self.lines.clear()
+        await self._close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def perform(self, operation: Operation) -> Any:
+        """Make one operation, gathered with what other tasks ask for; its error is raised."""
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        name = self.lane_of(operation)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(self._run_batch, ids=self.ids, patience=self._patience)
+        result = await lane.submit(operation)
+        if isinstance(result, StepwellError):
+            raise result
+        return result
+
+    async def _run_batch(self, batch: Batch) -> list[Result]:
+        return await self.run(batch)
+
+    async def scan(
+        self,
+        namespace: str,
+        *,
+        flow: str | Any_ | None = ANY,
+        state: str | Any_ | None = ANY,
+        tag: str | None = None,
+        page: int = 500,
+    ) -> AsyncIterator[Entry]:
+        """All records of a bot, or those in a flow or state, or with a tag. Not a snapshot."""
+        query = Query(encode_namespace(namespace, self.limits), flow, state, tag)
+        after: Any = None
+        while True:
+            if self._loop is not asyncio.get_running_loop():
+                await self.open()
+            records, after = await self.page(query, after, page)
+            for address, stored in records:
+                yield Entry(address, stored, self.seal(address))
+            if after is None:
+                return
+
+    # Sweeping in the background
+
+    def _plan_sweep(self) -> None:
+        if self._sweep_every is not None and type(self).sweep is not Storage.sweep and self._loop is not None:
+            self._sweeper = self._loop.call_later(self._sweep_every, self._start_sweep)
+
+    def _start_sweep(self) -> None:
+        if self._loop is not None:
+            self._sweeping = self._loop.create_task(self._sweep_all(), name="stepwell-sweep")
+
+    async def _sweep_all(self, limit: int = 500) -> None:
+        try:
+            while (await self.sweep(limit)).removed >= limit:
+                # Sweeping is nobody's hurry: let everybody else go first.
+                await asyncio.sleep(0.05)
+        except StorageClosed:
+            return
+        except Exception:
+            logger.exception("sweeping failed; it is tried again in %s s", self._sweep_every)
+        finally:
+            self._sweeping = None
+        self._plan_sweep()

@@ -1,0 +1,191 @@
+"""What concurrent tasks ask for while a batch is under way goes out as the next batch.
+
+No timer: alone, an operation is sent at once. Under load batches grow by themselves, and a round trip
+and a commit are shared by all that wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from stepwell.errors import OutcomeUnknown, StorageClosed, StorageFull, StorageUnavailable
+from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
+
+__all__ = ["Batch", "Lane"]
+
+#: A batch is full at either.
+MOST_OPERATIONS = 100
+MOST_BYTES = 1024 * 1024
+#: Beyond this many waiting operations, callers wait for room.
+MOST_WAITING = 10_000
+
+
+class Batch(tuple[Operation, ...]):
+    """Operations of one round trip, with the lane's id and its running number.
+
+    A backend whose connection can break keeps the number and the results of a lane's last batch in the
+    same commit: the same number again gives the kept results, a lower one is refused.
+    """
+
+    lane: str
+    number: int
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], lane: str, number: int) -> Batch:
+        """A batch of these operations."""
+        batch = cls(operations)
+        batch.lane, batch.number = lane, number
+        return batch
+
+
+class _Entry(NamedTuple):
+    operation: Operation
+    future: asyncio.Future[Result]
+
+
+class Lane:
+    """A queue in front of ``run``: first in, first out, one batch under way at a time.
+
+    It repeats a batch whose connection broke, under the same number, for ``patience`` seconds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Batch], Awaitable[list[Result]]],
+        *,
+        ids: Callable[[], str],
+        patience: float = 10.0,
+        pauses: Sequence[float] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5),
+    ) -> None:
+        self._run = run
+        self._ids = ids
+        self._patience = patience
+        self._pauses = pauses
+        self._id = ids()
+        self._number = 0
+        self._queue: deque[_Entry] = deque()
+        self._crowd: deque[asyncio.Future[None]] = deque()
+        self._runner: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def submit(self, operation: Operation) -> Result:
+        """Queue an operation and wait for its result, which may be an error instance."""
+        if self._crowd or len(self._queue) >= MOST_WAITING:
+            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._crowd.append(room)
+            await room
+        return await self._put(operation)
+
+    def _put(self, operation: Operation) -> asyncio.Future[Result]:
+        if self._closed:
+            raise StorageClosed
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._queue.append(_Entry(operation, future))
+        if self._runner is None:
+            self._runner = loop.create_task(self._drain(), name="stepwell-lane")
+        return future
+
+    async def close(self) -> None:
+        """Send what is queued, then refuse more."""
+        self._closed = True
+        if self._runner is not None:
+            await asyncio.wait([self._runner])
+
+    async def _drain(self) -> None:
+        try:
+            while entries := self._take():
+                await self._send(entries)
+        finally:
+            self._runner = None
+            while self._queue:
+                self._queue.popleft().future.cancel()
+            while self._crowd:
+                self._crowd.popleft().cancel()
+
+    def _take(self) -> list[_Entry]:
+        entries: list[_Entry] = []
+        size = 0
+        while self._queue and len(entries) < MOST_OPERATIONS and size < MOST_BYTES:
+            entry = self._queue.popleft()
+            # A waiter that gave up before sending takes its operation along; a claim must still be ended.
+            if entry.future.cancelled() and type(entry.operation) is not Release:
+                continue
+            entries.append(entry)
+            size += _weight(entry.operation)
+        for _ in range(min(len(self._crowd), MOST_WAITING - len(self._queue))):
+            room = self._crowd.popleft()
+            if not room.done():
+                room.set_result(None)
+        return entries
+
+    async def _send(self, entries: list[_Entry]) -> None:
+        self._number += 1
+        batch = Batch.of([entry.operation for entry in entries], self._id, self._number)
+        try:
+            results = await self._insist(batch)
+        except asyncio.CancelledError:
+            for entry in entries:
+                entry.future.cancel()
+            raise
+        except StorageUnavailable as error:
+            # Whatever became of this number, nothing will be sent under this id again.
+            self._id, self._number = self._ids(), 0
+            for entry in entries:
+                self._settle(entry, _given_up(entry.operation, error))
+        except Exception as error:  # noqa: BLE001 the batch was rolled back: its waiters are told, the lane lives on
+            if len(entries) > 1 and not isinstance(error, StorageFull | StorageClosed):
+                # One operation spoiled the call for all: halves find it in a few steps.
+                half = len(entries) // 2
+                await self._send(entries[:half])
+                await self._send(entries[half:])
+                return
+            for entry in entries:
+                if not entry.future.done():
+                    entry.future.set_exception(error)
+        else:
+            for entry, result in zip(entries, results, strict=True):
+                self._settle(entry, result)
+
+    async def _insist(self, batch: Batch) -> list[Result]:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._patience
+        sent = False
+        attempt = 0
+        while True:
+            try:
+                return await self._run(batch)
+            except StorageUnavailable as error:
+                sent = sent or error.sent
+                pause = self._pauses[min(attempt, len(self._pauses) - 1)]
+                if error.final or loop.time() + pause >= give_up:
+                    error.sent = sent
+                    raise
+                attempt += 1
+                await asyncio.sleep(pause)
+
+    def _settle(self, entry: _Entry, result: Result) -> None:
+        future = entry.future
+        if not future.done():
+            future.set_result(result)
+        elif type(result) is Claimed and type(entry.operation) is Claim and not entry.operation.renew:
+            # Nobody is left to use this claim.
+            self._queue.append(_Entry(Release(entry.operation.address, entry.operation.token), future))
+
+
+def _given_up(operation: Operation, error: StorageUnavailable) -> Result:
+    if type(operation) is Apply and error.sent:
+        unknown = OutcomeUnknown(operation.address.text, str(error))
+        unknown.__cause__ = error
+        return unknown
+    return error
+
+
+def _weight(operation: Operation) -> int:
+    if type(operation) is not Apply:
+        return 100
+    change: Any = operation.change
+    return 200 + sum(map(len, change.set.values())) + sum(len(part or "") for part in change.parts.values())

@@ -1,0 +1,122 @@
+"""Records in this process only: for tests and throw-away bots, and the reference for other backends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from stepwell.errors import StepwellError
+from stepwell.record import Address, Limits
+from stepwell.storage.cell import Cell
+from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
+from stepwell.storage.operations import Operation, Result
+
+__all__ = ["MemoryStorage"]
+
+
+class MemoryStorage(Storage):
+    """Keeps records as long as the process lives."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], float] | None = None,
+        ids: Callable[[], str] | None = None,
+        sweep_every: float | None = 60.0,
+    ) -> None:
+        super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every)
+        self._now = clock or time.time
+        self._cells: dict[Address, Cell] = {}
+        #: Addresses with a deadline: few, so a tick looks at these only.
+        self._waiting: set[Address] = set()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``memory://``"""
+        return cls(**options)
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        return [self._do(operation) for operation in operations]
+
+    async def perform(self, operation: Operation) -> Any:
+        # Nothing here ever waits, so there is nothing to gather.
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        result = self._do(operation)
+        if isinstance(result, StepwellError):
+            raise result
+        return result
+
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        now = self._now()
+        cell = self._cells.get(address)
+        if cell is None:
+            cell = Cell()
+        result = cell.do(operation, now)
+        if cell.removable(now) and not cell.alive:
+            self._cells.pop(address, None)
+        else:
+            self._cells[address] = cell
+        if cell.deadline is not None:
+            self._waiting.add(address)
+        else:
+            self._waiting.discard(address)
+        return result
+
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        now = self._now()
+        matching = sorted(
+            address
+            for address, cell in self._cells.items()
+            if cell.visible(now) and (after is None or address > after) and _matches(query, address, cell)
+        )
+        records = [(address, self._cells[address].stored(parts=False)) for address in matching[:limit]]
+        return Page(records, records[-1][0] if len(matching) > limit else None)
+
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        now = self._now()
+        limit_time = now if before is None else before
+        found = []
+        for address in self._waiting:
+            cell = self._cells[address]
+            if address.namespace == namespace and cell.visible(now) and cell.deadline is not None:
+                due = Due(address, cell.deadline)
+                if cell.deadline <= limit_time and (after is None or _order(due) > _order(after)):
+                    found.append(due)
+        return sorted(found, key=_order)[:limit]
+
+    async def sweep(self, limit: int = 1000) -> Swept:
+        now = self._now()
+        gone = [address for address, cell in self._cells.items() if cell.removable(now)][:limit]
+        expired: list[tuple[Address, str | None]] = []
+        for address in gone:
+            cell = self._cells[address]
+            if cell.alive:
+                expired.append((address, cell.head.text if cell.head else None))
+            self._waiting.discard(address)
+            if cell.memo_until > now:
+                # Handled updates stay known for a day, whatever becomes of the record.
+                self._cells[address] = Cell(memo=cell.memo, memo_until=cell.memo_until)
+            else:
+                del self._cells[address]
+        return Swept(expired, len(gone))
+
+
+def _order(due: Due) -> tuple[float, Address]:
+    return due.deadline, due.address
+
+
+def _matches(query: Query, address: Address, cell: Cell) -> bool:
+    flow, state = (cell.head.flow, cell.head.state) if cell.head else (None, None)
+    return (
+        address.namespace == query.namespace
+        and (isinstance(query.flow, Any_) or flow == query.flow)
+        and (isinstance(query.state, Any_) or state == query.state)
+        and (query.tag is None or query.tag in cell.tags)
+    )

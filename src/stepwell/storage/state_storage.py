@@ -1,0 +1,69 @@
+"""Four functions for the state of a flow's run, by flow id; and what is used when nothing is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.errors import InvalidOption
+from stepwell.record import RUNS
+from stepwell.storage.contract import Storage
+from stepwell.storage.memory import MemoryStorage
+
+__all__ = ["StateStorage", "configure", "default_state_storage", "default_storage"]
+
+
+class StateStorage:
+    """The state of runs of node flows as plain dicts. A subclass with its own four methods may keep it anywhere."""
+
+    def __init__(self, storage: Storage | None = None) -> None:
+        self._storage = storage
+
+    @property
+    def storage(self) -> Storage:
+        """Where it is kept: what was given, else what is configured."""
+        return self._storage if self._storage is not None else default_storage()
+
+    async def get_state(self, flow_id: Any) -> dict[Any, Any]:
+        """The state of a run; ``{}`` if there is none."""
+        return await self.storage.get_data(RUNS, flow_id) or {}
+
+    async def update_state(self, flow_id: Any, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Replace the state of a run, and return it."""
+        await self.storage.set_data(RUNS, flow_id, state)
+        return dict(state)
+
+    async def merge_state(self, flow_id: Any, updates: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Merge fields into the state of a run, atomically, and return the merged state."""
+        return await self.storage.update_data(RUNS, flow_id, updates)
+
+    async def cleanup(self, flow_id: Any) -> None:
+        """Remove the state of a run. On an unknown id it does nothing."""
+        await self.storage.clear(RUNS, flow_id)
+
+
+_storage: Storage | None = None
+_state_storage: StateStorage | None = None
+
+
+def configure(*, storage: Storage | None = None, state_storage: StateStorage | None = None) -> None:
+    """Set what is used when no storage is given; ``None`` goes back to one MemoryStorage per process."""
+    global _storage, _state_storage
+    if storage is not None and not isinstance(storage, Storage):
+        raise InvalidOption(f"storage is a Storage, not {type(storage).__name__}; open_storage(url) makes one")
+    if state_storage is not None and not isinstance(state_storage, StateStorage):
+        raise InvalidOption(f"state_storage is a StateStorage or a subclass, not {type(state_storage).__name__}")
+    _storage, _state_storage = storage, state_storage
+
+
+def default_storage() -> Storage:
+    """The configured storage, else this process's MemoryStorage."""
+    global _storage
+    if _storage is None:
+        _storage = MemoryStorage()
+    return _storage
+
+
+def default_state_storage() -> StateStorage:
+    """The configured state storage, else one over the configured storage."""
+    return _state_storage or StateStorage()

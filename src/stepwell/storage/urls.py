@@ -1,0 +1,49 @@
+"""A storage from a URL."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from stepwell.errors import InvalidOption, UnknownScheme
+from stepwell.storage.contract import Storage
+
+__all__ = ["open_storage"]
+
+_GROUP = "stepwell.storage"
+_OURS = {
+    "memory": "stepwell.storage.memory:MemoryStorage",
+}
+
+
+def open_storage(url: str, **options: Any) -> Storage:
+    """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
+
+    ``memory://``, or the scheme of a backend that is installed
+    under the entry point group ``stepwell.storage``. Options are those of the storage's class.
+    """
+    scheme, separator, _ = url.partition(":")
+    if not separator:
+        raise UnknownScheme(url, sorted(_OURS))
+    backend = _backend(scheme.lower())
+    known = [name for name in inspect.signature(backend).parameters if name not in ("args", "kwargs")]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidOption(f"{backend.__name__} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    return backend.from_url(url, **options)
+
+
+def _backend(scheme: str) -> type[Storage]:
+    if scheme in _OURS:
+        module, _, name = _OURS[scheme].partition(":")
+        ours: type[Storage] = getattr(import_module(module), name)
+        return ours
+    # Reading the installed packages' metadata is slow, and only a third-party scheme needs it.
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=_GROUP):
+        if point.name == scheme:
+            theirs: type[Storage] = point.load()
+            return theirs
+    raise UnknownScheme(scheme, sorted({*_OURS, *(point.name for point in entry_points(group=_GROUP))}))
