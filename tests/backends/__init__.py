@@ -1,0 +1,14 @@
+"""The backends that the tests run on: one module each, all listed here.
+
+A test that takes the fixture ``backend`` runs once on each; ``backend.place()`` is the URL of a fresh,
+empty storage, and ``backend.storage(clock=...)`` one that is closed by the fixture.
+"""
+
+from __future__ import annotations
+
+from tests.backends.base import Backend
+from tests.backends.memory import Memory
+
+ALL: list[type[Backend]] = [Memory]
+
+__all__ = ["ALL", "Backend"]
