@@ -165,18 +165,14 @@ def checked(flow: FlowDescription) -> tuple[FlowDescription, list[UnreachableSta
         raise InvalidFlow(flow.name, f"state {str(twice)!r} is declared twice")
     for state, targets in flow.transitions.items():
         if state not in flow.states:
-            raise InvalidFlow(
-                flow.name, f"transitions are declared for {state!r}, which is not a state of it"
-            )
+            raise InvalidFlow(flow.name, f"transitions are declared for {state!r}, which is not a state of it")
         for target in targets:
             if target not in flow.states:
                 raise InvalidFlow(
                     flow.name, f"state {state!r} leads to {target!r}, which is not declared; {_states(flow)}"
                 )
     if flow.default_state is not None and flow.default_state not in flow.states:
-        raise InvalidFlow(
-            flow.name, f"default_state is {flow.default_state!r}, which is not declared; {_states(flow)}"
-        )
+        raise InvalidFlow(flow.name, f"default_state is {flow.default_state!r}, which is not declared; {_states(flow)}")
     for state, timeout in flow.timeouts.items():
         if not callable(timeout.then) and timeout.then is not None and timeout.then not in flow.states:
             raise InvalidFlow(

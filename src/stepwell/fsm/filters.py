@@ -198,9 +198,7 @@ class command(Filter):  # noqa: N801
     def __init__(self, *names: str, bot: str | None = None, edited: bool = False) -> None:
         for name in names:
             if not isinstance(name, str) or not re.fullmatch(r"/?[A-Za-z0-9_]+", name):
-                raise InvalidOption(
-                    f"command({name!r}): a command has letters, digits and _, such as 'start'"
-                )
+                raise InvalidOption(f"command({name!r}): a command has letters, digits and _, such as 'start'")
         self.names = frozenset(name.removeprefix("/").lower() for name in names)
         self.bot = bot.removeprefix("@").lower() if bot else None
         self.edited = edited

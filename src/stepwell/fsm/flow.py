@@ -109,9 +109,7 @@ class Flow:
         description, unreachable = checked(
             FlowDescription(
                 name=name,
-                states=tuple(
-                    StateName(each, flow_name=name, timeout=timeouts.get(each)) for each in declarations
-                ),
+                states=tuple(StateName(each, flow_name=name, timeout=timeouts.get(each)) for each in declarations),
                 transitions={
                     each: _targets(name, each, declaration.to, resolved)
                     for each, declaration in declarations.items()
@@ -151,17 +149,13 @@ def _declarations(cls: type, flow: str) -> dict[str, _Declaration]:
                 raise _reserved(flow, name)
             twin = next((other for other, declaration in found.items() if declaration is value), None)
             if twin is not None:
-                raise InvalidFlow(
-                    flow, f"{twin!r} and {name!r} are one and the same state(); write state() for each"
-                )
+                raise InvalidFlow(flow, f"{twin!r} and {name!r} are one and the same state(); write state() for each")
             found[name] = value
     return found
 
 
 def _reserved(flow: str, name: str) -> InvalidFlow:
-    return InvalidFlow(
-        flow, f"a state cannot be called {name!r}; these names are reserved: {', '.join(RESERVED)}"
-    )
+    return InvalidFlow(flow, f"a state cannot be called {name!r}; these names are reserved: {', '.join(RESERVED)}")
 
 
 def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], Any]) -> tuple[str, ...]:
@@ -172,9 +166,7 @@ def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], 
     return tuple(dict.fromkeys(resolved(target) for target in to))
 
 
-def _timeout(
-    flow: str, name: str, declaration: _Declaration, resolved: Callable[[Any], Any]
-) -> Timeout | None:
+def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable[[Any], Any]) -> Timeout | None:
     seconds, then = declaration.given_timeout, resolved(declaration.given_on_timeout)
     if seconds is None:
         if then is not None:

@@ -37,10 +37,7 @@ class _Field:
 def is_data_type(kind: object) -> bool:
     """Whether a flow's ``data=`` can be this."""
     return isinstance(kind, type) and (
-        dataclasses.is_dataclass(kind)
-        or issubclass(kind, msgspec.Struct)
-        or _is_typed_dict(kind)
-        or _is_pydantic(kind)
+        dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or _is_typed_dict(kind) or _is_pydantic(kind)
     )
 
 
@@ -77,9 +74,7 @@ def check_field(flow: str, kind: type, name: object, value: object) -> None:
 def build(kind: type[T], data: Mapping[Any, Any]) -> T:
     """The data as one object of that type; ``IncompleteData`` names every field that is missing or wrong."""
     if not is_data_type(kind):
-        raise TypeError(
-            f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {kind!r}"
-        )
+        raise TypeError(f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {kind!r}")
     make: Any = kind
     declared = _fields(make)
     missing = [name for name, field in declared.items() if field.required and name not in data]
@@ -111,11 +106,7 @@ def _converted(kind: Any, value: object) -> tuple[Any, str | None]:
 @lru_cache(maxsize=512)
 def _fields(kind: Any) -> dict[str, _Field]:
     if _is_pydantic(kind):
-        model: Any = kind
-        return {
-            name: _Field(field.annotation, bool(field.is_required()))
-            for name, field in model.model_fields.items()
-        }
+        return {name: _Field(field.annotation, bool(field.is_required())) for name, field in kind.model_fields.items()}
     if issubclass(kind, msgspec.Struct):
         return {field.name: _Field(field.type, field.required) for field in msgspec.structs.fields(kind)}
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -229,9 +229,7 @@ def _user(update: Update) -> Peer | None:
     if kind == "poll_answer" and _read(event, "voter_chat") is not None:
         # Telegram still fills in a service user, for bots that do not know of voter chats.
         return None
-    sender = (
-        event.get("from") if isinstance(event, dict) else _read(event, "from_user") or _read(event, "from")
-    )
+    sender = event.get("from") if isinstance(event, dict) else _read(event, "from_user") or _read(event, "from")
     return _peer(_read(event, "user") if sender is None else sender)
 
 
@@ -275,9 +273,7 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "chatless": _chatless,
     "thread_id": lambda update: update.topic() or None,
     "text": lambda update: None if update.kind == "callback_query" else _string(_read(update.event, "text")),
-    "callback_data": lambda update: (
-        _string(_read(update.event, "data")) if update.kind == "callback_query" else None
-    ),
+    "callback_data": lambda update: _string(_read(update.event, "data")) if update.kind == "callback_query" else None,
     "command": _command,
     "business_connection_id": _business_connection_id,
 }
@@ -336,11 +332,7 @@ def _message_kind(message: object) -> str:
         return f"{edited}channel_post"
     if _read(message, "guest_query_id") is not None:
         return "guest_message"
-    return (
-        f"{edited}business_message"
-        if _string(_read(message, "business_connection_id"))
-        else f"{edited}message"
-    )
+    return f"{edited}business_message" if _string(_read(message, "business_connection_id")) else f"{edited}message"
 
 
 def _read(node: Any, name: str) -> Any:
