@@ -99,7 +99,8 @@ class FlowDescription:
         return not self.transitions
 
     def declares(self, state: str | None) -> bool:
-        return state in self.states
+        """Whether this is a state of the flow. ``Other.email`` is not, even where this flow has an ``email``."""
+        return state in self.states and getattr(state, "flow_name", None) in (None, self.name)
 
     def targets(self, from_: str | None) -> tuple[str, ...]:
         """The states that may follow. From ``None``, before the first state, that is any."""
@@ -110,7 +111,8 @@ class FlowDescription:
         return self.states if self.is_open else self.transitions.get(from_, ())
 
     def allowed(self, from_: str | None, to: str) -> bool:
-        return to in self.targets(from_)
+        """Whether a declared edge leads there."""
+        return to in self.targets(from_) and self.declares(to)
 
 
 def describe(flow: object) -> FlowDescription:
@@ -156,6 +158,8 @@ def describe(flow: object) -> FlowDescription:
 
 def _attribute(flow: object, name: str) -> Any:
     value = getattr(flow, name, None)
+    if isinstance(flow, type) and callable(value):
+        raise InvalidFlow(flow.__name__, f"{name} is a method, so give an object of the class")
     return value() if callable(value) else value
 
 

@@ -10,7 +10,7 @@ from stepwell.errors import InvalidOption, NoKeyError, TransitionError, UnknownS
 
 __all__ = ["DuplicatePolicy", "MissingKeyPolicy", "TransitionPolicy", "UnknownStatePolicy"]
 
-_log = logging.getLogger("stepwell.fsm")
+_log = logging.getLogger(__name__)
 
 
 class _Policy:

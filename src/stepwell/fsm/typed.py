@@ -109,7 +109,12 @@ def _fields(kind: Any) -> dict[str, _Field]:
         return {name: _Field(field.annotation, bool(field.is_required())) for name, field in kind.model_fields.items()}
     if issubclass(kind, msgspec.Struct):
         return {field.name: _Field(field.type, field.required) for field in msgspec.structs.fields(kind)}
-    hints = typing.get_type_hints(kind, include_extras=True)
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"the annotations of {kind.__name__} cannot be read ({error}); import or define it at module level"
+        ) from error
     if dataclasses.is_dataclass(kind):
         return {
             field.name: _Field(
