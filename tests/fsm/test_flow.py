@@ -127,7 +127,7 @@ def test_an_undeclared_timeout_target_is_refused() -> None:
             here = state(timeout=5, on_timeout="nowhere")
 
 
-@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), timedelta(0)])
+@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), float("inf"), timedelta(0)])
 def test_a_timeout_is_a_positive_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(InvalidFlow, match="timeout="):
         type("Bad", (Flow,), {"x": state(timeout=timeout)}, name="bad")
@@ -187,7 +187,7 @@ def test_a_complete_flow_cannot_be_derived_from() -> None:
 
 def test_states_may_come_from_a_mixin() -> None:
     class Confirming:
-        confirm = state(to=["done"])
+        confirm = state(to=(each for each in ["done"]))
 
     class One(Confirming, Flow, name="one"):
         done = state(to=[])
@@ -197,6 +197,7 @@ def test_states_may_come_from_a_mixin() -> None:
 
     assert One.states == Two.states == ("confirm", "done")
     assert (One.confirm.flow_name, Two.confirm.flow_name) == ("one", "two")
+    assert One.transitions["confirm"] == Two.transitions["confirm"] == ("done",)
 
 
 def test_inside_the_class_a_state_may_be_named_by_itself() -> None:

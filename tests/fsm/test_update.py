@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from types import MappingProxyType, SimpleNamespace
@@ -84,6 +86,13 @@ def test_a_peer_cannot_be_changed_and_equals_by_id() -> None:
         one.language_code = "fr"
     with pytest.raises(AttributeError):
         one.__wrapped__
+
+
+def test_an_update_can_be_copied_and_pickled() -> None:
+    update = message("hi")
+    for twin in (copy.deepcopy(update), copy.copy(update), pickle.loads(pickle.dumps(update))):
+        assert (twin.text, twin.user, twin.chat) == ("hi", update.user, update.chat)
+    assert copy.deepcopy(update.user) == update.user
 
 
 def test_an_update_has_no_other_attributes() -> None:

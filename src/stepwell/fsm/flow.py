@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from math import inf
 from typing import Any, ClassVar, Self
 
 from stepwell.errors import InvalidFlow
@@ -26,6 +27,8 @@ def state(
     ``to``, every move is allowed. ``timeout`` (seconds) counts from entering the state;
     ``on_timeout`` is the state that is then moved to, or a handler.
     """
+    if isinstance(to, Iterable) and not isinstance(to, str):
+        to = tuple(to)
     return _Declaration(to=to, timeout=timeout, on_timeout=on_timeout)
 
 
@@ -174,6 +177,6 @@ def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable
         return None
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
         raise InvalidFlow(flow, f"state {name!r}: timeout= is a number of seconds above 0, got {seconds!r}")
     return Timeout(seconds=float(seconds), then=then)

@@ -122,6 +122,9 @@ class Peer:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"an update is what came in: {name!r} cannot be set")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Peer, (self.id, self.raw)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Peer) and self.id == other.id
 
@@ -229,7 +232,10 @@ def _user(update: Update) -> Peer | None:
     if kind == "poll_answer" and _read(event, "voter_chat") is not None:
         # Telegram still fills in a service user, for bots that do not know of voter chats.
         return None
-    sender = event.get("from") if isinstance(event, dict) else _read(event, "from_user") or _read(event, "from")
+    # JSON says "from"; objects say "from_user", since "from" is a word of the language.
+    sender = _read(event, "from")
+    if sender is None and not isinstance(event, dict):
+        sender = _read(event, "from_user")
     return _peer(_read(event, "user") if sender is None else sender)
 
 
