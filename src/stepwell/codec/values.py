@@ -22,7 +22,7 @@ from stepwell.codec.types import PACKERS, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
-__all__ = ["DecodeError", "decode", "encode", "quote", "step", "to_json"]
+__all__ = ["DecodeError", "conform", "decode", "encode", "quote", "step", "to_json"]
 
 to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -247,3 +247,18 @@ def _nesting(text: str) -> int:
         elif char in "]}":
             depth -= 1
     return deepest
+
+
+# These are kept as they are, so a str in place of a date is a mistake and not its encoding.
+_KEPT = (bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, UUID)
+
+
+def conform(value: Any, kind: Any) -> tuple[Any, str | None]:
+    """A value as the declared type, and ``None``; or the value itself, and what is wrong with it."""
+    try:
+        return msgspec.convert(value, kind, builtin_types=_KEPT), None
+    except msgspec.ValidationError as error:
+        return value, str(error)
+    except TypeError:
+        # An annotation that msgspec does not read (a union of two classes): the value stays as it is.
+        return value, None
