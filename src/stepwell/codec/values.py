@@ -53,7 +53,8 @@ def encode(value: Any, limits: Limits, path: str = "$") -> bytes:
 
 def decode(text: str, depth: int = 64) -> Any:
     """The value that ``encode`` was given."""
-    if text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
+    # Shorter than the limit is not deeper than it, and fewer brackets neither: most texts need no counting.
+    if len(text) > depth and text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
         raise DecodeError(f"it is nested deeper than the limit of {depth}")
     try:
         value = _from_json(text)
