@@ -1,0 +1,221 @@
+"""The seven callbacks, and the four of ``StateStorage``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from stepwell.errors import InvalidKey, InvalidOption, TooLarge, WrongLoop
+from stepwell.record import State
+from stepwell.storage import StateStorage, Storage
+from stepwell.testing.contract.suite import Suite
+
+#: Names that a careless encoding would mix up.
+BOTS = [
+    "a",
+    "b",
+    "a:b",
+    "a/b",
+    "a\\/b",
+    "{a}",
+    "%",
+    "% ",
+    " a",
+    "a ",
+    "é",
+    "e\u0301",
+    "🤖",
+    "a\nb",
+    'a"b',
+    "A",
+    "*",
+    "a\0",
+]
+#: Keys that a careless encoding would mix up.
+KEYS = [
+    (1, "2"), ("1", 2), (True, 2), (1, (2,)), ((1,), 2), "1:2", (1, 2), ("1", "2"), ("1:2",), ("1", ""), ("", "1"),
+    1, True, "1", "True", (1,), b"1", (b"1",), None, (None,), "None", (), ((),), "", 0, False, (0,), (False,),
+    "a/b", ("a", "b"), "a,b", "(1,2)", "*", "a%", "a_", "{1}", "é", "e\u0301", "\0", "\\0", "\n", "🙂", -1, 10**30,
+]  # fmt: skip
+
+
+class CallbackPromises(Suite):
+    async def test_init_may_be_called_any_number_of_times_or_not_at_all(self, storage: Storage) -> None:
+        await storage.set_state("early", 1, State("f", "s", {"a": 1}))
+        for _ in range(3):
+            await storage.init("early")
+        assert await storage.get_state("early", 1) == State("f", "s", {"a": 1})
+
+    async def test_init_refuses_an_option_that_it_does_not_know(self, storage: Storage) -> None:
+        with pytest.raises(InvalidOption, match="tll"):
+            await storage.init("bot", tll=3)
+        with pytest.raises(InvalidOption, match="ttl"):
+            await storage.init("bot", ttl=-1)
+
+    async def test_an_unknown_key_has_no_state_and_no_data(self, storage: Storage) -> None:
+        assert await storage.get_state("bot", 1) is None
+        assert await storage.get_data("bot", 1) is None
+
+    async def test_a_record_without_data_has_empty_data(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s"))
+        assert await storage.get_data("bot", 1) == {}
+        assert await storage.get_state("bot", 1) == State("f", "s", {})
+
+    async def test_set_state_is_read_back_equal(self, storage: Storage) -> None:
+        for state in (State(), State("f"), State("f", "s"), State(None, "s", {"a": 1}), State("f", "", {"": None})):
+            await storage.set_state("bot", 1, state)
+            assert await storage.get_state("bot", 1) == state
+
+    async def test_set_state_replaces_the_whole_record(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1, "b": 2}))
+        await storage.set_state("bot", 1, State(None, "t", {"b": 3}))
+        assert await storage.get_state("bot", 1) == State(None, "t", {"b": 3})
+
+    async def test_set_data_replaces_the_data_and_keeps_flow_and_state(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
+        await storage.set_data("bot", 1, {"b": 2})
+        assert await storage.get_state("bot", 1) == State("f", "s", {"b": 2})
+        await storage.set_data("bot", 1, {})
+        assert await storage.get_data("bot", 1) == {}
+
+    async def test_set_data_on_an_unknown_key_makes_a_record_without_flow_and_state(self, storage: Storage) -> None:
+        await storage.set_data("bot", 1, {"a": 1})
+        assert await storage.get_state("bot", 1) == State(None, None, {"a": 1})
+
+    async def test_update_data_merges_shallowly_and_returns_the_merged_data(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1, "b": {"x": 1}}))
+        merged = {"a": 1, "b": {"y": 2}, "c": 3}
+        assert await storage.update_data("bot", 1, {"b": {"y": 2}, "c": 3}) == merged
+        assert await storage.get_state("bot", 1) == State("f", "s", merged)
+
+    async def test_update_data_on_an_unknown_key_makes_a_record(self, storage: Storage) -> None:
+        assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+        assert await storage.get_state("bot", 1) == State(None, None, {"a": 1})
+        assert await storage.update_data("bot", 2, {}) == {}
+        assert await storage.get_state("bot", 2) == State()
+
+    async def test_clear_removes_the_record_and_nothing_else(self, storage: Storage) -> None:
+        for bot in ("bot", "other"):
+            for key in (1, 2):
+                await storage.set_state(bot, key, State("f", "s", {"a": 1}))
+        await storage.clear("bot", 1)
+        assert await storage.get_state("bot", 1) is None
+        assert await storage.get_data("bot", 1) is None
+        for bot, key in (("bot", 2), ("other", 1), ("other", 2)):
+            assert await storage.get_state(bot, key) == State("f", "s", {"a": 1})
+
+    async def test_clear_on_an_unknown_key_does_nothing(self, storage: Storage) -> None:
+        await storage.clear("bot", 1)
+        await storage.clear("bot", 1)
+        assert await storage.get_state("bot", 1) is None
+
+    async def test_a_record_made_after_clear_has_nothing_of_the_old_one(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
+        await storage.clear("bot", 1)
+        assert await storage.update_data("bot", 1, {"b": 2}) == {"b": 2}
+        assert await storage.get_state("bot", 1) == State(None, None, {"b": 2})
+
+    async def test_two_bots_never_see_each_others_records_whatever_their_names(self, storage: Storage) -> None:
+        for number, bot in enumerate(BOTS):
+            await storage.set_data(bot, 1, {"number": number})
+        for number, bot in enumerate(BOTS):
+            assert await storage.get_data(bot, 1) == {"number": number}, bot
+        await storage.clear(BOTS[0], 1)
+        assert await storage.get_data(BOTS[2], 1) == {"number": 2}
+
+    async def test_a_bot_without_a_name_is_refused(self, storage: Storage) -> None:
+        for bot in ("", None, 7, "\ud800"):
+            with pytest.raises(InvalidKey):
+                await storage.get_state(bot, 1)  # type: ignore[arg-type]
+
+    async def test_keys_meet_only_if_type_and_value_are_equal(self, storage: Storage) -> None:
+        for number, key in enumerate(KEYS):
+            await storage.set_data("bot", key, {"number": number})
+        for number, key in enumerate(KEYS):
+            assert await storage.get_data("bot", key) == {"number": number}, repr(key)
+
+    async def test_a_key_of_another_type_is_refused_with_its_type(self, storage: Storage) -> None:
+        for key, name in ((1.5, "float"), ([1], "list"), ((1, {2}), "set"), (object(), "object"), ("\ud800", "surr")):
+            with pytest.raises(InvalidKey, match=name):
+                await storage.set_data("bot", key, {})
+
+    async def test_a_key_beyond_its_limit_is_refused(self, storage: Storage) -> None:
+        with pytest.raises(TooLarge, match="key"):
+            await storage.set_data("bot", "é" * storage.limits.key, {})
+
+    async def test_a_returned_state_is_a_copy(self, storage: Storage) -> None:
+        await storage.set_state("bot", 1, State("f", "s", {"list": [1]}))
+        first = await storage.get_state("bot", 1)
+        assert first is not None
+        first.data["list"].append(2)
+        first.data["new"] = 1
+        merged = await storage.update_data("bot", 1, {"b": [1]})
+        merged["b"].append(2)
+        data = await storage.get_data("bot", 1)
+        assert data is not None
+        data["list"].append(3)
+        assert await storage.get_state("bot", 1) == State("f", "s", {"list": [1], "b": [1]})
+
+    async def test_what_was_given_may_be_changed_afterwards(self, storage: Storage) -> None:
+        given = {"list": [1]}
+        await storage.set_state("bot", 1, State("f", "s", given))
+        given["list"].append(2)
+        assert await storage.get_data("bot", 1) == {"list": [1]}
+
+    async def test_fifty_concurrent_updates_of_fifty_fields_leave_fifty_fields(self, storage: Storage) -> None:
+        await asyncio.gather(*(storage.update_data("bot", 1, {f"f{n}": n}) for n in range(50)))
+        assert await storage.get_data("bot", 1) == {f"f{n}": n for n in range(50)}
+
+    async def test_many_tasks_on_many_keys_each_get_their_own_answer(self, storage: Storage) -> None:
+        async def work(key: int) -> None:
+            for step in range(3):
+                assert await storage.update_data("bot", key, {"key": key, "step": step}) == {"key": key, "step": step}
+                assert await storage.get_data("bot", key) == {"key": key, "step": step}
+            await storage.clear("bot", key)
+            assert await storage.get_state("bot", key) is None
+
+        await asyncio.gather(*(work(key) for key in range(40)))
+
+    async def test_use_from_another_loop_is_an_error_that_says_so(self, storage: Storage) -> None:
+        caught: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                asyncio.run(storage.get_state("bot", 1))
+            except BaseException as error:  # noqa: BLE001 what another thread raised is this test's result
+                caught.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        assert [type(error) for error in caught] == [WrongLoop]
+        assert "loop" in str(caught[0])
+
+    async def test_open_and_close_may_be_called_any_number_of_times(self, storage: Storage) -> None:
+        await storage.open()
+        await asyncio.gather(storage.open(), storage.open())
+        await storage.set_data("bot", 1, {"a": 1})
+        await storage.close()
+        await storage.close()
+
+    async def test_state_storage_gives_an_empty_dict_for_a_missing_flow_id(self, storage: Storage) -> None:
+        assert await StateStorage(storage).get_state("run-1") == {}
+
+    async def test_state_storage_replaces_merges_and_cleans_up(self, storage: Storage) -> None:
+        states = StateStorage(storage)
+        assert await states.update_state("run-1", {"key": "value", "old": 1}) == {"key": "value", "old": 1}
+        assert await states.update_state("run-1", {"key": "new"}) == {"key": "new"}
+        assert await states.merge_state("run-1", {"another": [1]}) == {"key": "new", "another": [1]}
+        assert await states.merge_state("run-2", {"other": 2}) == {"other": 2}
+        assert await states.get_state("run-1") == {"key": "new", "another": [1]}
+        await states.cleanup("run-1")
+        await states.cleanup("run-3")
+        assert await states.get_state("run-1") == {}
+        assert await states.get_state("run-2") == {"other": 2}
+
+    async def test_no_bots_name_collides_with_the_runs(self, storage: Storage) -> None:
+        await StateStorage(storage).update_state("1", {"run": True})
+        for bot in ("runs", '"runs"', "RUNS", "\\runs", "flows"):
+            assert await storage.get_data(bot, "1") is None

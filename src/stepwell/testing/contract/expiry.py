@@ -1,0 +1,110 @@
+"""Expiry: one deadline per record, judged by one clock, the same everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.errors import RecordReplaced
+from stepwell.record import State
+from stepwell.storage import Storage
+from stepwell.testing.clock import Clock
+from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, fields, get
+
+
+class ExpiryPromises(Suite):
+    async def test_an_expired_record_is_not_seen_by_anybody(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
+        clock.advance(9.9)
+        assert await storage.get_state(BOT, KEY) == State("f", "s", {"a": 1})
+        clock.advance(0.2)
+        assert await storage.get_state(BOT, KEY) is None
+        assert await storage.get_data(BOT, KEY) is None
+        assert (await claim(storage, "A")).record is None
+
+    async def test_a_write_to_an_expired_record_starts_anew(self, storage: Storage, clock: Clock) -> None:
+        await apply(
+            storage, data={"a": 1}, head=("f", "s"), parts={"p": 1}, tags=("user:1",), deadline=99.0, expiry=10.0
+        )
+        clock.advance(11)
+        assert await storage.update_data(BOT, KEY, {"b": 2}) == {"b": 2}
+        stored = await get(storage, parts=True)
+        assert stored is not None
+        assert (stored.head, stored.parts, stored.tags, stored.deadline, stored.expires_at) == (
+            None,
+            {},
+            (),
+            None,
+            None,
+        )
+        assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
+
+    async def test_a_holder_who_saw_no_record_starts_anew_on_an_expired_one(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
+        clock.advance(11)
+        held = await claim(storage, "A")
+        await apply(storage, data={"b": 2}, fresh=True, held=("A", held))
+        assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
+
+    async def test_a_holders_commit_brings_its_record_back(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
+        clock.advance(5)
+        held = await claim(storage, "A", lease=60)
+        clock.advance(10)
+        assert await storage.get_state(BOT, KEY) is None
+        await apply(storage, data={"b": 2}, expiry=10.0, held=("A", held))
+        assert await storage.get_state(BOT, KEY) == State("f", "s", {"a": 1, "b": 2})
+        clock.advance(11)
+        assert await storage.get_state(BOT, KEY) is None
+
+    async def test_a_holders_commit_without_an_expiry_brings_it_back_for_good(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        await apply(storage, data={"a": 1}, expiry=10.0)
+        held = await claim(storage, "A", lease=60)
+        clock.advance(11)
+        await apply(storage, data={"b": 2}, held=("A", held))
+        assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
+
+    async def test_a_write_from_outside_to_an_expired_record_replaces_it_for_its_holder(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        await apply(storage, data={"a": 1}, expiry=10.0)
+        held = await claim(storage, "A", lease=60)
+        clock.advance(11)
+        await storage.update_data(BOT, KEY, {"outside": 1})
+        with pytest.raises(RecordReplaced):
+            await apply(storage, data={"b": 2}, held=("A", held))
+        assert await storage.get_data(BOT, KEY) == {"outside": 1}
+
+    async def test_a_write_keeps_changes_or_takes_away_the_expiry(self, storage: Storage, clock: Clock) -> None:
+        start = clock()
+        await apply(storage, data={"a": 1}, expiry=10.0)
+        clock.advance(5)
+        await apply(storage, data={"a": 2})
+        assert (await get(storage)).expires_at == pytest.approx(start + 10, abs=0.01)  # type: ignore[union-attr]
+        await apply(storage, data={"a": 3}, expiry=10.0)
+        assert (await get(storage)).expires_at == pytest.approx(start + 15, abs=0.01)  # type: ignore[union-attr]
+        await apply(storage, data={"a": 4}, expiry=None)
+        clock.advance(1000)
+        assert fields(storage, await get(storage)) == {"a": 4}
+
+    async def test_the_ttl_of_a_bot_counts_from_the_last_write(self, storage: Storage, clock: Clock) -> None:
+        await storage.init(BOT, ttl=10)
+        await storage.set_state(BOT, KEY, State("f", "s", {"a": 1}))
+        await storage.set_state("other", KEY, State("f", "s", {"a": 1}))
+        clock.advance(6)
+        await storage.update_data(BOT, KEY, {"b": 2})
+        clock.advance(6)
+        assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
+        clock.advance(6)
+        assert await storage.get_data(BOT, KEY) is None
+        assert await storage.get_data("other", KEY) == {"a": 1}
+
+    async def test_an_expired_record_can_be_cleared(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={"a": 1}, expiry=10.0)
+        clock.advance(11)
+        await storage.clear(BOT, KEY)
+        assert await storage.get_state(BOT, KEY) is None
+        assert await storage.update_data(BOT, KEY, {"b": 1}) == {"b": 1}

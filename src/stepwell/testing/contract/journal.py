@@ -1,0 +1,47 @@
+"""A write whose answer was lost, sent again, is applied once."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.errors import StepwellError
+from stepwell.record import Change
+from stepwell.storage import Applied, Apply, Storage
+from stepwell.storage.gather import Batch
+from stepwell.testing.contract.suite import BOT, KEY, Suite
+
+
+class JournalPromises(Suite):
+    async def test_the_same_batch_again_is_answered_and_not_applied_again(self, storage: Storage) -> None:
+        batch = Batch.of([self._write(storage, KEY, 1), self._write(storage, 2, 1)], "lane", 1)
+        first = await storage.run(batch)
+        await storage.update_data(BOT, KEY, {"between": 1})
+        second = await storage.run(batch)
+        assert [self._version(result) for result in first] == [self._version(result) for result in second]
+        assert await storage.get_data(BOT, KEY) == {"n": 1, "between": 1}
+        stored = (await storage.update_data(BOT, KEY, {"n": 2}), await storage.run(batch))[0]
+        assert stored == {"n": 2, "between": 1}
+        assert await storage.get_data(BOT, KEY) == {"n": 2, "between": 1}
+
+    async def test_the_next_batch_of_a_lane_is_applied(self, storage: Storage) -> None:
+        await storage.run(Batch.of([self._write(storage, KEY, 1)], "lane", 1))
+        await storage.run(Batch.of([self._write(storage, KEY, 2)], "lane", 2))
+        await storage.run(Batch.of([self._write(storage, KEY, 3)], "other lane", 2))
+        assert await storage.get_data(BOT, KEY) == {"n": 3}
+
+    async def test_a_batch_that_comes_late_is_refused(self, storage: Storage) -> None:
+        early = Batch.of([self._write(storage, KEY, 1)], "lane", 1)
+        await storage.run(Batch.of([self._write(storage, KEY, 2)], "lane", 2))
+        with pytest.raises(StepwellError):
+            result = (await storage.run(early))[0]
+            if isinstance(result, StepwellError):
+                raise result
+        assert await storage.get_data(BOT, KEY) == {"n": 2}
+
+    def _write(self, storage: Storage, key: object, value: int) -> Apply:
+        address = storage.address(BOT, key)
+        return Apply(address, Change(write=storage.ids(), set=storage.seal(address).fields({"n": value})))
+
+    def _version(self, result: object) -> object:
+        assert isinstance(result, Applied)
+        return result.version

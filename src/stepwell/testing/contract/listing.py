@@ -1,0 +1,174 @@
+"""Listing records, finding deadlines, sweeping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.record import DAY, State
+from stepwell.storage import Claimed, Due, Storage, Taken
+from stepwell.testing.clock import Clock
+from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, get, memo, release
+
+
+class ListingPromises(Suite):
+    async def test_a_scan_lists_every_record_of_a_bot_once(self, storage: Storage) -> None:
+        for key in range(25):
+            await storage.set_state(BOT, (key, "é"), State("f", "s", {"key": key}))
+        await storage.set_state("other", 1, State("f", "s"))
+        for page in (1, 7, 25, 100):
+            entries = [entry async for entry in storage.scan(BOT, page=page)]
+            assert sorted(entry.key for entry in entries) == [(key, "é") for key in range(25)]
+            assert all(entry.state == State("f", "s", {"key": entry.key[0]}) for entry in entries)
+            assert {entry.namespace for entry in entries} == {BOT}
+
+    async def test_a_scan_by_flow_and_state_lists_just_those(self, storage: Storage) -> None:
+        places: list[tuple[Any, Any]] = [("f", "s"), ("f", "t"), ("g", "s"), ("f", None), (None, "s"), (None, None)]
+        for key, (flow, state) in enumerate(places):
+            await storage.set_state(BOT, key, State(flow, state))
+        await storage.update_data(BOT, 6, {"a": 1})
+
+        async def found(**query: Any) -> set[Any]:
+            return {entry.key async for entry in storage.scan(BOT, page=2, **query)}
+
+        assert await found(flow="f") == {0, 1, 3}
+        assert await found(state="s") == {0, 2, 4}
+        assert await found(flow="f", state="s") == {0}
+        assert await found(flow=None) == {4, 5, 6}
+        assert await found(flow=None, state=None) == {5, 6}
+        assert await found(flow="nowhere") == set()
+
+    async def test_a_scan_follows_a_record_from_state_to_state(self, storage: Storage) -> None:
+        await storage.set_state(BOT, KEY, State("f", "s", {"a": 1}))
+        await apply(storage, head=("f", "t"))
+        assert [entry.key async for entry in storage.scan(BOT, state="s")] == []
+        assert [entry.state async for entry in storage.scan(BOT, state="t")] == [State("f", "t", {"a": 1})]
+
+    async def test_a_scan_by_tag_lists_just_those(self, storage: Storage) -> None:
+        await apply(storage, 1, data={}, tags=("user:1", "chat:1"))
+        await apply(storage, 2, data={}, tags=("user:1",))
+        await apply(storage, 3, data={}, tags=("user:10",))
+        assert {entry.key async for entry in storage.scan(BOT, tag="user:1", page=1)} == {1, 2}
+        await apply(storage, 2, data={"a": 1})
+        await apply(storage, 1, tags=("chat:1",))
+        assert [entry.tags async for entry in storage.scan(BOT, tag="user:1")] == [("user:1",)]
+        await storage.clear(BOT, 2)
+        assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_a_scan_sees_no_tombstones_no_claims_and_nothing_expired(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        await storage.set_state(BOT, "cleared", State("f", "s"))
+        await storage.clear(BOT, "cleared")
+        await claim(storage, "A", "claimed", lease=100)
+        await apply(storage, "expired", head=("f", "s"), tags=("user:1",), expiry=10.0)
+        await storage.set_state(BOT, "there", State("f", "s"))
+        clock.advance(11)
+        assert [entry.key async for entry in storage.scan(BOT)] == ["there"]
+        assert [entry.key async for entry in storage.scan(BOT, flow="f", state="s")] == ["there"]
+        assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_deadlines_are_due_when_their_time_has_come_earliest_first(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        for key, seconds in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 99.0)):
+            await apply(storage, key, head=("f", "s"), deadline=seconds)
+        await apply(storage, 5, data={"a": 1})
+        assert await storage.due(BOT) == []
+        clock.advance(31)
+        due = await storage.due(BOT)
+        assert [storage.address(BOT, key) for key in (2, 3, 1)] == [entry.address for entry in due]
+        assert await storage.due("other") == []
+        assert [entry.address for entry in await storage.due(BOT, before=clock() - 15)] == [due[0].address]
+
+    async def test_deadlines_that_are_due_come_page_by_page(self, storage: Storage, clock: Clock) -> None:
+        for key in range(7):
+            await apply(storage, key, head=("f", "s"), deadline=float(key // 2))
+        clock.advance(60)
+        seen: list[Due] = []
+        while page := await storage.due(BOT, limit=2, after=seen[-1] if seen else None):
+            assert len(page) <= 2
+            seen.extend(page)
+        assert sorted(entry.address for entry in seen) == sorted(storage.address(BOT, key) for key in range(7))
+
+    async def test_a_write_keeps_moves_or_takes_away_a_deadline(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={}, deadline=10.0)
+        await apply(storage, data={"a": 1})
+        clock.advance(11)
+        assert len(await storage.due(BOT)) == 1
+        await apply(storage, data={"a": 2}, deadline=10.0)
+        assert await storage.due(BOT) == []
+        clock.advance(11)
+        assert len(await storage.due(BOT)) == 1
+        await apply(storage, data={"a": 3}, deadline=None)
+        assert await storage.due(BOT) == []
+
+    async def test_a_cleared_replaced_or_expired_record_is_never_due(self, storage: Storage, clock: Clock) -> None:
+        for key in (1, 2, 3):
+            await apply(storage, key, data={}, deadline=10.0, expiry=12.0 if key == 3 else None)
+        await storage.clear(BOT, 1)
+        await storage.set_state(BOT, 2, State("f", "s"))
+        clock.advance(13)
+        assert await storage.due(BOT) == []
+
+    async def test_a_sweep_removes_what_has_expired_and_tells_which(self, storage: Storage, clock: Clock) -> None:
+        await apply(
+            storage, 1, data={"a": 1}, head=("f", "s"), tags=("user:1",), deadline=1.0, expiry=10.0, parts={"p": 1}
+        )
+        await apply(storage, 2, data={"a": 1})
+        assert (await storage.sweep()).expired == []
+        clock.advance(11)
+        swept = await storage.sweep()
+        address = storage.address(BOT, 1)
+        assert [(entry, storage.seal(entry).head_back(head)[:2]) for entry, head in swept.expired] == [
+            (address, ("f", "s"))
+        ]
+        assert (await storage.sweep()).removed == 0
+        assert await storage.due(BOT) == []
+        await apply(storage, 1, data={"b": 1})
+        stored = await get(storage, 1, parts=True)
+        assert stored is not None
+        assert (stored.parts, stored.tags, stored.head) == ({}, (), None)
+        assert await storage.get_data(BOT, 2) == {"a": 1}
+
+    async def test_a_sweep_leaves_held_records_to_their_holder(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={"a": 1}, expiry=10.0)
+        held = await claim(storage, "A", lease=60)
+        clock.advance(11)
+        assert (await storage.sweep()).expired == []
+        await apply(storage, data={"b": 2}, expiry=10.0, held=("A", held))
+        assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
+
+    async def test_a_sweep_keeps_memos_and_tombstones_for_a_day(self, storage: Storage, clock: Clock) -> None:
+        held = await claim(storage, "A", 1)
+        await apply(storage, 1, data={"a": 1}, memo=["m"], held=("A", held))
+        await storage.clear(BOT, 1)
+        held = await claim(storage, "A", 2)
+        await apply(storage, 2, data={"a": 1}, memo=["m"], expiry=10.0, held=("A", held))
+        clock.advance(DAY - 5)
+        await storage.sweep()
+        cleared = await claim(storage, "B", 1)
+        assert cleared.base != ""
+        assert memo(storage, cleared, 1) == ["m"]
+        assert memo(storage, await claim(storage, "B", 2), 2) == ["m"]
+        for key in (1, 2):
+            await release(storage, "B", key)
+        clock.advance(10)
+        await storage.sweep()
+        gone = await claim(storage, "C", 1)
+        assert (gone.base, gone.memo) == ("", None)
+
+    async def test_a_sweep_removes_claims_that_were_never_released(self, storage: Storage, clock: Clock) -> None:
+        for key in range(5):
+            await claim(storage, "A", key, lease=10)
+        assert isinstance(await claim(storage, "B", 0), Taken)
+        clock.advance(11)
+        await storage.sweep()
+        assert (await storage.sweep()).removed == 0
+        assert isinstance(await claim(storage, "B", 0), Claimed)
+
+    async def test_a_sweep_takes_no_more_than_its_limit(self, storage: Storage, clock: Clock) -> None:
+        for key in range(10):
+            await apply(storage, key, data={}, expiry=10.0)
+        clock.advance(11)
+        assert (await storage.sweep(4)).removed == 4
+        assert (await storage.sweep(100)).removed == 6

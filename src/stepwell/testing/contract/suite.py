@@ -1,0 +1,98 @@
+"""What the parts of the suite share: the storage, the clock, and short words for operations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from stepwell.record import Change, Stored
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Release, Storage
+from stepwell.testing.clock import Clock
+
+__all__ = ["Suite", "apply", "claim", "get", "release"]
+
+BOT = "bot"
+KEY = (42, 42)
+
+
+class Suite:
+    """A storage for each test, opened before and closed after it."""
+
+    pytestmark = pytest.mark.asyncio
+
+    def open_storage(self, clock: Clock) -> Storage:
+        """An empty storage that tells time by this clock. The one thing a subclass must write."""
+        raise NotImplementedError("the subclass supplies open_storage(clock)")
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest_asyncio.fixture
+    async def storage(self, clock: Clock) -> AsyncIterator[Storage]:
+        async with self.open_storage(clock) as storage:
+            yield storage
+
+
+async def get(storage: Storage, key: Any = KEY, *, parts: bool = False) -> Stored | None:
+    found: Stored | None = await storage.perform(Get(storage.address(BOT, key), parts))
+    return found
+
+
+async def claim(storage: Storage, token: str, key: Any = KEY, *, lease: float = 10, renew: bool = False) -> Any:
+    return await storage.perform(Claim(storage.address(BOT, key), token, lease, renew))
+
+
+async def release(storage: Storage, token: str, key: Any = KEY) -> None:
+    await storage.perform(Release(storage.address(BOT, key), token))
+
+
+async def apply(
+    storage: Storage,
+    key: Any = KEY,
+    *,
+    data: dict[Any, Any] | None = None,
+    head: tuple[str | None, str | None] | None = None,
+    parts: dict[str, Any] | None = None,
+    memo: Any = None,
+    held: tuple[str, Claimed | Applied] | None = None,
+    keep: bool = False,
+    **change: Any,
+) -> Applied:
+    """One write; ``held`` is the token of a claim and what it (or the last write) gave."""
+    address = storage.address(BOT, key)
+    seal = storage.seal(address)
+    if data is not None:
+        change["set"] = seal.fields(data)
+    if head is not None:
+        change["head"] = seal.head(*head, None, [])
+    if parts is not None:
+        change["parts"] = {n: None if p is None else seal.seal("p", n, p) for n, p in parts.items()}
+    if memo is not None:
+        change["memo"] = seal.seal("m", "", memo)
+    guard = change.pop("guard", None)
+    if held is not None:
+        guard = Guard(held[0], held[1].base)
+    operation = Apply(address, Change(write=storage.ids(), **change), guard, "keep" if keep else "release", 10)
+    applied: Applied = await storage.perform(operation)
+    return applied
+
+
+def fields(storage: Storage, stored: Stored | None, key: Any = KEY) -> dict[Any, Any]:
+    """The data of a stored record."""
+    assert stored is not None, "there is no record"
+    return storage.seal(storage.address(BOT, key)).data(stored.fields)
+
+
+def memo(storage: Storage, claimed: Claimed, key: Any = KEY) -> Any:
+    """The memo that a claim gave."""
+    return None if claimed.memo is None else storage.seal(storage.address(BOT, key)).value("m", "", claimed.memo)
+
+
+def part(storage: Storage, stored: Stored | None, name: str, key: Any = KEY) -> Any:
+    """A part of a stored record."""
+    assert stored is not None and stored.parts is not None, "there are no parts"
+    return storage.seal(storage.address(BOT, key)).value("p", name, stored.parts[name])

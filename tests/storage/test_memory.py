@@ -1,0 +1,7 @@
+from stepwell import MemoryStorage, Storage
+from stepwell.testing import Clock, StorageContract
+
+
+class TestMemoryStorage(StorageContract):
+    def open_storage(self, clock: Clock) -> Storage:
+        return MemoryStorage(clock=clock)
