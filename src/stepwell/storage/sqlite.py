@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed
-from stepwell.record import Limits
+from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
 from stepwell.storage.operations import Apply, Claim, Get, Operation, Release, Result
 from stepwell.storage.sqlite_file import SQLiteError, SQLiteFile
@@ -150,10 +151,13 @@ class SQLiteStorage(Storage):
         return await self._look(lambda now: self._listing.due(namespace, before, limit, after, now))
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        expired, removed = [], 0
+        expired: list[tuple[Address, str | None]] = []
+        removed = 0
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
         while removed < limit:
             most = min(SWEEP_AT_ONCE, limit - removed)
-            swept = await self._write(lambda now, most=most: self._listing.sweep(most, now), durable=False)
+            swept = await self._write(partial(self._listing.sweep, most), durable=False)
             expired += swept.expired
             removed += swept.removed
             if swept.removed < most:

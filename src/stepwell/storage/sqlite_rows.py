@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 from stepwell.storage.sqlite_schema import QUERIES
 
 __all__ = ["Rows", "stored"]
@@ -55,7 +55,8 @@ class Rows:
             return self._claim(operation, now)
         if isinstance(operation, Get):
             return self.get(operation, now)
-        return self._release(operation)
+        self._execute(_END_LEASE, (*operation.address, operation.token))
+        return None
 
     def get(self, get: Get, now: float) -> Stored | None:
         """A record as readers see it. One statement, so that it needs no transaction."""
@@ -114,9 +115,6 @@ class Rows:
         if row.alive and not row.expired(now):
             record = _stored(row, self.fields(address))
         return Claimed(record, row.base, memo, now)
-
-    def _release(self, release: Release) -> None:
-        self._execute(_END_LEASE, (*release.address, release.token))
 
     def _apply(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, lease, returning = apply
