@@ -97,7 +97,8 @@ class SQLiteFile:
         except BaseException:
             self._roll_back()
             raise
-        self.check(written=True)
+        if durable:
+            self.check(written=True)
         return result
 
     def read(self, work: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
 from stepwell.storage.sqlite_schema import QUERIES
 
 __all__ = ["Rows", "stored"]
@@ -37,6 +37,8 @@ class _Row(NamedTuple):
 
 
 _NOTHING = _Row()
+#: Nobody holds it.
+_FREE: tuple[str | None, float] = (None, 0.0)
 _COLUMNS = tuple(enumerate(_Row._fields))
 
 
@@ -98,33 +100,39 @@ class Rows:
 
     def _claim(self, claim: Claim, now: float) -> Result:
         address, token, lease, renew = claim
-        found = self._execute(_CELL, address).fetchall()[0]
-        holder, until, memo, memo_until = found[:4]
-        if holder is not None and until > now:
+        holder, until = self._lease(address)
+        if until > now:
             if holder != token:
                 return LeaseLost(address.text) if renew else Taken(until - now)
         elif renew:
             return LeaseLost(address.text)
         self._execute(_TAKE_LEASE, (*address, token, now + lease))
-        if memo is not None and memo_until <= now:
-            memo = None
-        if found[4] is None:
+        memo = None
+        for text, memo_until in self._execute(_MEMO, address).fetchall():
+            memo = text if memo_until > now else None
+        row = self._record(address)
+        if row is None:
             return Claimed(None, "", memo, now)
-        row = _Row._make(found[4:])
-        record = None
-        if row.alive and not row.expired(now):
-            record = _stored(row, self.fields(address))
+        record = _stored(row, self.fields(address)) if row.alive and not row.expired(now) else None
         return Claimed(record, row.base, memo, now)
+
+    def _lease(self, address: Address) -> tuple[str | None, float]:
+        found = self._execute(_LEASE, address).fetchall()
+        return found[0] if found else _FREE
+
+    def _record(self, address: Address) -> _Row | None:
+        found = self._execute(_RECORD, address).fetchall()
+        return _Row._make(found[0]) if found else None
 
     def _apply(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, lease, returning = apply
-        found = self._execute(_ROW, address).fetchall()[0]
-        old = None if found[2] is None else _Row._make(found[2:])
-        row = old or _NOTHING
-        token = None if guard is None else guard.token
-        refused = _refused(apply, found[:2], row, now)
-        if refused is not None:
-            return refused
+        old = self._record(address)
+        token = None
+        if guard is not None:
+            token = guard.token
+            refused = self._refused(guard, address, old or _NOTHING, now)
+            if refused is not None:
+                return refused
         if change.delete:
             row = self._delete(address, change, old, now)
         else:
@@ -141,6 +149,19 @@ class Rows:
                 self._execute(_END_LEASE, (*address, token))
         record = _stored(row, self.fields(address)) if returning and row.alive else None
         return Applied(Version(row.number, row.write), row.base, now, record)
+
+    def _refused(self, guard: Guard, address: Address, row: _Row, now: float) -> StepwellError | None:
+        if guard.token is not None:
+            holder, until = self._lease(address)
+            if guard.token != holder or until <= now:
+                return LeaseLost(address.text)
+        if guard.base is not None and guard.base != row.base:
+            return RecordReplaced(address.text)
+        if guard.version is not None and (
+            guard.version != (row.number, row.write) or not row.alive or row.expired(now)
+        ):
+            return VersionChanged(address.text)
+        return None
 
     def _delete(self, address: Address, change: Change, old: _Row | None, now: float) -> _Row:
         row = old or _NOTHING
@@ -267,24 +288,11 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
     )
 
 
-def _refused(apply: Apply, lease: Sequence[Any], row: _Row, now: float) -> StepwellError | None:
-    guard, place = apply.guard, apply.address
-    if guard is None:
-        return None
-    holder, until = lease
-    if guard.token is not None and (guard.token != holder or until <= now):
-        return LeaseLost(place.text)
-    if guard.base is not None and guard.base != row.base:
-        return RecordReplaced(place.text)
-    if guard.version is not None and (guard.version != (row.number, row.write) or not row.alive or row.expired(now)):
-        return VersionChanged(place.text)
-    return None
-
-
 _GET = QUERIES["get"]
 _GET_WITH_PARTS = QUERIES["get_with_parts"]
-_CELL = QUERIES["cell"]
-_ROW = QUERIES["row"]
+_LEASE = QUERIES["lease"]
+_MEMO = QUERIES["memo"]
+_RECORD = QUERIES["record"]
 _FIELDS = QUERIES["fields"]
 _FIELD_SIZE = QUERIES["field_size"]
 _PART_SIZE = QUERIES["part_size"]

@@ -17,20 +17,15 @@ UNION ALL
 SELECT name, value, -1, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
--- name: cell
-SELECT lease.token, lease.until, memo.value, memo.until,
-       number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
-FROM (SELECT 1)
-LEFT JOIN lease ON lease.namespace = ?1 AND lease.key = ?2
-LEFT JOIN memo ON memo.namespace = ?1 AND memo.key = ?2
-LEFT JOIN record ON record.namespace = ?1 AND record.key = ?2;
+-- name: lease
+SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
 
--- name: row
-SELECT lease.token, lease.until,
-       number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
-FROM (SELECT 1)
-LEFT JOIN lease ON lease.namespace = ?1 AND lease.key = ?2
-LEFT JOIN record ON record.namespace = ?1 AND record.key = ?2;
+-- name: memo
+SELECT value, until FROM memo WHERE namespace = ?1 AND key = ?2;
+
+-- name: record
+SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2;
 
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
