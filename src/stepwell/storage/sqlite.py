@@ -56,6 +56,7 @@ class SQLiteStorage(Storage):
         self._reading: Rows
         self._listing: Listing
         self._restarting = True
+        self._crowded = False
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -80,8 +81,8 @@ class SQLiteStorage(Storage):
             thread.end()
             raise
         self._thread, self._file = thread, file
-        self._rows = Rows(file.writer.cursor().execute)
-        self._reading = self._rows if file.memory else Rows(file.reader.cursor().execute)
+        self._rows = Rows(file.writer)
+        self._reading = Rows(file.reader)
         self._listing = Listing(file.writer.cursor().execute, self._rows)
         self._restarting = True
 
@@ -127,12 +128,18 @@ class SQLiteStorage(Storage):
 
     def _at_once(self, operation: Claim | Release) -> Any:
         """A claim does not wait for the disk, so with nobody ahead of it a hop to the thread would cost more."""
-        # The first write into a WAL that starts anew does wait.
-        if self._restarting or not self._idle():
+        # The first write into a WAL that starts anew does wait. And where many come in one turn of the
+        # loop, all but the first are better off together.
+        if self._restarting or self._crowded or not self._idle():
             return _LATER
+        self._crowded = True
+        asyncio.get_running_loop().call_soon(self._thin_out)
         result = self._file.write(lambda: self._rows.do(operation, self._now()), durable=False, wait=False)
         self._keep_small()
         return result
+
+    def _thin_out(self) -> None:
+        self._crowded = False
 
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0

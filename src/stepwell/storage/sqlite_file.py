@@ -19,11 +19,12 @@ import apsw
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable
 from stepwell.storage.sqlite_schema import prepare
 
-__all__ = ["MEMORY", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
+__all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Connection = apsw.Connection
 SQLiteError = apsw.Error
 MEMORY: Final = ":memory:"
 _NORMAL, _FULL = 1, 2

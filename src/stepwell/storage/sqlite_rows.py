@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import ne
 from typing import Any, NamedTuple
 
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
+from stepwell.storage.sqlite_file import Connection
 from stepwell.storage.sqlite_schema import QUERIES
 
 __all__ = ["Rows", "stored"]
@@ -39,15 +42,16 @@ class _Row(NamedTuple):
 _NOTHING = _Row()
 #: Nobody holds it.
 _FREE: tuple[str | None, float] = (None, 0.0)
-_COLUMNS = tuple(enumerate(_Row._fields))
 
 
 class Rows:
     """The operations on a connection's rows."""
 
-    def __init__(self, execute: Callable[..., Any]) -> None:
-        self._execute = execute
-        self._updates: dict[tuple[int, ...], str] = {}
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._execute: Callable[..., Any] = connection.cursor().execute
+        #: By which columns differ: the statement that writes them.
+        self._updates: dict[tuple[bool, ...], str] = {}
 
     def do(self, operation: Operation, now: float) -> Result:
         """Make one operation; an error is returned, with nothing changed."""
@@ -74,15 +78,14 @@ class Rows:
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
-        changed = tuple([index for index, _ in _COLUMNS if old[index] != new[index]])
+        changed = tuple(map(ne, old, new))
         update = self._updates.get(changed)
         if update is None:
-            columns = ", ".join(f"{_Row._fields[index]} = ?" for index in changed)
+            columns = ", ".join(f"{name} = ?" for name in compress(_Row._fields, changed))
             # Column names are ours; values are always bound.
             update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
             self._updates[changed] = update
-        if changed:
-            self._execute(update, (*[new[index] for index in changed], *address))
+        self._execute(update, (*compress(new, changed), *address))
 
     def drop_contents(self, address: Sequence[str]) -> None:
         """Remove all fields and parts."""
@@ -100,21 +103,31 @@ class Rows:
 
     def _claim(self, claim: Claim, now: float) -> Result:
         address, token, lease, renew = claim
-        holder, until = self._lease(address)
-        if until > now:
-            if holder != token:
-                return LeaseLost(address.text) if renew else Taken(until - now)
-        elif renew:
-            return LeaseLost(address.text)
-        self._execute(_TAKE_LEASE, (*address, token, now + lease))
+        execute = self._execute
+        execute(_EXTEND_LEASE if renew else _TAKE_LEASE, (*address, token, now + lease, now))
+        if not self._connection.changes():
+            return LeaseLost(address.text) if renew else Taken(self._lease(address)[1] - now)
+        rows = execute(_CLAIMED, address).fetchall()
         memo = None
-        for text, memo_until in self._execute(_MEMO, address).fetchall():
-            memo = text if memo_until > now else None
-        row = self._record(address)
-        if row is None:
+        if rows and rows[-1][0] is None and rows[-1][2] is None:
+            _, text, _, _, _, _, _, until, _, _ = rows.pop()
+            memo = text if until > now else None
+        if not rows:
             return Claimed(None, "", memo, now)
-        record = _stored(row, self.fields(address)) if row.alive and not row.expired(now) else None
-        return Claimed(record, row.base, memo, now)
+        _, head, number, write, base, written_at, tags, expires_at, deadline, alive = rows[0]
+        record = None
+        if alive and (expires_at is None or expires_at > now):
+            record = Stored(
+                version=Version(number, write),
+                base=base,
+                written_at=written_at,
+                head=head,
+                fields={row[0]: row[1] for row in rows[1:]},
+                tags=tuple(json.loads(tags)) if tags else (),
+                expires_at=expires_at,
+                deadline=deadline,
+            )
+        return Claimed(record, base, memo, now)
 
     def _lease(self, address: Address) -> tuple[str | None, float]:
         found = self._execute(_LEASE, address).fetchall()
@@ -144,7 +157,7 @@ class Rows:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
         if token is not None:
             if then == "keep":
-                self._execute(_TAKE_LEASE, (*address, token, now + lease))
+                self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
             else:
                 self._execute(_END_LEASE, (*address, token))
         record = _stored(row, self.fields(address)) if returning and row.alive else None
@@ -177,7 +190,7 @@ class Rows:
         if change.memo is not KEEP:
             # A memo always has a row to be swept with.
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
-        if row is not _NOTHING:
+        if row is not _NOTHING and row != old:
             self.put(address, old, row)
         return row
 
@@ -291,12 +304,13 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
 _GET = QUERIES["get"]
 _GET_WITH_PARTS = QUERIES["get_with_parts"]
 _LEASE = QUERIES["lease"]
-_MEMO = QUERIES["memo"]
+_CLAIMED = QUERIES["claimed"]
 _RECORD = QUERIES["record"]
 _FIELDS = QUERIES["fields"]
 _FIELD_SIZE = QUERIES["field_size"]
 _PART_SIZE = QUERIES["part_size"]
 _TAKE_LEASE = QUERIES["take_lease"]
+_EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
 _ADD_RECORD = QUERIES["add_record"]
 _DROP_RECORD = QUERIES["drop_record"]

@@ -17,11 +17,18 @@ UNION ALL
 SELECT name, value, -1, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
+-- name: claimed
+SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline, alive
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT NULL, value, NULL, NULL, NULL, NULL, NULL, until, NULL, NULL
+FROM memo WHERE namespace = ?1 AND key = ?2;
+
 -- name: lease
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
-
--- name: memo
-SELECT value, until FROM memo WHERE namespace = ?1 AND key = ?2;
 
 -- name: record
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
@@ -38,7 +45,11 @@ SELECT octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name 
 
 -- name: take_lease
 INSERT INTO lease (namespace, key, token, until) VALUES (?1, ?2, ?3, ?4)
-ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until;
+ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until
+WHERE lease.until <= ?5 OR lease.token = excluded.token;
+
+-- name: extend_lease
+UPDATE lease SET until = ?4 WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?5;
 
 -- name: end_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
