@@ -1,1 +1,1 @@
-"""Scripts that print figures taken side by side in one run. ``python -m benchmarks`` runs them all."""
+"""Figures, ours and the peers', taken side by side in one run. Start with ``python -m benchmarks NAME``."""

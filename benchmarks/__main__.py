@@ -1,29 +1,29 @@
-"""``python -m benchmarks [name ...]``: run the named benchmarks, or all; ends with 1 if one misses its bounds."""
+"""``python -m benchmarks``: all of them, or those named."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
+import pkgutil
 import sys
-from importlib import import_module
-from pathlib import Path
+
+import benchmarks
 
 
 def main(names: list[str]) -> int:
-    everything = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
-    failed = []
-    for name in names or everything:
-        if name not in everything:
-            print(f"no benchmark is called {name!r}; there are {', '.join(everything)}", file=sys.stderr)
-            return 2
-        module = import_module(f"benchmarks.{name}")
-        if not hasattr(module, "main"):
-            continue
-        print(f"== {name}", flush=True)
-        if asyncio.run(module.main()):
-            failed.append(name)
-    if failed:
-        print(f"out of bounds: {', '.join(failed)}")
-    return 1 if failed else 0
+    known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if "_" not in module.name)
+    unknown = set(names) - set(known)
+    if unknown:
+        print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    missed = 0
+    for name in names or known:
+        print(f"== {name}")
+        result = importlib.import_module(f"benchmarks.{name}").main()
+        missed += (asyncio.run(result) if inspect.isawaitable(result) else result) or 0
+    return 1 if missed else 0
 
 
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

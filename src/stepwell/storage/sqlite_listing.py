@@ -44,7 +44,7 @@ class Listing:
             "now": now,
             "limit": limit + 1,
         }
-        found = self._execute(QUERIES[name], bindings).fetchall()
+        found = self._rows.read(QUERIES[name], bindings)
         records = []
         for key, *columns in found[:limit]:
             address = Address(query.namespace, key)
@@ -64,16 +64,16 @@ class Listing:
             "now": now,
             "limit": limit,
         }
-        found = self._execute(QUERIES["due"], bindings).fetchall()
+        found = self._rows.read(QUERIES["due"], bindings)
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
     def sweep(self, limit: int, now: float) -> Swept:
         """Remove up to ``limit`` addresses that are over and that nobody holds."""
         expired: list[tuple[Address, str | None]] = []
         removed = 0
-        for namespace, key, alive, head, tags, memo_until in self._execute(
+        for namespace, key, alive, head, tags, memo_until in self._rows.read(
             QUERIES["over"], {"now": now, "limit": limit}
-        ).fetchall():
+        ):
             address = Address(namespace, key)
             remembered = memo_until is not None and memo_until > now
             if alive:
@@ -92,13 +92,11 @@ class Listing:
 
     def _leftovers(self, limit: int, now: float) -> int:
         removed = 0
-        for namespace, key, number in self._execute(
-            QUERIES["leases_over"], {"now": now, "limit": max(limit, 1)}
-        ).fetchall():
+        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": max(limit, 1)}):
             self._execute(QUERIES["drop_lease"], (namespace, key))
             # A record whose holder died is not gone.
             removed += number is None
-        seen = self._execute(QUERIES["memos_after"], (*self._memos_seen, MEMOS_A_SWEEP)).fetchall()
+        seen = self._rows.read(QUERIES["memos_after"], (*self._memos_seen, MEMOS_A_SWEEP))
         for namespace, key, until in seen:
             if until <= now:
                 self._execute(QUERIES["drop_memo"], (namespace, key))

@@ -67,11 +67,11 @@ class Rows:
     def get(self, get: Get, now: float) -> Stored | None:
         """A record as readers see it. One statement, so that it needs no transaction."""
         query = _GET_WITH_PARTS if get.parts else _GET
-        return stored(self._execute(query, get.address).fetchall(), now, get.parts)
+        return stored(self.read(query, get.address), now, get.parts)
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """All fields of a record."""
-        return dict(self._execute(_FIELDS, address).fetchall())
+        return dict(self.read(_FIELDS, address))
 
     def put(self, address: Sequence[str], old: _Row | None, new: _Row) -> None:
         """Write what differs of a record's row: an index is touched only if one of its columns is."""
@@ -87,6 +87,15 @@ class Rows:
             self._updates[changed] = update
         self._execute(update, (*compress(new, changed), *address))
 
+    def read(self, query: str, bindings: Any) -> list[Any]:
+        """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
+        try:
+            found: list[Any] = self._execute(query, bindings).fetchall()
+        except UnicodeDecodeError:
+            found = self._execute(_as_bytes(query), bindings).fetchall()
+            found = [tuple([_text(value) for value in row]) for row in found]
+        return found
+
     def drop_contents(self, address: Sequence[str]) -> None:
         """Remove all fields and parts."""
         self._execute(_DROP_FIELDS, address)
@@ -94,7 +103,7 @@ class Rows:
 
     def retag(self, address: Sequence[str], old: str | None, new: Sequence[str]) -> None:
         """Make the index of tags say what the record says."""
-        before = set(json.loads(old)) if old else set()
+        before = set(_tags(old))
         for tag in before.difference(new):
             self._execute(_UNSET_TAG, (*address, tag))
         for tag in new:
@@ -107,7 +116,7 @@ class Rows:
         execute(_EXTEND_LEASE if renew else _TAKE_LEASE, (*address, token, now + lease, now))
         if not self._connection.changes():
             return LeaseLost(address.text) if renew else Taken(self._lease(address)[1] - now)
-        rows = execute(_CLAIMED, address).fetchall()
+        rows = self.read(_CLAIMED, address)
         memo = None
         if rows and rows[-1][0] is None and rows[-1][2] is None:
             _, text, _, _, _, _, _, until, _, _ = rows.pop()
@@ -123,18 +132,18 @@ class Rows:
                 written_at=written_at,
                 head=head,
                 fields={row[0]: row[1] for row in rows[1:]},
-                tags=tuple(json.loads(tags)) if tags else (),
+                tags=_tags(tags),
                 expires_at=expires_at,
                 deadline=deadline,
             )
         return Claimed(record, base, memo, now)
 
     def _lease(self, address: Address) -> tuple[str | None, float]:
-        found = self._execute(_LEASE, address).fetchall()
+        found = self.read(_LEASE, address)
         return found[0] if found else _FREE
 
     def _record(self, address: Address) -> _Row | None:
-        found = self._execute(_RECORD, address).fetchall()
+        found = self.read(_RECORD, address)
         return _Row._make(found[0]) if found else None
 
     def _apply(self, apply: Apply, now: float) -> Result:
@@ -238,7 +247,7 @@ class Rows:
         )
         self.put(address, old, new)
         if tags != row.tags:
-            self.retag(address, row.tags, json.loads(tags) if tags else ())
+            self.retag(address, row.tags, _tags(tags))
         self._write_contents(address, change, bool(alive) and dropped)
         return new
 
@@ -295,10 +304,29 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
         written_at=row.written_at,
         head=row.head,
         fields=fields,
-        tags=tuple(json.loads(row.tags)) if row.tags else (),
+        tags=_tags(row.tags),
         expires_at=row.expires_at,
         deadline=row.deadline,
     )
+
+
+def _tags(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(text)) if text else ()
+    except ValueError:
+        # Damaged, and only an index: what was tagged can still be read, replaced and removed.
+        return ()
+
+
+def _as_bytes(query: str) -> str:
+    """The same query with its texts as bytes."""
+    columns = [f"c{number}" for number in range(_WIDTHS[query])]
+    chosen = ", ".join(f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in columns)
+    return f"WITH damaged ({', '.join(columns)}) AS ({query}) SELECT {chosen} FROM damaged"  # noqa: S608
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 _GET = QUERIES["get"]
@@ -324,3 +352,17 @@ _SET_MEMO = QUERIES["set_memo"]
 _DROP_MEMO = QUERIES["drop_memo"]
 _SET_TAG = QUERIES["set_tag"]
 _UNSET_TAG = QUERIES["unset_tag"]
+
+#: How many columns a query that gives stored text has.
+_WIDTHS = {
+    **dict.fromkeys((_GET, _GET_WITH_PARTS), 9),
+    **{QUERIES[name]: 9 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
+    _CLAIMED: 10,
+    _RECORD: 12,
+    _FIELDS: 2,
+    _LEASE: 2,
+    QUERIES["over"]: 6,
+    QUERIES["due"]: 2,
+    QUERIES["leases_over"]: 3,
+    QUERIES["memos_after"]: 3,
+}
