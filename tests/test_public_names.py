@@ -17,8 +17,8 @@ SOURCE = Path(stepwell.__file__).parent
 
 NAMES = {
     "stepwell": [
-        "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
-        "__version__", "configure", "open_storage", "record_type", "sync",
+        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "State", "StateStorage", "StepwellError",
+        "Storage", "__version__", "configure", "open_storage", "record_type", "sync",
     ],
     "stepwell.testing": ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"],
 }  # fmt: skip
