@@ -18,8 +18,8 @@ SOURCE = Path(stepwell.__file__).parent
 
 NAMES = {
     "stepwell": [
-        "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
-        "__version__", "configure", "open_storage", "record_type", "sync",
+        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "State", "StateStorage", "StepwellError",
+        "Storage", "__version__", "configure", "open_storage", "record_type", "sync",
     ],
     "stepwell.fsm": [
         "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
