@@ -20,7 +20,9 @@ NAMES = {
         "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
         "__version__", "configure", "open_storage", "record_type", "sync",
     ],
-    "stepwell.testing": ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"],
+    "stepwell.testing": [
+        "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
+    ],
 }  # fmt: skip
 
 STANDARD = sys.stdlib_module_names | {"stepwell"}
