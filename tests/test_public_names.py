@@ -11,6 +11,7 @@ import pytest
 
 import stepwell
 import stepwell.errors
+import stepwell.fsm
 import stepwell.testing
 
 SOURCE = Path(stepwell.__file__).parent
@@ -22,6 +23,11 @@ NAMES = {
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
+    ],
+    "stepwell.fsm": [
+        "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
+        "TransitionError", "UnknownFlowError", "UnreachableState", "Update", "callback", "command", "fsm_flow",
+        "fsm_in_flow", "fsm_state", "keys", "kind", "state", "text",
     ],
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ StepwellError
 ├── StoredDataError                            what is stored cannot be given back
 │   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
 │   ├── UnknownType                            a stored type that nothing here has registered
+│   ├── DamagedStorage                         the store's own structure is broken, beyond one record
 │   └── NewerSchema                            written by a newer release
 ├── Conflict                                   somebody else was there first
 │   ├── Busy (also TimeoutError)               the key stayed claimed for as long as we would wait
@@ -171,6 +172,14 @@ class UnknownType(StoredDataError):
             f"a stored value has the type {name!r}, which is not registered here; import the module that "
             f"declares it, or register its successor with @record_type(name={name!r})"
         )
+
+
+class DamagedStorage(StoredDataError):
+    """The store's own structure is broken, beyond one record."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"{where} is damaged ({why}); stop writing to it, and restore it from a backup")
 
 
 class NewerSchema(StoredDataError):

@@ -48,7 +48,7 @@ class Memo(NamedTuple):
             ids = ids[ids.index(" ", 1) :]
         if calls:
             try:
-                self.slot.check_memo(calls)
+                self.slot.check_memo([ids, calls])
             except (EncodeError, TooLarge) as error:
                 # The calls of a redelivered update are a courtesy; the state is not.
                 logger.warning("the calls for this update cannot be remembered: %s", error)
