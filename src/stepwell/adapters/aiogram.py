@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from stepwell.adapters.claims import Claims
@@ -162,7 +163,7 @@ class _Conversations(BaseMiddleware):
         if not self._checked:
             self._check_flows()
         bot: Bot = data["bot"]
-        fsm = await self._machine(bot)
+        fsm = await self._machines.of(bot.id, partial(_call, bot))
         try:
             async with conversation(fsm, event) as ctx:
                 data["ctx"] = ctx
@@ -177,16 +178,11 @@ class _Conversations(BaseMiddleware):
 
     async def start(self, **data: Any) -> None:
         self._check_flows()
-        for bot in (self._bot, *data.get("bots", ()), data.get("bot")):
-            if bot is not None:
-                await self._machine(bot)
-        await self._machines.start()
+        known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
+        await self._machines.start({bot.id: partial(_call, bot) for bot in known if bot is not None})
 
     async def stop(self) -> None:
         await self._machines.stop()
-
-    async def _machine(self, bot: Bot) -> FSM:
-        return await self._machines.of(bot.id, lambda call: _call(bot, call))
 
     def _check_flows(self) -> None:
         known = self._machines.fsm.flows
@@ -224,9 +220,14 @@ class ContextFilter(Filter):
     def __invert__(self) -> ContextFilter:  # type: ignore[override]
         return ContextFilter(~self.inner)
 
+    def __rand__(self, other: Any) -> Filter:
+        # aiogram's F evaluates its right side by itself, and has no conversation to do it with.
+        raise TypeError("put fsm_flow(...) before the & or |, or give both filters, separated by a comma")
+
+    __ror__ = __rand__
+
     def __bool__(self) -> bool:
-        # "F.text & fsm_flow(...)" would silently be true.
-        raise TypeError("put fsm_flow(...) before the &, or give both filters, separated by a comma")
+        raise TypeError("filters are combined with & | ~, not with and, or, not")
 
 
 def fsm_flow(flow: object) -> ContextFilter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ class Machines:
 
     def __init__(self, fsm: FSM) -> None:
         self.fsm = fsm
+        self._send = fsm.send
         self._of: dict[int, FSM] = {}
         self._naming = asyncio.Lock()
         self._running: AsyncExitStack | None = None
@@ -37,20 +38,25 @@ class Machines:
         async with self._naming:
             if bot_id not in self._of:
                 fsm = self.fsm if await self._is_first(bot_id) else self.fsm.for_bot(f"{self.fsm.bot}:{bot_id}")
-                fsm.send = fsm.send or send
+                fsm.send = self._send or send
                 if self._running is not None and fsm is not self.fsm:
                     await self._running.enter_async_context(fsm)
                 self._of[bot_id] = fsm
         return self._of[bot_id]
 
-    async def start(self) -> None:
-        """Open the storage, and run the timers."""
-        if self._running is None:
-            self._running = AsyncExitStack()
-            await self._running.enter_async_context(self.fsm)
-            for fsm in self._of.values():
-                if fsm is not self.fsm:
-                    await self._running.enter_async_context(fsm)
+    async def start(self, bots: Mapping[int, Send]) -> None:
+        """Open the storage, and run the timers; a timer that fires at once knows whom to answer through."""
+        if self._running is not None:
+            return
+        storage, running = self.fsm.storage, AsyncExitStack()
+        if not storage.is_open:
+            running.push_async_callback(storage.close)
+            await storage.open()
+        for bot_id, send in bots.items():
+            await self.of(bot_id, send)
+        for fsm in {id(fsm): fsm for fsm in (self.fsm, *self._of.values())}.values():
+            await running.enter_async_context(fsm)
+        self._running = running
 
     async def stop(self) -> None:
         """End the timers, and close what was opened."""
