@@ -78,9 +78,9 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 def emitter(flow: str, extra: Subscriber | None) -> Emit | None:
     """How a run tells its events, or ``None`` when nobody listens: then they cost nothing."""
-    subscribers = (*_subscribers, extra) if extra is not None else tuple(_subscribers)
-    if not subscribers:
+    if extra is None and not _subscribers:
         return None
+    subscribers = (*_subscribers, extra) if extra is not None else tuple(_subscribers)
 
     def emit(
         kind: str,

@@ -60,6 +60,7 @@ class BaseFlow(BaseNode):
         prefix = f"{stage.path}/" if stage.index else ""
         stage.leaf = False
         stage.graph = build.graph(self, stage.name, prefix)
+        stage.bare = stage.prep is BaseNode.prep and stage.post is NodeFlow.post
         return run_nested
 
     def _program(self, *, by_hand: bool) -> Program:
@@ -263,15 +264,10 @@ class NodeFlow(BaseFlow):
         """
         shared = _checked_shared(shared)
         program = self._program(by_hand=False)
-        await self._run(
-            program,
-            shared,
-            by_hand=False,
-            flow_id=flow_id,
-            params=params,
-            concurrency=concurrency,
-            on_event=on_event,
-        )
+        run = self._new_run(program, by_hand=False, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
+        result = await run_root(program.root, run, shared, params or {})
+        if isinstance(result, tuple):
+            self._take_updates(program.root, result, shared)
         return shared
 
     def run_sync(
@@ -292,17 +288,10 @@ class NodeFlow(BaseFlow):
         shared = _checked_shared(shared)
         program = self._program(by_hand=True)
         if program.want_loop is None:
-            drive(
-                self._run(
-                    program,
-                    shared,
-                    by_hand=True,
-                    flow_id=flow_id,
-                    params=params,
-                    concurrency=concurrency,
-                    on_event=on_event,
-                )
-            )
+            run = self._new_run(program, by_hand=True, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
+            result = drive(run_root(program.root, run, shared, params or {}))
+            if isinstance(result, tuple):
+                self._take_updates(program.root, result, shared)
             return shared
         try:
             asyncio.get_running_loop()
@@ -310,25 +299,22 @@ class NodeFlow(BaseFlow):
             return sync(self.run(shared, flow_id=flow_id, params=params, concurrency=concurrency, on_event=on_event))
         raise InsideLoop(f"{program.want_loop}, so await {self._title()}.run(...)")
 
-    async def _run(
+    def _new_run(
         self,
         program: Program,
-        shared: dict[str, Any],
         *,
         by_hand: bool,
         flow_id: str | None,
-        params: Mapping[str, Any] | None,
         concurrency: int | None,
         on_event: Subscriber | None,
-    ) -> None:
+    ) -> Run:
         if concurrency is not None:
             check_concurrency(concurrency)
+        if flow_id is not None and (not isinstance(flow_id, str) or not flow_id):
+            raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or nothing for a new one")
         title = self._title()
         emit = emitter(title, on_event)
-        run = Run(program, name=title, by_hand=by_hand, flow_id=flow_id, concurrency=concurrency, emit=emit)
-        result = await run_root(program.root, run, shared, params or {})
-        if isinstance(result, tuple):
-            self._take_updates(program.root, result, shared)
+        return Run(program, name=title, by_hand=by_hand, flow_id=flow_id, concurrency=concurrency, emit=emit)
 
 
 def linear(*nodes: BaseNode | type[BaseNode], name: str = _UNNAMED, **options: Any) -> NodeFlow:

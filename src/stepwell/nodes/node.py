@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from stepwell.errors import InvalidFlow, InvalidOption
-from stepwell.nodes.retry import RetryPolicy, attempt_node
+from stepwell.nodes.retry import ExecPolicy, Setting, attempt_node
 
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Build, Stage, Strategy
@@ -157,20 +157,15 @@ class Node(BaseNode):
     :param inline: run a ``def exec`` on the event loop itself; for quick work.
     """
 
-    _settings: ClassVar[tuple[str, ...]] = (
-        *BaseNode._settings,
-        *(
-            "max_retries",
-            "wait",
-            "backoff",
-            "jitter",
-            "retry_on",
-            "timeout",
-            "inline",
-            "exec",
-            "exec_fallback",
-        ),
-    )
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "_policy", "exec", "exec_fallback")
+
+    max_retries = Setting()
+    wait = Setting()
+    backoff = Setting()
+    jitter = Setting()
+    retry_on = Setting()
+    timeout = Setting()
+    inline = Setting()
 
     def __init__(
         self,
@@ -185,14 +180,7 @@ class Node(BaseNode):
         inline: bool = False,
     ) -> None:
         super().__init__(name=name)
-        RetryPolicy(max_retries, wait, backoff, jitter, retry_on, timeout)
-        self.max_retries = max_retries
-        self.wait = wait
-        self.backoff = backoff
-        self.jitter = jitter
-        self.retry_on = retry_on
-        self.timeout = timeout
-        self.inline = inline
+        self._policy = ExecPolicy(max_retries, wait, backoff, jitter, retry_on, timeout, inline)
 
     def exec(self, prep_res: Any, /) -> Any:
         """Do the work, without the shared state: it may run again, and in a thread."""
@@ -201,16 +189,13 @@ class Node(BaseNode):
         """Give a result after the last attempt has failed, or raise."""
         raise error
 
-    def _policy(self) -> RetryPolicy:
-        return RetryPolicy(self.max_retries, self.wait, self.backoff, self.jitter, self.retry_on, self.timeout)
-
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        stage.policy = policy = self._policy()
+        stage.policy = policy = self._policy
         stage.has_fallback = type(self).exec_fallback is not Node.exec_fallback or "exec_fallback" in vars(self)
-        stage.threaded = not (stage.is_async("exec") or self.inline or build.by_hand)
+        stage.threaded = not (stage.is_async("exec") or policy.inline or build.by_hand)
         if policy.timeout is not None:
             build.want_loop(f"{stage.path} has a timeout")
-            if self.inline and not stage.is_async("exec"):
+            if policy.inline and not stage.is_async("exec"):
                 build.problem(f"{stage.path} is inline, where no timeout can interrupt it: drop one of the two")
         if policy.plain and not stage.has_fallback and not stage.threaded and not build.gated:
             return None

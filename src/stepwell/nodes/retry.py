@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.plan import Stage
     from stepwell.nodes.position import Cursor
 
-__all__ = ["Call", "RetryPolicy", "attempt", "attempt_node", "call_once"]
+__all__ = ["Call", "ExecPolicy", "Setting", "attempt", "attempt_node", "call_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _MOST_BACKOFFS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """A node's settings for attempts, checked."""
+class ExecPolicy:
+    """How a node's ``exec`` is called: its settings, checked."""
 
     max_retries: int
     wait: float
@@ -37,6 +37,7 @@ class RetryPolicy:
     jitter: float
     retry_on: type[Exception] | tuple[type[Exception], ...]
     timeout: float | None
+    inline: bool
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 1:
@@ -60,6 +61,19 @@ class RetryPolicy:
         """Seconds to wait after the attempt of that number, counted from 1, has failed."""
         wait = self.wait * self.backoff ** min(attempt - 1, _MOST_BACKOFFS)
         return wait + random.random() * self.jitter if self.jitter else wait
+
+
+class Setting:
+    """An attribute of a node that lives in its :class:`ExecPolicy`: one object to compare and to copy."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, node: Any, owner: type) -> Any:
+        return self if node is None else getattr(node._policy, self._name)
+
+    def __set__(self, node: Any, value: Any) -> None:
+        node._policy = replace(node._policy, **{self._name: value})
 
 
 async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:

@@ -91,21 +91,10 @@ async def run_root(root: Stage, run: Run, shared: Any, params: Mapping[str, Any]
     if emit is not None:
         emit("run.started", cursor)
     try:
-        run.visits[root.index] = 1
-        node = copy_node(root, params)
-        prep_res = root.prep(node, shared)
-        if type(prep_res) is CoroutineType:
-            prep_res = await prep_res
-        if root.execute is None:
-            exec_res = root.exec(node, prep_res)
-            if type(exec_res) is CoroutineType:
-                exec_res = await exec_res
+        if root.graph is not None and root.bare:
+            result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
         else:
-            exec_res = await root.execute(root, cursor, node, prep_res, shared)
-        cursor.node, cursor.visit, cursor.item, cursor.attempt = root.path, 1, None, 1
-        result = root.post(node, shared, prep_res, exec_res)
-        if type(result) is CoroutineType:
-            result = await result
+            result = await _visit_root(root, cursor, shared, params)
     except BaseException as error:
         if emit is not None:
             emit("run.failed", Cursor(run, root.path), error=error)
@@ -113,7 +102,26 @@ async def run_root(root: Stage, run: Run, shared: Any, params: Mapping[str, Any]
     finally:
         leave(token)
     if emit is not None:
-        emit("run.finished", cursor)
+        emit("run.finished", Cursor(run, root.path))
+    return result
+
+
+async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
+    cursor.run.visits[root.index] = 1
+    node = copy_node(root, params)
+    prep_res = root.prep(node, shared)
+    if type(prep_res) is CoroutineType:
+        prep_res = await prep_res
+    if root.execute is None:
+        exec_res = root.exec(node, prep_res)
+        if type(exec_res) is CoroutineType:
+            exec_res = await exec_res
+    else:
+        exec_res = await root.execute(root, cursor, node, prep_res, shared)
+    cursor.node, cursor.visit, cursor.item, cursor.attempt = root.path, 1, None, 1
+    result = root.post(node, shared, prep_res, exec_res)
+    if type(result) is CoroutineType:
+        result = await result
     return result
 
 
@@ -152,7 +160,14 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         if emit is not None:
             emit("node.started", cursor)
         try:
-            node = copy_node(stage, params)
+            if stage.copier is None and stage.own_params:
+                # copy_node() for nearly every node, without the call.
+                source = stage.node
+                node = _new(stage.cls)
+                node.__dict__ = source.__dict__.copy()
+                node.params = {**source.params, **params}
+            else:
+                node = copy_node(stage, params)
             prep_res = stage.prep(node, shared)
             if type(prep_res) is CoroutineType:
                 prep_res = await prep_res
