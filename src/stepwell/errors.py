@@ -21,24 +21,34 @@ StepwellError
 │   ├── LeaseLost                              the claim ran out; nothing was written
 │   ├── RecordReplaced                         cleared or replaced under the holder; nothing was written
 │   └── VersionChanged                         not the version that was shown; nothing was written
-└── StorageError
-    ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
-    ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
-    ├── StorageFull (also OSError)                  no room; nothing was written
-    └── StorageClosed                               used after close()
-    └── FlowError                                   a node flow, or what one of its nodes gave
-        ├── InvalidFlow (also ValueError)               the graph cannot be run; nothing has run
-        ├── InvalidAction (also TypeError)              post returned something that is no action
-        ├── UnknownAction (also LookupError)            a named action without an edge
-        ├── InvalidItems (also TypeError)               a batch's prep returned no collection of items
-        ├── NodeTimeout (also TimeoutError)             one attempt of an exec took too long
-        ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
-        ├── MergeConflict (also ValueError)             two branches changed one field
-        ├── WorkCancelled (also RuntimeError)           an item or branch was cancelled from inside
-        └── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
+├── InvalidFlow (also TypeError, ValueError)   a flow that cannot work, found when it is defined
+├── TransitionError (also ValueError)          a move that the flow does not declare
+├── UnknownFlowError (also LookupError)        a flow that is not registered here
+├── UnknownStateError (also LookupError)       a stored state that is no longer declared
+├── NoKeyError (also LookupError)              a change where the update has no key
+├── DuplicateUpdate                            this update was handled before
+├── FieldError (also TypeError, ValueError)    a data field that its flow's data type does not allow
+├── IncompleteData (also ValueError)           data that does not make up the type asked for
+├── StorageError
+│   ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
+│   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
+│   ├── StorageFull (also OSError)                  no room; nothing was written
+│   └── StorageClosed                               used after close()
+└── NodeFlowError                              a node flow, or what one of its nodes gave
+    ├── InvalidGraph (also ValueError)              the graph cannot be run; nothing has run
+    ├── InvalidAction (also TypeError)              post returned something that is no action
+    ├── UnknownAction (also LookupError)            a named action without an edge
+    ├── InvalidItems (also TypeError)               a batch's prep returned no collection of items
+    ├── NodeTimeout (also TimeoutError)             one attempt of an exec took too long
+    ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
+    ├── MergeConflict (also ValueError)             two branches changed one field
+    ├── WorkCancelled (also RuntimeError)           an item or branch was cancelled from inside
+    └── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 
 class StepwellError(Exception):
@@ -257,11 +267,126 @@ class StorageClosed(StorageError):
         super().__init__("this storage is closed; open it again with open() or a new 'async with'")
 
 
-class FlowError(StepwellError):
+class InvalidFlow(StepwellError, TypeError, ValueError):
+    """A flow cannot work as it is written; found when it is defined or registered."""
+
+    def __init__(self, flow: str, problem: str) -> None:
+        self.flow, self.problem = flow, problem
+        super().__init__(f"flow {flow!r}: {problem}")
+
+
+class TransitionError(StepwellError, ValueError):
+    """A move that the active flow does not declare. Nothing was changed."""
+
+    def __init__(
+        self,
+        flow: str | None,
+        from_: str | None,
+        to: str | None,
+        *,
+        allowed: Iterable[str] = (),
+        starting: bool = False,
+    ) -> None:
+        #: The active flow, ``None`` when there is none.
+        self.flow = flow
+        #: The state left; with ``starting`` the name of the active flow.
+        self.from_ = from_
+        #: The state asked for; with ``starting`` the name of the flow; ``None`` for a step back.
+        self.to = to
+        #: The states that may follow ``from_``.
+        self.allowed = tuple(allowed)
+        #: Another flow was to be started.
+        self.starting = starting
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        if self.starting:
+            return (
+                f"flow {self.to!r} cannot start while {self.from_!r} is active; clear_flow() first, "
+                "or jump with set_state(state, flow=...)"
+            )
+        if self.flow is None:
+            return f"no flow is active, so there is no way to {self.to!r}; begin with start_flow(...)"
+        if self.to is None:
+            return f"flow {self.flow!r} has no state before {self.from_!r} to go back to"
+        allowed = ", ".join(map(repr, self.allowed)) or "nothing (it is a last state, or not declared)"
+        return (
+            f"flow {self.flow!r} does not lead from {self.from_!r} to {self.to!r}; allowed is {allowed}; "
+            "declare the edge with state(to=[...]), or jump with set_state(...)"
+        )
+
+
+class UnknownFlowError(StepwellError, LookupError):
+    """A flow is named that is not registered here."""
+
+    def __init__(self, flow: str, known: Iterable[str] = ()) -> None:
+        self.flow, self.known = flow, tuple(known)
+        known_names = ", ".join(map(repr, self.known)) or "none"
+        super().__init__(f"flow {flow!r} is not registered (known: {known_names}); add it to FSM(flows=[...])")
+
+
+class UnknownStateError(StepwellError, LookupError):
+    """A stored flow or state is no longer declared, and ``on_unknown_state="raise"`` was chosen."""
+
+    def __init__(self, flow: str | None, state: str | None) -> None:
+        self.flow, self.state = flow, state
+        super().__init__(
+            f"the stored state {state!r} of flow {flow!r} is not declared here; declare it again, "
+            'migrate it, or choose on_unknown_state="keep" or "reset"'
+        )
+
+
+class NoKeyError(StepwellError, LookupError):
+    """A change was asked for, but the update has no key, so there is no place to keep it."""
+
+    def __init__(self, kind: str | None, strategy: str) -> None:
+        #: The kind of the update, such as ``"poll"``.
+        self.kind = kind
+        self.strategy = strategy
+        super().__init__(
+            f"{strategy} gives no key for this {kind or 'unknown'} update, so nothing can be kept for it; "
+            'use another key=, leave the state alone here, or choose on_missing_key="log" or "ignore"'
+        )
+
+
+class DuplicateUpdate(StepwellError):
+    """This update was handled before; its handler must not run again."""
+
+    def __init__(self, place: str, update_id: int | str) -> None:
+        self.place, self.update_id = place, update_id
+        super().__init__(
+            f"update {update_id!r} was already handled for {place}; acknowledge it and do nothing, "
+            'or look at the state with on_duplicate="enter"'
+        )
+
+
+class FieldError(StepwellError, TypeError, ValueError):
+    """A data field does not fit the ``data=`` of its flow. Nothing was changed."""
+
+    def __init__(self, flow: str, field: object, expected: str, problem: str) -> None:
+        self.flow, self.field, self.expected, self.problem = flow, field, expected, problem
+        super().__init__(f"flow {flow!r}: field {field!r} must be {expected}: {problem}")
+
+
+class IncompleteData(StepwellError, ValueError):
+    """The data does not make up the type that was asked for."""
+
+    def __init__(self, type_name: str, missing: Iterable[str] = (), wrong: Mapping[str, str] | None = None) -> None:
+        #: Required fields that are not there.
+        self.missing = tuple(missing)
+        #: What is wrong with each field that is there but does not fit.
+        self.wrong = dict(wrong or {})
+        self.type_name = type_name
+        parts = [f"missing {', '.join(map(repr, self.missing))}"] if self.missing else []
+        parts += [f"{name!r}: {problem}" for name, problem in self.wrong.items()]
+        super().__init__(f"the data does not make up {type_name} yet: {'; '.join(parts)}")
+
+
+class NodeFlowError(StepwellError):
     """A node flow, or what one of its nodes gave, cannot be worked with."""
 
 
-class InvalidFlow(FlowError, ValueError):
+class InvalidGraph(NodeFlowError, ValueError):
     """A flow's graph cannot be run; nothing of it has run."""
 
     def __init__(self, flow: str, problems: list[str]) -> None:
@@ -269,7 +394,7 @@ class InvalidFlow(FlowError, ValueError):
         super().__init__(f"flow {flow!r} cannot run: {'; '.join(problems)}")
 
 
-class InvalidAction(FlowError, TypeError):
+class InvalidAction(NodeFlowError, TypeError):
     """A node's ``post`` returned something that is no action."""
 
     def __init__(self, node: str, type_name: str) -> None:
@@ -280,7 +405,7 @@ class InvalidAction(FlowError, TypeError):
         )
 
 
-class UnknownAction(FlowError, LookupError):
+class UnknownAction(NodeFlowError, LookupError):
     """A node returned a named action that no edge leads away for."""
 
     def __init__(self, node: str, action: str, known: list[str]) -> None:
@@ -291,7 +416,7 @@ class UnknownAction(FlowError, LookupError):
         )
 
 
-class InvalidItems(FlowError, TypeError):
+class InvalidItems(NodeFlowError, TypeError):
     """A batch's ``prep`` returned something that is not a collection of items."""
 
     def __init__(self, node: str, type_name: str, hint: str) -> None:
@@ -299,7 +424,7 @@ class InvalidItems(FlowError, TypeError):
         super().__init__(f"prep of batch {node!r} returned {type_name}, which is no collection of items; {hint}")
 
 
-class NodeTimeout(FlowError, TimeoutError):
+class NodeTimeout(NodeFlowError, TimeoutError):
     """One attempt of a node's ``exec`` took longer than its timeout."""
 
     def __init__(self, node: str, timeout: float) -> None:
@@ -307,7 +432,7 @@ class NodeTimeout(FlowError, TimeoutError):
         super().__init__(f"exec of node {node!r} took longer than its timeout of {timeout:g} s")
 
 
-class TooManySteps(FlowError, RuntimeError):
+class TooManySteps(NodeFlowError, RuntimeError):
     """A flow visited more nodes than its ``max_steps``."""
 
     def __init__(self, flow: str, max_steps: int, node: str) -> None:
@@ -318,7 +443,7 @@ class TooManySteps(FlowError, RuntimeError):
         )
 
 
-class MergeConflict(FlowError, ValueError):
+class MergeConflict(NodeFlowError, ValueError):
     """Two parallel branches changed the same field, and nothing says how to merge it."""
 
     def __init__(self, node: str, field: object, branches: list[str]) -> None:
@@ -329,7 +454,7 @@ class MergeConflict(FlowError, ValueError):
         )
 
 
-class WorkCancelled(FlowError, RuntimeError):
+class WorkCancelled(NodeFlowError, RuntimeError):
     """An item or a branch ended by a cancellation that came from inside its own work."""
 
     def __init__(self, place: str) -> None:
@@ -337,7 +462,7 @@ class WorkCancelled(FlowError, RuntimeError):
         super().__init__(f"{place} awaited something that was cancelled, while the run itself was not")
 
 
-class ExecutorError(FlowError, RuntimeError):
+class ExecutorError(NodeFlowError, RuntimeError):
     """An item's value or error cannot travel to an executor's worker or back."""
 
     def __init__(self, node: str, what: str, why: str) -> None:

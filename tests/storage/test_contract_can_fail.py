@@ -14,38 +14,17 @@ from stepwell.errors import StepwellError
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Get
 from stepwell.storage.cell import NEVER, Cell
-from stepwell.storage.gather import Batch
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result
-from stepwell.testing import Clock, JournaledStorageContract
+from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract
 
 
-class Journaled(MemoryStorage):
-    """Correct: the memory backend with a journal, as a backend behind a network has one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.journal: dict[str, tuple[int, list[Result]]] = {}
-
-    async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        if not isinstance(operations, Batch):
-            return await super().run(operations)
-        number, results = self.journal.get(operations.lane, (0, []))
-        if operations.number == number:
-            return results
-        if operations.number < number:
-            raise StepwellError("late")
-        results = await super().run(operations)
-        self.journal[operations.lane] = (operations.number, results)
-        return results
-
-
-class LosesMerges(Journaled):
+class LosesMerges(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
             return super()._write(change._replace(unset=tuple(set(self.fields) - set(change.set))), held, now)
 
 
-class ReusesVersions(Journaled):
+class ReusesVersions(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
             made = not self.alive
@@ -55,7 +34,7 @@ class ReusesVersions(Journaled):
             return refused
 
 
-class ReadsStale(Journaled):
+class ReadsStale(FaultyStorage):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.seen: dict[Address, Result] = {}
@@ -68,19 +47,19 @@ class ReadsStale(Journaled):
         return super()._do(operation)
 
 
-class IgnoresTheLease(Journaled):
+class IgnoresTheLease(FaultyStorage):
     class _cell(Cell):
         def _refused(self, guard: Any, address: Address, now: float) -> Any:
             return super()._refused(guard._replace(token=None), address, now)
 
 
-class LeasesToAnybody(Journaled):
+class LeasesToAnybody(FaultyStorage):
     class _cell(Cell):
         def leased(self, now: float) -> bool:
             return False
 
 
-class WritesHalf(Journaled):
+class WritesHalf(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
             if change.head is not KEEP:
@@ -88,7 +67,7 @@ class WritesHalf(Journaled):
             return super()._write(change, held, now)
 
 
-class Aliases(Journaled):
+class Aliases(FaultyStorage):
     class _cell(Cell):
         def stored(self, parts: bool) -> Any:
             record = super().stored(parts)
@@ -96,50 +75,50 @@ class Aliases(Journaled):
             return record
 
 
-class MixesUpKeys(Journaled):
+class MixesUpKeys(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
         return super()._do(operation._replace(address=address._replace(key=address.key.replace('"', ""))))
 
 
-class MixesUpBots(Journaled):
+class MixesUpBots(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
         return super()._do(operation._replace(address=address._replace(namespace=address.namespace.strip())))
 
 
-class ReturnsExpired(Journaled):
+class ReturnsExpired(FaultyStorage):
     class _cell(Cell):
         def visible(self, now: float) -> bool:
             return self.alive
 
 
-class RevivesExpired(Journaled):
+class RevivesExpired(FaultyStorage):
     class _cell(Cell):
         def expired(self, now: float) -> bool:
             return False
 
 
-class AppliesTwice(Journaled):
+class AppliesTwice(FaultyStorage):
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         return await MemoryStorage.run(self, operations)
 
 
-class ForgetsTombstones(Journaled):
+class ForgetsTombstones(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, now: float) -> None:
             super()._delete(change, now)
             self.version, self.base = NEVER, ""
 
 
-class LosesTheMemoAtClear(Journaled):
+class LosesTheMemoAtClear(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, now: float) -> None:
             super()._delete(change, now)
             self.memo = None
 
 
-class LeavesPartsBehind(Journaled):
+class LeavesPartsBehind(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, now: float) -> None:
             parts = self.parts
@@ -147,7 +126,7 @@ class LeavesPartsBehind(Journaled):
             self.parts = parts
 
 
-class KeepsTheBase(Journaled):
+class KeepsTheBase(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
             base = self.base
@@ -156,13 +135,13 @@ class KeepsTheBase(Journaled):
             return refused
 
 
-class RenewsTooLate(Journaled):
+class RenewsTooLate(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
             return super()._claim(claim._replace(renew=False), now)
 
 
-class StopsAtTheFirstError(Journaled):
+class StopsAtTheFirstError(FaultyStorage):
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         results: list[Result] = []
         for operation in operations:
@@ -171,19 +150,19 @@ class StopsAtTheFirstError(Journaled):
         return results
 
 
-class IgnoresTheLimit(Journaled):
+class IgnoresTheLimit(FaultyStorage):
     class _cell(Cell):
         def _size_after(self, change: Any, dropped: bool) -> int:
             return 0
 
 
-class SweepsWhatIsHeld(Journaled):
+class SweepsWhatIsHeld(FaultyStorage):
     class _cell(Cell):
         def removable(self, now: float) -> bool:
             return self.alive and self.expired(now)
 
 
-class AnswersLastWriteOnly(Journaled):
+class AnswersLastWriteOnly(FaultyStorage):
     class _cell(Cell):
         def _apply(self, apply: Apply, now: float) -> Result:
             result = super()._apply(apply, now)
@@ -221,7 +200,7 @@ CAUGHT_BY = {
 }
 
 
-async def run_promise(name: str, storage_class: type[Journaled]) -> None:
+async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
     """One test of the suite, as pytest would run it."""
     clock = Clock()
 
@@ -238,10 +217,10 @@ async def run_promise(name: str, storage_class: type[Journaled]) -> None:
 
 @pytest.mark.parametrize("name", SUITE)
 def test_the_correct_copy_keeps_every_promise(name: str) -> None:
-    asyncio.run(run_promise(name, Journaled))
+    asyncio.run(run_promise(name, FaultyStorage))
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda cls: cls.__name__)
-def test_a_bug_is_caught_by_the_promise_it_breaks(mutant: type[Journaled]) -> None:
+def test_a_bug_is_caught_by_the_promise_it_breaks(mutant: type[FaultyStorage]) -> None:
     with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
         asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))

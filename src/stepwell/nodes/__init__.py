@@ -1,5 +1,6 @@
 """Flows of nodes that work on one shared state."""
 
+from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch import BatchNode
 from stepwell.nodes.branches import Parallel, parallel
 from stepwell.nodes.events import Event, subscribe
@@ -22,6 +23,7 @@ __all__ = [
     "linear",
     "new_flow_id",
     "parallel",
+    "run_async_batch",
     "step",
     "subscribe",
     "with_error_handling",

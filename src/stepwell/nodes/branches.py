@@ -6,8 +6,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell.errors import InvalidFlow, InvalidOption, MergeConflict, WorkCancelled
-from stepwell.nodes.failure import Failed, OnError, attach, check_on_error, conclude
+from stepwell.errors import InvalidGraph, InvalidOption, MergeConflict
+from stepwell.nodes.failure import (
+    Failed,
+    Halt,
+    OnError,
+    check_on_error,
+    conclude,
+    inside_cancelled,
+    together,
+)
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.node import BaseNode
 from stepwell.nodes.position import Cursor, enter
@@ -35,7 +43,7 @@ class Parallel(BaseNode):
     ) -> None:
         super().__init__(name=name)
         if not branches:
-            raise InvalidFlow(name or "Parallel", ["parallel() needs at least one branch"])
+            raise InvalidGraph(name or "Parallel", ["parallel() needs at least one branch"])
         check_on_error(on_error)
         if not all(callable(function) for function in (merge or {}).values()):
             raise InvalidOption("merge= maps a field to a function of the list of values that the branches gave it")
@@ -74,10 +82,6 @@ def parallel(
     return Parallel(*branches, name=name, merge=merge, on_error=on_error)
 
 
-class _Halt(Exception):
-    """The branches end here; why is on record."""
-
-
 async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
     """Run all branches, merge what they changed, and return their last actions in their order."""
     run = cursor.run
@@ -99,23 +103,14 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
         except asyncio.CancelledError as cancelled:
             if run.cancelling():
                 raise
-            failure = WorkCancelled(f"branch {number} of {stage.path!r}")
-            failure.__cause__ = cancelled
+            failure = inside_cancelled(f"branch {number} of {stage.path!r}", cancelled)
         failure.add_note(f"branch {number} of {stage.path!r}")
         failures.append(failure)
         outcomes[number] = Failed(_branch_name(graphs[number]), failure)
         if node.on_error == "stop":
-            raise _Halt
+            raise Halt
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(len(graphs)):
-                group.create_task(branch(number))
-    except* _Halt:
-        pass
-    except* BaseException as error:
-        attach(error, failures)
-        raise
+    await together([branch(number) for number in range(len(graphs))], failures)
     conflict: Exception | None = None
     if node.on_error != "stop" or not failures:
         try:

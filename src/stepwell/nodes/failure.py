@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, WorkCancelled
 
-__all__ = ["Failed", "OnError", "attach", "check_on_error", "conclude"]
+__all__ = ["Failed", "Halt", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
 
 OnError = Literal["stop", "collect", "skip"]
 
@@ -20,6 +21,38 @@ class Failed:
     #: The item, or the name of the branch.
     item: Any
     error: Exception
+
+
+class Halt(Exception):
+    """Ends work that runs together; why is on record. Never seen outside."""
+
+
+def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:
+    """The error for work that was cancelled although nobody cancelled the run."""
+    error = WorkCancelled(place)
+    error.__cause__ = cancelled
+    return error
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
+    """Run all at once until the last has ended; a :class:`Halt` from one cancels and awaits the others.
+
+    ``failures`` is where the works put their errors down: a cancellation from outside carries them too.
+    """
+    try:
+        await _grouped(works)
+    except BaseException as error:
+        attach(error, failures)
+        raise
+
+
+async def _grouped(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except* Halt:
+        pass
 
 
 def check_on_error(on_error: object) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from stepwell.background import sync
-from stepwell.errors import InsideLoop, InvalidAction, InvalidFlow, InvalidOption, UnknownAction, UsageError
+from stepwell.errors import InsideLoop, InvalidAction, InvalidGraph, InvalidOption, UnknownAction, UsageError
 from stepwell.nodes.batch import check_concurrency
 from stepwell.nodes.diagram import mermaid
 from stepwell.nodes.events import Subscriber, emitter
@@ -163,13 +163,13 @@ class NodeFlow(BaseFlow):
                 try:
                     self._of_class[node] = node()
                 except TypeError as error:
-                    raise InvalidFlow(
+                    raise InvalidGraph(
                         self._title(),
                         [f"{node.__name__} cannot be made without arguments ({error}); give an instance"],
                     ) from error
             node = self._of_class[node]
         if not isinstance(node, BaseNode):
-            raise InvalidFlow(self._title(), [f"{node!r} is no node; give a Node or a NodeFlow"])
+            raise InvalidGraph(self._title(), [f"{node!r} is no node; give a Node or a NodeFlow"])
         if id(node) not in self._added:
             self._added[id(node)] = node
             self._revision += 1

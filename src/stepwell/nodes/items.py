@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import UsageError, WorkCancelled
+from stepwell.errors import UsageError
 from stepwell.nodes.chunk import Chunks
-from stepwell.nodes.failure import Failed, attach, conclude
+from stepwell.nodes.failure import Failed, Halt, attach, conclude, inside_cancelled
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.retry import attempt
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from stepwell.nodes.plan import Stage
 
 __all__ = ["Batch", "run_items"]
-
-
-class _Halt(Exception):
-    """The batch ends here; why is on record."""
 
 
 async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
@@ -68,7 +64,7 @@ async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[
     except asyncio.CancelledError as cancelled:
         if run.cancelling() or run.by_hand:
             raise
-        raise WorkCancelled(f"item {index} of batch {stage.path!r}") from cancelled
+        raise inside_cancelled(f"item {index} of batch {stage.path!r}", cancelled) from cancelled
     finally:
         if isinstance(source, Generator):
             source.close()
@@ -147,7 +143,7 @@ class Batch:
             else:
                 async with asyncio.TaskGroup() as self._group:
                     self._widen()
-        except* _Halt:
+        except* Halt:
             pass
 
     def _widen(self) -> None:
@@ -218,8 +214,7 @@ class Batch:
         except asyncio.CancelledError as cancelled:
             if self.run.cancelling():
                 raise
-            inside = WorkCancelled(f"item {index} of batch {self.stage.path!r}")
-            inside.__cause__ = cancelled
+            inside = inside_cancelled(f"item {index} of batch {self.stage.path!r}", cancelled)
             self.fail(index, item, inside, cursor.attempt)
         else:
             self.succeed(index, result)
@@ -246,9 +241,9 @@ class Batch:
             self._tell("item.failed", index, error=error, attempt=attempt)
             self._tell("node.progress", None, done=self.done, total=self.total)
 
-    def halt(self) -> _Halt:
+    def halt(self) -> Halt:
         self._halted = True
-        return _Halt()
+        return Halt()
 
     def _tell(self, kind: str, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
         assert self.run.emit is not None

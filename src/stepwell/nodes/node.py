@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from stepwell.errors import InvalidFlow, InvalidOption
+from stepwell.errors import InvalidGraph, InvalidOption
 from stepwell.nodes.retry import ExecPolicy, Setting, attempt_node
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def check_edge(source: BaseNode, target: object, action: object) -> None:
     if not isinstance(action, str) or not action:
         raise TypeError(f"an action is a non-empty string, not {action!r}")
     if not isinstance(target, BaseNode | End):
-        raise InvalidFlow(
+        raise InvalidGraph(
             type(source).__name__,
             [f"the edge {action!r} leads to {target!r}, which is no node; give a node, a flow or END"],
         )

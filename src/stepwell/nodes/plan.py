@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import InvalidFlow, UsageError
+from stepwell.errors import InvalidGraph, UsageError
 from stepwell.nodes.node import END, BaseNode, End
 from stepwell.nodes.retry import ExecPolicy
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.flow import BaseFlow
     from stepwell.nodes.position import Cursor
 
-__all__ = ["Build", "Graph", "Program", "Stage", "Strategy", "compile_flow", "name_nodes", "reach"]
+__all__ = ["Build", "Graph", "Program", "Stage", "Strategy", "compile_flow", "hook_of", "name_nodes", "reach"]
 
 #: (stage, cursor, the visit's node, what prep returned, the shared state) -> what post is given.
 Strategy = Callable[["Stage", "Cursor", Any, Any, Any], Awaitable[Any]]
@@ -73,17 +74,17 @@ class Stage:
         self.items: Callable[[Stage, Any], Iterable[Any] | AsyncIterable[Any]]
         self.own_params = node._own_params
         # Instances whose class takes part in copying are copied by their own rules.
-        self.copier = None if _plainly_copied(self.cls) else node
+        self.copier: Callable[[Any], Any] | None = None if _plainly_copied(self.cls) else copy.copy
         hooks = node._hooks
-        self.prep = _hook(node, hooks.prep)
-        self.exec = _hook(node, hooks.exec)
-        self.post = _hook(node, hooks.post)
-        self.fallback = _hook(node, hooks.fallback)
+        self.prep = hook_of(node, hooks.prep)
+        self.exec = hook_of(node, hooks.exec)
+        self.post = hook_of(node, hooks.post)
+        self.fallback = hook_of(node, hooks.fallback)
         self.settings = attrgetter(*node._settings)
         try:
             self.seen = _snapshot(self.settings(node))
         except AttributeError as error:
-            raise InvalidFlow(
+            raise InvalidGraph(
                 self.cls.__name__, [f"{self.cls.__name__}.__init__ must call super().__init__() ({error})"]
             ) from None
         self.execute: Strategy | None = None
@@ -162,7 +163,7 @@ class Build:
     def graph(self, flow: BaseFlow, name: str, prefix: str) -> Graph:
         """Compile the graph of a flow: its nodes in the order in which they are reached, then their edges."""
         if any(graph.flow is flow for graph in self._around):
-            raise InvalidFlow(name, ["it contains itself"])
+            raise InvalidGraph(name, ["it contains itself"])
         graph = Graph(flow, name)
         self._around.append(graph)
         problems = flow._problems()
@@ -187,7 +188,7 @@ def compile_flow(node: BaseNode, *, by_hand: bool) -> Program:
     name = node.name or type(node).__name__
     root = build.stage(node, name, "")
     if build.problems:
-        raise InvalidFlow(name, build.problems)
+        raise InvalidGraph(name, build.problems)
     return Program(root, build)
 
 
@@ -245,7 +246,7 @@ def _plainly_copied(cls: type) -> bool:
     )
 
 
-def _hook(node: BaseNode, name: str) -> Callable[..., Any]:
+def hook_of(node: BaseNode, name: str) -> Callable[..., Any]:
     """The hook as a function of the node: found once, so that a visit need not look it up."""
     found = inspect.getattr_static(type(node), name, None)
     if isinstance(found, FunctionType) and name not in vars(node):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Coroutine, Mapping
 from types import CoroutineType
@@ -132,7 +131,7 @@ def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
         node: BaseNode = _new(stage.cls)
         node.__dict__ = source.__dict__.copy()
     else:
-        node = copy.copy(source)
+        node = stage.copier(source)
     node.params = {**source.params, **params} if stage.own_params else params  # type: ignore[assignment]
     return node
 
