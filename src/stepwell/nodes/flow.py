@@ -160,20 +160,24 @@ class NodeFlow(BaseFlow):
     def _node(self, node: BaseNode | type[BaseNode]) -> BaseNode:
         if isinstance(node, type) and issubclass(node, BaseNode):
             if node not in self._of_class:
-                try:
-                    self._of_class[node] = node()
-                except TypeError as error:
-                    raise InvalidGraph(
-                        self._title(),
-                        [f"{node.__name__} cannot be made without arguments ({error}); give an instance"],
-                    ) from error
+                self._of_class[node] = self._made(node)
             node = self._of_class[node]
         if not isinstance(node, BaseNode):
             raise InvalidGraph(self._title(), [f"{node!r} is no node; give a Node or a NodeFlow"])
+        if not hasattr(node, "successors"):
+            cls = type(node).__name__
+            raise InvalidGraph(self._title(), [f"{cls}.__init__ does not call super().__init__()"])
         if id(node) not in self._added:
             self._added[id(node)] = node
             self._revision += 1
         return node
+
+    def _made(self, cls: type[BaseNode]) -> BaseNode:
+        try:
+            return cls()
+        except TypeError as error:
+            problem = f"{cls.__name__} cannot be made without arguments ({error}); give an instance"
+            raise InvalidGraph(self._title(), [problem]) from error
 
     def _title(self) -> str:
         return self.name or type(self).__name__
@@ -217,7 +221,7 @@ class NodeFlow(BaseFlow):
 
     def _leave(self, stage: Stage, result: Any, shared: Any) -> tuple[Any, Stage | None]:
         known = list(self._edges_of(stage.node))
-        if isinstance(result, tuple) and (known or _is_pair(result)):
+        if result and isinstance(result, tuple) and (known or _is_pair(result)):
             result = self._take_updates(stage, result, shared)
         action = result or "default"
         if not isinstance(action, str | End):
@@ -318,11 +322,15 @@ class NodeFlow(BaseFlow):
 
 
 def linear(*nodes: BaseNode | type[BaseNode], name: str = _UNNAMED, **options: Any) -> NodeFlow:
-    """A flow of nodes one after the other. Options are those of :class:`NodeFlow`."""
+    """A flow of nodes one after the other; a class stands for a new node each time.
+
+    Options are those of :class:`NodeFlow`.
+    """
     flow = NodeFlow(name=name, **options)
-    if nodes:
-        flow.start(nodes[0])
-    for source, target in pairwise(nodes):
+    made = [flow._made(node) if isinstance(node, type) else node for node in nodes]
+    if made:
+        flow.start(made[0])
+    for source, target in pairwise(made):
         flow.connect(source, target)
     return flow
 
@@ -335,9 +343,8 @@ def with_error_handling(
     **options: Any,
 ) -> NodeFlow:
     """A flow of nodes one after the other, in which the action ``"error"`` of each leads to ``handler``."""
-    nodes = list(nodes)
     flow = linear(*nodes, name=name, **options)
-    for node in nodes:
+    for node in flow._reachable():
         flow.connect(node, handler, action="error")
     return flow
 

@@ -81,12 +81,7 @@ class Stage:
         self.post = hook_of(node, hooks.post)
         self.fallback = hook_of(node, hooks.fallback)
         self.settings = attrgetter(*node._settings)
-        try:
-            self.seen = _snapshot(self.settings(node))
-        except AttributeError as error:
-            raise InvalidGraph(
-                self.cls.__name__, [f"{self.cls.__name__}.__init__ must call super().__init__() ({error})"]
-            ) from None
+        self.seen = _snapshot(self.settings(node))
         self.execute: Strategy | None = None
 
     def is_async(self, hook: str) -> bool:
