@@ -39,6 +39,12 @@ class Outcome(NamedTuple):
     value: Any
 
 
+def _raise_failure(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if not outcome.ok:
+            raise outcome.value
+
+
 class Chunks:
     """Sends the items of one batch to a pool in chunks."""
 
@@ -55,6 +61,7 @@ class Chunks:
         pending: deque[tuple[int, Any]] = deque()
         size = 1
         while True:
+            size = min(size, self._fair_share(batch))
             while len(pending) < size:
                 taken = await batch.take()
                 if taken is None:
@@ -83,6 +90,12 @@ class Chunks:
             elif took > _BUDGET:
                 size = max(1, len(outcomes) // 2)
 
+    def _fair_share(self, batch: Batch) -> int:
+        """The largest chunk that leaves the other workers as much to do, where the end is known."""
+        if batch.total is None or batch.settings.concurrency is None:
+            return _LARGEST
+        return max(1, (batch.total - len(batch.results)) // batch.settings.concurrency)
+
     async def _again(self, batch: Batch, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
         """Give an item the attempts that it has left; the first one was made in the chunk."""
         if ok:
@@ -93,10 +106,9 @@ class Chunks:
 
     async def _call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
         assert cursor.item is not None
-        (ok, value), *_ = await self._send(cursor, [(cursor.item, item)], lambda outcomes: None)
-        if not ok:
-            raise value
-        return await value if type(value) is CoroutineType else value
+        (outcome,) = await self._send(cursor, [(cursor.item, item)], _raise_failure)
+        _raise_failure([outcome])
+        return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
     async def _gated(self, batch: Batch, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
         """Send a chunk when the gate lets it pass; ``None`` when the executor has failed it as a whole."""

@@ -213,6 +213,9 @@ class Batch:
             self.fail(index, item, error, cursor.attempt)
         except asyncio.CancelledError as cancelled:
             if self.run.cancelling():
+                if isinstance(cancelled.__context__, Exception):
+                    # It waited for another attempt or for its fallback: this is its last error.
+                    self.record(index, item, cancelled.__context__, cursor.attempt)
                 raise
             inside = inside_cancelled(f"item {index} of batch {self.stage.path!r}", cancelled)
             self.fail(index, item, inside, cursor.attempt)

@@ -124,29 +124,37 @@ async def attempt(
     run = cursor.run
     policy = stage.policy
     number = 1
-    while True:
-        cursor.attempt = number
-        try:
-            if failed is not None:
-                error, failed = failed, None
-                raise error
-            result = await call(stage, cursor, node, value)
-        except Exception as error:
-            if run.cancelling():
-                # Cancelled work that fails on its way out must not start again.
-                raise
-            if number >= policy.max_retries or not isinstance(error, policy.retry_on):
-                if not stage.has_fallback:
+    unsettled: Exception | None = None
+    try:
+        while True:
+            cursor.attempt = number
+            try:
+                if failed is not None:
+                    first, failed = failed, None
+                    raise first
+                result = await call(stage, cursor, node, value)
+            except Exception as error:
+                if run.cancelling():
+                    # Cancelled work that fails on its way out must not start again.
                     raise
-                return await _fall_back(stage, cursor, node, value, error)
+                unsettled = error
+                if number >= policy.max_retries or not isinstance(error, policy.retry_on):
+                    if not stage.has_fallback:
+                        raise
+                    return await _fall_back(stage, cursor, node, value, error)
+            else:
+                cursor.attempt = 1
+                return result
             delay = policy.delay(number)
-            _report(stage, cursor, error, delay)
-        else:
-            cursor.attempt = 1
-            return result
-        if delay > 0:
-            await run.sleep(delay)
-        number += 1
+            _report(stage, cursor, unsettled, delay)
+            if delay > 0:
+                await run.sleep(delay)
+            number += 1
+    except asyncio.CancelledError as cancelled:
+        # Cancelled between two attempts, or before the fallback: the error so far must not vanish.
+        if unsettled is not None and cancelled.__context__ is None:
+            cancelled.__context__ = unsettled
+        raise
 
 
 async def _fall_back(stage: Stage, cursor: Cursor, node: Any, value: Any, error: Exception) -> Any:

@@ -59,12 +59,13 @@ async def in_thread(
     future = _submit(job, cursor, pool)
     try:
         done = await wait_for(future, timeout)
-    except asyncio.CancelledError as cancelled:
+    except asyncio.CancelledError:
         job.given_up = True
         await settled(future)
         if job.error is not None:
-            cancelled.__context__ = job.error
-        elif salvage is not None and job.result is not None:
+            # As from an async def that fails while it is cancelled: the error is what is left to tell.
+            raise job.error from None
+        if salvage is not None and job.result is not None:
             salvage(job.result)
         raise
     if not done:
