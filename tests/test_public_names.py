@@ -11,6 +11,7 @@ import pytest
 
 import stepwell
 import stepwell.errors
+import stepwell.fsm
 import stepwell.testing
 
 SOURCE = Path(stepwell.__file__).parent
@@ -19,6 +20,11 @@ NAMES = {
     "stepwell": [
         "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
         "__version__", "configure", "open_storage", "record_type", "sync",
+    ],
+    "stepwell.fsm": [
+        "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
+        "TransitionError", "UnknownFlowError", "UnreachableState", "Update", "callback", "command", "fsm_flow",
+        "fsm_in_flow", "fsm_state", "keys", "kind", "state", "text",
     ],
     "stepwell.testing": ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"],
 }  # fmt: skip

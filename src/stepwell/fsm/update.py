@@ -142,10 +142,12 @@ class Update:
         "_place",
         "business_connection_id",
         "callback_data",
+        "callback_id",
         "chat",
         "chatless",
         "command",
         "event",
+        "in_topic",
         "kind",
         "raw",
         "text",
@@ -174,6 +176,10 @@ class Update:
     text: str | None
     #: What the pressed button carries.
     callback_data: str | None
+    #: What answering a pressed button needs.
+    callback_id: str | None
+    #: It happened in a topic of a forum, and not merely in a thread of replies.
+    in_topic: bool
     #: The text read as a command: ``/start@my_bot hello``.
     command: Command | None
     #: The business account on whose behalf the bot reads.
@@ -280,6 +286,8 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "thread_id": lambda update: update.topic() or None,
     "text": lambda update: None if update.kind == "callback_query" else _string(_read(update.event, "text")),
     "callback_data": lambda update: _string(_read(update.event, "data")) if update.kind == "callback_query" else None,
+    "callback_id": lambda update: _string(_read(update.event, "id")) if update.kind == "callback_query" else None,
+    "in_topic": lambda update: _read(update._place, "is_topic_message") is True,
     "command": _command,
     "business_connection_id": _business_connection_id,
 }

@@ -179,6 +179,10 @@ class Storage(Callbacks):
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        """Addresses with a tag: records, and what cleared or expired ones leave behind for a day."""
+        raise Unsupported(type(self).__name__, "find what was cleared")
+
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
@@ -195,6 +199,11 @@ class Storage(Callbacks):
     def from_url(cls, url: str, **options: Any) -> Self:
         """A storage for a URL of one of the schemes that this class is registered for."""
         raise Unsupported(cls.__name__, "be opened by URL")
+
+    @property
+    def is_open(self) -> bool:
+        """It was opened, and not closed since."""
+        return self._loop is not None
 
     async def open(self) -> None:
         """Connect and prepare. Any number of calls do it once; the first operation does it too."""
