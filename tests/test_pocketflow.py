@@ -496,7 +496,7 @@ async def test_siblings_are_cancelled_and_awaited_after_an_error(pf):
 
     with pytest.raises(ValueError, match="first"):
         await Items().run_async({})
-    assert ended == ([] if pf is theirs else [1, 2])
+    assert sorted(ended) == ([] if pf is theirs else [1, 2])
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert len(left) == (2 if pf is theirs else 0)
     for task in left:
@@ -526,5 +526,5 @@ async def test_parallel_flows_are_cancelled_and_awaited_after_an_error():
 
     with pytest.raises(ValueError, match="first"):
         await Each(start=Work()).run_async({})
-    assert ended == [1, 2]
+    assert sorted(ended) == [1, 2]
     assert asyncio.all_tasks() == {asyncio.current_task()}

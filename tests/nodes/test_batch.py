@@ -392,3 +392,21 @@ async def test_short_sync_items_share_hops_to_the_thread(monkeypatch):
     monkeypatch.setattr("stepwell.nodes.chunk.in_thread", counted)
     assert await results(range(5000), lambda item: item, SyncBatch) == list(range(5000))
     assert hops < 500
+
+
+async def test_a_sync_item_of_an_async_iterable_does_not_wait_for_the_next_one():
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def items():
+        for number in range(5):
+            yield number
+            # The next item comes only when this one has run.
+            await asyncio.wait_for(done.wait(), 10)
+            done.clear()
+
+    def work(item):
+        loop.call_soon_threadsafe(done.set)
+        return item
+
+    assert await results(items(), work, SyncBatch, concurrency=2) == [0, 1, 2, 3, 4]

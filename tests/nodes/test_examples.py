@@ -1,8 +1,7 @@
-"""The examples run, and so does every snippet of the documentation."""
+"""The examples run."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +41,3 @@ def test_an_example_runs_as_a_script(name, tmp_path):
         check=True,
     )
     assert done.stdout
-
-
-def test_the_snippets_of_the_documentation_run():
-    page = (ROOT / "docs" / "nodes.md").read_text(encoding="utf-8")
-    names: dict[str, object] = {}
-    for snippet in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        exec(snippet, names)

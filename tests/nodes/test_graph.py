@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+import stepwell.nodes
 from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, TooManySteps, UnknownAction, UsageError
 from stepwell.nodes import END, Node, NodeFlow, linear, step, with_error_handling
 from tests.nodes.flows import A, B, C, Trail
@@ -13,6 +14,13 @@ from tests.nodes.flows import A, B, C, Trail
 
 def trail(flow: NodeFlow) -> list[str]:
     return flow.run_sync({}).get("trail", [])
+
+
+def test_the_public_names_are_these():
+    assert stepwell.nodes.__all__ == [
+        *("END", "BatchNode", "Event", "Failed", "Node", "NodeFlow", "Parallel", "ProgressBar", "Step", "linear"),
+        *("new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling"),
+    ]
 
 
 def test_the_builder_takes_classes():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 import traceback
 from collections import deque
@@ -91,7 +90,9 @@ class Chunks:
                 size = max(1, len(outcomes) // 2)
 
     def _fair_share(self, batch: Batch) -> int:
-        """The largest chunk that leaves the other workers as much to do, where the end is known."""
+        """The largest chunk that neither waits for items to come nor leaves other workers without any."""
+        if batch.streaming:
+            return 1
         if batch.total is None or batch.settings.concurrency is None:
             return _LARGEST
         return max(1, (batch.total - len(batch.results)) // batch.settings.concurrency)
@@ -102,7 +103,10 @@ class Chunks:
             return await value
         if not isinstance(value, Exception):
             raise value
-        return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
+        if batch.gate is None:
+            return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
+        async with batch.gate:
+            return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
 
     async def _call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
         assert cursor.item is not None
@@ -154,7 +158,7 @@ class Chunks:
         refused: list[Outcome] = []
         for index, item in chunk:
             try:
-                blobs.append((index, pickle.dumps(item)))
+                blobs.append((index, _dumps(item)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the item's class raises
                 refused.append(Outcome(False, _untravelled(stage, f"item {index}", error)))
                 break
@@ -182,7 +186,7 @@ class Chunks:
         # Without the rest of the graph, and without the executor, which cannot travel.
         bare.__dict__ = {**self._node.__dict__, "successors": {}, "executor": None}
         try:
-            return pickle.dumps(bare)
+            return _dumps(bare)
         except Exception as error:
             raise _untravelled(stage, "the node itself", error) from error
 
@@ -190,12 +194,25 @@ class Chunks:
         unpacked = []
         for ok, blob in outcomes:
             try:
-                # From our own worker, on its way back: nothing stored is ever unpickled.
-                unpacked.append(Outcome(ok, pickle.loads(blob)))  # noqa: S301
+                unpacked.append(Outcome(ok, _loads(blob)))
             except Exception as error:  # noqa: BLE001 - unpickling raises whatever the value's class raises
                 unpacked.append(Outcome(False, _untravelled(self._stage, "a result", error)))
                 break
         return unpacked
+
+
+def _dumps(value: Any) -> bytes:
+    """A value on its way between processes, by the pickler of process pools (imported when it is needed)."""
+    from multiprocessing.reduction import ForkingPickler
+
+    return bytes(ForkingPickler.dumps(value))
+
+
+def _loads(blob: bytes) -> Any:
+    """A value that :func:`_dumps` sent to or from an executor. Nothing stored ever gets here."""
+    from multiprocessing.reduction import ForkingPickler
+
+    return ForkingPickler.loads(blob)
 
 
 def run_here(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[Outcome]:
@@ -222,7 +239,7 @@ class _Elsewhere(NamedTuple):
 
 def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
     """Run a chunk in an executor's worker, which may be another process."""
-    node = pickle.loads(node_blob)  # noqa: S301 - sent by the process that uses this executor
+    node = _loads(node_blob)
     cursor = Cursor(
         _Elsewhere(step.flow_id),  # type: ignore[arg-type]
         step.node,
@@ -237,8 +254,8 @@ def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int
         for index, blob in blobs:
             cursor.item = index
             try:
-                result = getattr(node, exec_name)(pickle.loads(blob))  # noqa: S301
-                outcomes.append((True, pickle.dumps(result)))
+                result = getattr(node, exec_name)(_loads(blob))
+                outcomes.append((True, _dumps(result)))
             except Exception as error:  # noqa: BLE001 - it is raised where the chunk is awaited
                 outcomes.append((False, _packed(error, step.node)))
                 break
@@ -253,12 +270,12 @@ def _packed(error: Exception, node: str) -> bytes:
     # A traceback does not travel, so its text does.
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:
-        blob = pickle.dumps(error)
-        pickle.loads(blob)  # noqa: S301 - some errors can be written but not read back
+        blob = _dumps(error)
+        _loads(blob)
     except Exception:  # noqa: BLE001
         stand_in = ExecutorError(node, f"the error {type(error).__name__}", "it does not pickle")
         stand_in.add_note("\n".join(error.__notes__))
-        return pickle.dumps(stand_in)
+        return _dumps(stand_in)
     return blob
 
 

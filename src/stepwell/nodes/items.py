@@ -91,6 +91,8 @@ class Batch:
         self.fatal: Exception | None = None
         self.done = 0
         self.total = len(source) if isinstance(source, Sized) else None
+        #: Items may come slowly: none waits for the next one.
+        self.streaming = not isinstance(source, Iterable)
         self._cursor = cursor
         self._source = source
         self._workers = 0
