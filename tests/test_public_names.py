@@ -28,7 +28,8 @@ NAMES = {
         "new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling",
     ],
     "stepwell.pocketflow": [
-        "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow", "AsyncParallelBatchNode",
+        "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
+        "AsyncParallelBatchNode",
         "BaseNode", "BatchFlow", "BatchNode", "Flow", "Node",
     ],
     "stepwell.testing": [
