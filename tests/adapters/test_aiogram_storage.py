@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiogram import Dispatcher, F, Router
+from aiogram.dispatcher.event.bases import SkipHandler
 from aiogram.exceptions import DataNotDictLikeError
 from aiogram.filters import Command, StateFilter
 from aiogram.fsm.context import FSMContext
@@ -92,7 +93,6 @@ async def test_what_is_cleared_leaves_no_record(storage: Storage, kept: Stepwell
         await context.update_data(a=1)
         await context.clear()
         assert (await context.get_state(), await context.get_data()) == (None, {})
-        assert await records(storage) == []
         await context.set_state(Form.name)
         await context.set_state(None)
 
@@ -252,9 +252,9 @@ async def test_a_record_that_was_cleared_meanwhile_is_not_written(storage: Stora
 
     # A context of its own, as an update of somebody else has it.
     other = contextvars.copy_context()
-    async with StepwellIsolation(storage).lock(KEY):
-        await asyncio.get_running_loop().create_task(elsewhere(), context=other)
-        with pytest.raises(RecordReplaced):
+    with pytest.raises(RecordReplaced):
+        async with StepwellIsolation(storage).lock(KEY):
+            await asyncio.get_running_loop().create_task(elsewhere(), context=other)
             await kept.update_data(KEY, {"b": 2})
     assert await kept.get_data(KEY) == {}
 
@@ -263,16 +263,74 @@ async def test_a_holder_that_overslept_writes_nothing() -> None:
     clock = Clock()
     storage = MemoryStorage(clock=clock)
     kept, isolation = StepwellStorage(storage), StepwellIsolation(storage, lease=5)
-    async with isolation.lock(KEY):
-        await kept.update_data(KEY, {"a": 1})
-        clock.advance(6)
-        with pytest.raises(LeaseLost):
+    await kept.update_data(KEY, {"a": 1})
+    with pytest.raises(LeaseLost):
+        async with isolation.lock(KEY):
             await kept.update_data(KEY, {"a": 2})
-        with pytest.raises(LeaseLost):
+            clock.advance(6)
             await kept.set_state(KEY, "Form:name")
     assert await kept.get_data(KEY) == {"a": 1}
     assert await kept.get_state(KEY) is None
     await storage.close()
+
+
+async def test_what_a_handler_writes_is_one_write_at_its_end(storage: Storage, kept: StepwellStorage) -> None:
+    isolation, other = StepwellIsolation(storage), contextvars.copy_context()
+
+    async def elsewhere() -> dict[str, Any]:
+        return await kept.get_data(KEY)
+
+    async with isolation.lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+        await kept.set_state(KEY, "Form:name")
+        assert await asyncio.get_running_loop().create_task(elsewhere(), context=other) == {}
+        assert await asyncio.get_running_loop().create_task(elsewhere()) == {"a": 1}
+    assert await kept.get_data(KEY) == {"a": 1}
+    version = [entry.version async for entry in storage.scan("aiogram:7")]
+    with pytest.raises(RuntimeError):
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"a": 2})
+            raise RuntimeError
+    with pytest.raises(SkipHandler):
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"b": 3})
+            raise SkipHandler
+    async with isolation.lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+    assert await kept.get_data(KEY) == {"a": 1, "b": 3}
+    assert [entry.version.number async for entry in storage.scan("aiogram:7")] == [version[0].number + 1]
+
+
+async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kept: StepwellStorage) -> None:
+    isolation = StepwellIsolation(storage)
+    history = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="scenes_history")
+    with pytest.raises(RuntimeError):
+        async with isolation.lock(KEY):
+            await kept.set_state(KEY, "a")
+            await kept.set_state(history, "b")
+            raise RuntimeError
+    assert await records(storage) == []
+    async with isolation.lock(KEY):
+        await asyncio.gather(kept.update_data(history, {"x": 1}), kept.update_data(history, {"y": 2}))
+        assert await kept.get_data(history) == {"x": 1, "y": 2}
+        await kept.set_state(KEY, "a")
+    assert len(await records(storage)) == 2
+    assert storage.lines == {}
+
+
+async def test_a_task_that_outlives_its_handler_writes_by_itself(storage: Storage, kept: StepwellStorage) -> None:
+    done = asyncio.Event()
+
+    async def later() -> None:
+        await done.wait()
+        await kept.update_data(KEY, {"late": True})
+
+    async with StepwellIsolation(storage).lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+        task = asyncio.create_task(later())
+    done.set()
+    await task
+    assert await kept.get_data(KEY) == {"a": 1, "late": True}
 
 
 async def test_a_lock_that_is_busy_is_waited_for_with_a_warning(

@@ -30,6 +30,7 @@ require("aiogram", "aiogram", minimum=MINIMUM)
 
 from aiogram import BaseMiddleware, Bot, Dispatcher  # noqa: E402
 from aiogram import methods as api  # noqa: E402
+from aiogram.dispatcher.event.bases import CancelHandler, SkipHandler  # noqa: E402
 from aiogram.dispatcher.event.handler import FilterObject  # noqa: E402
 from aiogram.exceptions import DataNotDictLikeError  # noqa: E402
 from aiogram.filters import Filter, and_f, or_f  # noqa: E402
@@ -71,8 +72,7 @@ class StepwellStorage(BaseStorage):
         await self._claims.set_place(*self._at(key), _place(name), tags=_tags(key))
 
     async def get_state(self, key: StorageKey) -> str | None:
-        place = await self._claims.place(*self._at(key))
-        return None if place is None else _state_name(place)
+        return _state_name(await self._claims.place(*self._at(key)))
 
     async def set_data(self, key: StorageKey, data: Mapping[str, Any]) -> None:
         await self._claims.set_data(*self._at(key), _mapping(data), tags=_tags(key))
@@ -97,8 +97,9 @@ class StepwellStorage(BaseStorage):
 class StepwellIsolation(BaseEventIsolation):
     """One update of a key at a time, across all workers, in the order of their coming.
 
-    What ``StepwellStorage`` over the same storage writes meanwhile goes by this claim: a handler that
-    overslept its lease gets ``LeaseLost``, and nothing of it is written.
+    What a handler writes to its key through ``StepwellStorage`` over the same storage is one write at its
+    end, fenced by this claim. A handler that raises changes nothing; one that overslept its lease gets
+    ``LeaseLost``, and nothing of it is written.
     """
 
     def __init__(
@@ -114,8 +115,13 @@ class StepwellIsolation(BaseEventIsolation):
 
     @asynccontextmanager
     async def lock(self, key: StorageKey) -> AsyncIterator[None]:
-        async with self._claims.holding(*_address(self._name, key), wait=self._wait, lease=self._lease):
-            yield
+        async with self._claims.holding(*_address(self._name, key), wait=self._wait, lease=self._lease) as held:
+            try:
+                yield
+            except (SkipHandler, CancelHandler):
+                # These are no failures: the handler says that it is done.
+                await held.commit()
+                raise
 
     async def close(self) -> None:
         """Nothing to do: claims end with their updates."""
@@ -275,7 +281,8 @@ def _inside(given: FilterObject) -> Iterator[ContextFilter]:
 def _claims_in(storage: Storage) -> Claims:
     if not isinstance(storage, Storage):
         raise InvalidOption(f"give a storage of Stepwell, such as open_storage('sqlite:///bot.db'), not {storage!r}")
-    return Claims(storage)
+    # The destinies of a key, such as the history of scenes, belong together.
+    return Claims(storage, family=lambda key: key[:-1])
 
 
 def _address(name: str, key: StorageKey) -> tuple[str, Any]:
