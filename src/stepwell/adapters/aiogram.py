@@ -11,12 +11,11 @@ Or take our conversations: ``setup(dispatcher, fsm)``, and every handler may hav
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from stepwell.adapters.claims import Claims
+from stepwell.adapters.claims import Claims, Held
 from stepwell.adapters.machines import Machines, conversation
 from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, UsageError
 from stepwell.extras import require
@@ -113,15 +112,10 @@ class StepwellIsolation(BaseEventIsolation):
         self._name = name
         self._wait, self._lease = wait, lease
 
-    @asynccontextmanager
-    async def lock(self, key: StorageKey) -> AsyncIterator[None]:
-        async with self._claims.holding(*_address(self._name, key), wait=self._wait, lease=self._lease) as held:
-            try:
-                yield
-            except (SkipHandler, CancelHandler):
-                # These are no failures: the handler says that it is done.
-                await held.commit()
-                raise
+    def lock(self, key: StorageKey) -> Held:  # type: ignore[override]
+        """Used as ``async with isolation.lock(key)``; the two exceptions are no failures, but ways to be done."""
+        fine = (SkipHandler, CancelHandler)
+        return self._claims.holding(*_address(self._name, key), wait=self._wait, lease=self._lease, fine=fine)
 
     async def close(self) -> None:
         """Nothing to do: claims end with their updates."""

@@ -7,9 +7,9 @@ write, fenced by the claim; if it raises, nothing is written. Outside, every cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Any
 
 from stepwell.adapters.patience import patiently
@@ -34,19 +34,12 @@ class Claims:
         self.storage = storage
         self._family = family
 
-    @asynccontextmanager
-    async def holding(self, namespace: str, key: Any, *, wait: float, lease: float) -> AsyncIterator[_Held]:
-        """Claim a record, in the order of the calls; what is asked of its family inside goes by this claim."""
-        async with AsyncExitStack() as stack:
-            held = _Held(self.storage, stack, (namespace, self._family(key)), wait=wait, lease=lease)
-            await held.slot(namespace, key)
-            before = _held.set((*_held.get(), held))
-            try:
-                yield held
-                await held.commit()
-            finally:
-                held.over = True
-                _held.reset(before)
+    def holding(
+        self, namespace: str, key: Any, *, wait: float, lease: float, fine: tuple[type[BaseException], ...] = ()
+    ) -> Held:
+        """``async with`` claims a record, in the order of the calls; what is asked of its family inside goes by
+        this claim, and is written at the end, also where that is an exception of the ``fine`` ones."""
+        return Held(self.storage, namespace, key, self._family(key), wait=wait, lease=lease, fine=fine)
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Where a record stands."""
@@ -98,13 +91,14 @@ class Claims:
     async def _slot(self, namespace: str, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
         for held in _held.get():
             if not held.over and held.storage is self.storage and held.family == (namespace, self._family(key)):
-                return await held.slot(namespace, key, tags)
+                return await held.slot(key, tags)
         return None
 
     def _checked(self, address: Address, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """What cannot be kept is refused here, and not at the end; what is kept shares nothing with the caller's."""
         seal = self.storage.seal(address)
-        return seal.data(seal.fields(data))
+        fields = seal.fields(data)
+        return dict(data) if _flat(data) else seal.data(fields)
 
     async def _apply(self, address: Address, tags: tuple[str, ...], **changes: Any) -> Applied:
         storage = self.storage
@@ -123,54 +117,86 @@ class Claims:
         return applied
 
 
-class _Held:
+class Held:
     """A family of records while one handler has it."""
 
+    __slots__ = ("_before", "_claiming", "_fine", "_key", "_lease", "_slots", "_tags", "_wait", "family", "over",
+                 "storage")  # fmt: skip
+
     def __init__(
-        self, storage: Storage, stack: AsyncExitStack, family: tuple[str, Any], *, wait: float, lease: float
+        self,
+        storage: Storage,
+        namespace: str,
+        key: Any,
+        family: Any,
+        *,
+        wait: float,
+        lease: float,
+        fine: tuple[type[BaseException], ...],
     ) -> None:
         self.storage = storage
-        self.family = family
+        self.family = (namespace, family)
         #: A task that the handler started may outlive it; it goes without the claim then.
         self.over = False
-        self._stack = stack
+        self._key = key
         self._wait, self._lease = wait, lease
+        self._fine = fine
         self._slots: dict[Any, Slot] = {}
         self._tags: dict[Any, tuple[str, ...]] = {}
         self._claiming = asyncio.Lock()
+        self._before: Token[tuple[Held, ...]] | None = None
 
-    async def slot(self, namespace: str, key: Any, tags: tuple[str, ...] | None = None) -> Slot:
+    async def __aenter__(self) -> None:
+        await self._claim(self._key)
+        self._before = _held.set((*_held.get(), self))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._before is not None
+        self.over = True
+        _held.reset(self._before)
+        try:
+            if kind is None or issubclass(kind, self._fine):
+                await self._commit()
+        finally:
+            for slot in self._slots.values():
+                await slot.__aexit__(kind, error, trace)
+
+    async def slot(self, key: Any, tags: tuple[str, ...] | None) -> Slot:
         """One of its records; ``tags`` are given where it is going to be written."""
         if tags is not None:
             self._tags[key] = tags
-        found = self._slots.get(key)
-        if found is not None:
-            return found
-        async with self._claiming:
-            if key not in self._slots:
-                self._slots[key] = await patiently(
-                    lambda: self._stack.enter_async_context(
-                        Slot(self.storage, namespace, key, wait=self._wait, lease=self._lease)
-                    )
-                )
+        if key not in self._slots:
+            async with self._claiming:
+                if key not in self._slots:
+                    await self._claim(key)
         return self._slots[key]
 
-    async def commit(self) -> None:
+    async def _claim(self, key: Any) -> None:
+        namespace = self.family[0]
+        self._slots[key] = await patiently(
+            lambda: Slot(self.storage, namespace, key, wait=self._wait, lease=self._lease).__aenter__()
+        )
+
+    async def _commit(self) -> None:
         """Write all that was changed, the first record first: if that is refused, nothing is written."""
         for key, slot in self._slots.items():
-            if key not in self._tags:
-                continue
-            if slot.place == NOWHERE and not slot.data:
-                slot.delete()
-            await slot.commit(tags=slot.tags or self._tags[key])
+            tags = self._tags.get(key)
+            if tags is not None:
+                if slot.place == NOWHERE and not slot.data:
+                    slot.delete()
+                await slot.commit(tags=slot.tags or tags)
 
 
 #: What the running handler holds. Tasks that it starts inherit it, other tasks of the process do not.
-_held: ContextVar[tuple[_Held, ...]] = ContextVar("stepwell_held", default=())
+_held: ContextVar[tuple[Held, ...]] = ContextVar("stepwell_held", default=())
 
 
 def _copied(slot: Slot) -> dict[Any, Any]:
     data = slot.data
-    if all(type(value) in _SCALARS for value in data.values()):
-        return data.copy()
-    return slot.copy_of_data()
+    return data.copy() if _flat(data) else slot.copy_of_data()
+
+
+def _flat(data: Mapping[Any, Any]) -> bool:
+    return all(type(value) in _SCALARS for value in data.values())
