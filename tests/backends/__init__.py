@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from tests.backends.base import Backend
 from tests.backends.memory import Memory
+from tests.backends.redis import Redis, RedisCluster
 
-ALL: list[type[Backend]] = [Memory]
+ALL: list[type[Backend]] = [Memory, Redis, RedisCluster]
 
 __all__ = ["ALL", "Backend"]

@@ -1,0 +1,36 @@
+-- Remove records that have expired and old tombstones, with their index entries, unless somebody holds them.
+--
+-- KEYS: "-", the index of what may be removed (x).
+-- ARGV: now, width, how many at most ("0": only count them).
+-- Gives how many there were to remove, how many were removed, then address and head (or false) of each expired record.
+
+local prefix = string.sub(KEYS[2], 1, width)
+local most = tonumber(ARGV[3])
+local swept = {redis.call('ZCOUNT', KEYS[2], '-inf', exact(now)), 0}
+-- What has to stay for now is stepped over.
+local stay = 0
+while swept[2] < most do
+  local names = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', exact(now), 'LIMIT', stay, most - swept[2])
+  if #names == 0 then
+    break
+  end
+  for _, name in ipairs(names) do
+    local key = prefix .. 'r:' .. name
+    local found = redis.call('HMGET', key, '$z', '$g', '$d', '$h')
+    local _, memo_till = timed(prefix .. 'm:' .. name)
+    -- A tombstone stays as long as its memo.
+    if leased(prefix, name) or (not found[1] and memo_till > now) then
+      stay = stay + 1
+    else
+      if found[1] then
+        unlist(prefix, name, found[2], found[3])
+        swept[#swept + 1] = name
+        swept[#swept + 1] = found[4]
+      end
+      redis.call('DEL', key, prefix .. 'p:' .. name)
+      redis.call('ZREM', KEYS[2], name)
+      swept[2] = swept[2] + 1
+    end
+  end
+end
+return swept
