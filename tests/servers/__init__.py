@@ -1,1 +1,1 @@
-"""Real servers for the tests, each started once, on free ports, and gone with the test run."""
+"""Real servers for the tests, from pip packages: a module per kind, started when a test first needs one."""
