@@ -1,0 +1,47 @@
+"""Conversations: flows, keys, filters and the machine that keeps them."""
+
+from stepwell.errors import (
+    Busy,
+    DuplicateUpdate,
+    LeaseLost,
+    NoKeyError,
+    TransitionError,
+    UnknownFlowError,
+)
+from stepwell.fsm import keys
+from stepwell.fsm.description import StateName, UnreachableState
+from stepwell.fsm.filters import (
+    Filter,
+    callback,
+    command,
+    fsm_flow,
+    fsm_in_flow,
+    fsm_state,
+    kind,
+    text,
+)
+from stepwell.fsm.flow import Flow, state
+from stepwell.fsm.update import Update
+
+__all__ = [
+    "Busy",
+    "DuplicateUpdate",
+    "Filter",
+    "Flow",
+    "LeaseLost",
+    "NoKeyError",
+    "StateName",
+    "TransitionError",
+    "UnknownFlowError",
+    "UnreachableState",
+    "Update",
+    "callback",
+    "command",
+    "fsm_flow",
+    "fsm_in_flow",
+    "fsm_state",
+    "keys",
+    "kind",
+    "state",
+    "text",
+]
