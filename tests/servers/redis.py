@@ -98,11 +98,13 @@ class RedisCluster:
                 client.close()
 
     def _form(self, clients: list[redis.Redis]) -> None:
+        # An epoch can only be given to a node that knows no other yet.
         for number, client in enumerate(clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number < 3:
                 slots = range(16384 * number // 3, 16384 * (number + 1) // 3)
                 client.execute_command("CLUSTER", "ADDSLOTS", *slots)
+        for client in clients:
             for other in self.nodes:
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
         ids = [client.execute_command("CLUSTER", "MYID") for client in clients]

@@ -162,8 +162,7 @@ class RedisStorage(Storage):
         names = [keys.never(tag), keys.journal(tag, journal)]
         row = [*self._basics(), str(number)]
         for operation in operations:
-            address = operation.address
-            names.append(keys.record(keys.tag(address), address))
+            names.append(keys.record(operation.address))
             row += arguments(operation)
         return Request(tag, _BATCH, names, row)
 

@@ -49,9 +49,10 @@ class Keys:
         """The hash tag of an address."""
         return crc32(address.text.encode()) % TAGS
 
-    def record(self, tag: int, address: Address) -> str:
+    def record(self, address: Address) -> str:
         """The record's own key."""
-        return f"{self.prefixes[tag]}r:{address.text}"
+        text = address.text
+        return f"{self.prefixes[crc32(text.encode()) % TAGS]}r:{text}"
 
     def never(self, tag: int) -> str:
         """The key that is never written."""

@@ -4,10 +4,10 @@
 -- ARGV: now, width, the latest deadline ("": now), how many at most, the namespace, and the deadline and key of the
 -- last one of the page before, or two empty ones. Gives key, deadline, key, deadline.
 
-local prefix = string.sub(KEYS[2], 1, width)
+local prefix = sub(KEYS[2], 1, width)
 local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 if before == '' then
-  before = exact(now)
+  before = now_text
 end
 
 -- By bytes, as the index is sorted; Lua's own comparison goes by the server's locale.
@@ -25,11 +25,11 @@ local due = {}
 local offset = 0
 local lowest = last == '' and '-inf' or last
 repeat
-  local found = redis.call('ZRANGEBYSCORE', KEYS[2], lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
+  local found = call('ZRANGEBYSCORE', KEYS[2], lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
   for n = 1, #found, 2 do
     local key, deadline = found[n], found[n + 1]
     if last == '' or tonumber(deadline) > tonumber(last) or greater(key, last_key) then
-      local expires = redis.call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
+      local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
       if not (expires and tonumber(expires) <= now) and #due < 2 * most then
         due[#due + 1] = key
         due[#due + 1] = deadline

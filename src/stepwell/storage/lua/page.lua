@@ -9,7 +9,7 @@
 -- A call ends after so many keys, or so many bytes: other clients wait for it.
 local KEYS_A_CALL, BYTES_A_CALL = 1000, 1000000
 
-local prefix = string.sub(KEYS[2], 1, width)
+local prefix = sub(KEYS[2], 1, width)
 local after, most, flow, state = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local space = ARGV[7]
 
@@ -18,9 +18,9 @@ local function fits(wanted, found)
 end
 
 if most == 0 then
-  return {redis.call('ZLEXCOUNT', KEYS[2], after, '+')}
+  return {call('ZLEXCOUNT', KEYS[2], after, '+')}
 end
-local keys = redis.call('ZRANGEBYLEX', KEYS[2], after, '+', 'LIMIT', 0, KEYS_A_CALL)
+local keys = call('ZRANGEBYLEX', KEYS[2], after, '+', 'LIMIT', 0, KEYS_A_CALL)
 local page = {false}
 local bytes = 0
 for n = 1, #keys do
@@ -30,7 +30,7 @@ for n = 1, #keys do
   local hidden = found.err or not tonumber(found[1]) or (found[2] and (tonumber(found[2]) or 0) <= now)
   if not hidden and fits(flow, found[3]) and fits(state, found[4]) then
     page[#page + 1] = keys[n]
-    page[#page + 1] = redis.call('HGETALL', key)
+    page[#page + 1] = call('HGETALL', key)
     bytes = bytes + tonumber(found[1])
   end
   local full = #page > 2 * most or bytes > BYTES_A_CALL

@@ -19,9 +19,13 @@
 --
 -- Values are never parsed. Numbers are doubles: exact up to 2^53, if they are written with enough digits.
 
+-- Locals are quicker to reach than globals.
+local ARGV, KEYS, call, tonumber, unpack = ARGV, KEYS, redis.call, tonumber, unpack
+local find, format, sub = string.find, string.format, string.sub
+
 local now = tonumber(ARGV[1])
 if not now then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 -- The length of "stepwell:{17}:".
@@ -33,60 +37,64 @@ local MOST = 4000
 
 -- Lua's own conversion keeps 14 digits only.
 local function exact(number)
-  return string.format('%.17g', number)
+  return format('%.17g', number)
 end
 
 local function whole(number)
-  return string.format('%.0f', number)
+  return format('%.0f', number)
 end
+
+local now_text = exact(now)
 
 -- An address is "namespace/key", with the slashes of the namespace escaped.
 local function split(name)
   local at = 1
   while true do
-    at = string.find(name, '[\\/]', at)
+    at = find(name, '[\\/]', at)
     if string.byte(name, at) == 47 then
-      return string.sub(name, 1, at - 1), string.sub(name, at + 1)
+      return sub(name, 1, at - 1), sub(name, at + 1)
     end
     at = at + 2
   end
 end
 
--- "<until> <text>", as leases and memos are kept.
-local function timed(key)
-  local kept = redis.call('GET', key)
+-- "<until> <text>", as leases and memos are kept: the text, and until when it counts.
+local function timed(kept)
   if not kept then
     return nil, 0
   end
-  local space = string.find(kept, ' ', 1, true)
-  return string.sub(kept, space + 1), tonumber(string.sub(kept, 1, space - 1))
+  local space = find(kept, ' ', 1, true)
+  return sub(kept, space + 1), tonumber(sub(kept, 1, space - 1))
 end
+
+-- For seconds as they were given: "<until> " and the TTL. Most claims of a batch are equally long.
+local spans = {}
 
 local function keep_timed(key, text, seconds)
-  -- A minute longer than it counts: what counts is judged by one clock, which need not be the server's.
-  local ttl = whole(math.ceil(math.max(seconds, 0) * 1000) + 60000)
-  redis.call('SET', key, exact(now + seconds) .. ' ' .. text, 'PX', ttl)
-end
-
-local function leased(prefix, name)
-  local token, till = timed(prefix .. 'l:' .. name)
-  return token ~= nil and till > now, token, till
+  local span = spans[seconds]
+  if not span then
+    local count = tonumber(seconds)
+    -- A minute longer than it counts: what counts is judged by one clock, which need not be the server's.
+    span = {exact(now + count) .. ' ', whole(math.ceil(math.max(count, 0) * 1000) + 60000)}
+    spans[seconds] = span
+  end
+  call('SET', key, span[1] .. text, 'PX', span[2])
 end
 
 -- Out of the indexes of tags and deadlines, or of all that list records.
 local function forget_tags(prefix, space, key, tags)
   for tag in string.gmatch(tags, '([^\n]*)\n') do
-    redis.call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
+    call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
   end
 end
 
 local function unlist(prefix, name, tags, deadline)
   local space, key = split(name)
-  redis.call('ZREM', prefix .. 'n:' .. space, key)
+  call('ZREM', prefix .. 'n:' .. space, key)
   if tags then
     forget_tags(prefix, space, key, tags)
   end
   if deadline then
-    redis.call('ZREM', prefix .. 'd:' .. space, key)
+    call('ZREM', prefix .. 'd:' .. space, key)
   end
 end

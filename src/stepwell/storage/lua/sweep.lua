@@ -4,22 +4,24 @@
 -- ARGV: now, width, how many at most ("0": only count them).
 -- Gives how many there were to remove, how many were removed, then address and head (or false) of each expired record.
 
-local prefix = string.sub(KEYS[2], 1, width)
+local prefix = sub(KEYS[2], 1, width)
 local most = tonumber(ARGV[3])
-local swept = {redis.call('ZCOUNT', KEYS[2], '-inf', exact(now)), 0}
+local swept = {call('ZCOUNT', KEYS[2], '-inf', now_text), 0}
 -- What has to stay for now is stepped over.
 local stay = 0
 while swept[2] < most do
-  local names = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', exact(now), 'LIMIT', stay, most - swept[2])
+  local names = call('ZRANGEBYSCORE', KEYS[2], '-inf', now_text, 'LIMIT', stay, most - swept[2])
   if #names == 0 then
     break
   end
   for _, name in ipairs(names) do
     local key = prefix .. 'r:' .. name
-    local found = redis.call('HMGET', key, '$z', '$g', '$d', '$h')
-    local _, memo_till = timed(prefix .. 'm:' .. name)
+    local found = call('HMGET', key, '$z', '$g', '$d', '$h')
+    local beside = call('MGET', prefix .. 'l:' .. name, prefix .. 'm:' .. name)
+    local _, lease_till = timed(beside[1])
+    local _, memo_till = timed(beside[2])
     -- A tombstone stays as long as its memo.
-    if leased(prefix, name) or (not found[1] and memo_till > now) then
+    if lease_till > now or (not found[1] and memo_till > now) then
       stay = stay + 1
     else
       if found[1] then
@@ -27,8 +29,8 @@ while swept[2] < most do
         swept[#swept + 1] = name
         swept[#swept + 1] = found[4]
       end
-      redis.call('DEL', key, prefix .. 'p:' .. name)
-      redis.call('ZREM', KEYS[2], name)
+      call('DEL', key, prefix .. 'p:' .. name)
+      call('ZREM', KEYS[2], name)
       swept[2] = swept[2] + 1
     end
   end
