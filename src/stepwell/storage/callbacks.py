@@ -182,6 +182,15 @@ def _random_id() -> str:
     return os.urandom(8).hex()
 
 
+def _bytes_if_torn(text: str) -> str | bytes:
+    """A text that was not UTF-8 in the store (a backend then gives it with surrogate escapes), as it was there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
+
+
 def _head(seal: Seal, state: State) -> Head:
     for name in (state.flow, state.state):
         if name is not None and not isinstance(name, str):
