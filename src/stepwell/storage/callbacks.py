@@ -153,7 +153,9 @@ class Callbacks(ABC):
         if known is not None and known.fields.get("version") == seal.field("version", version):
             return
         # Sealed anew: the copy must come back as the damaged text that it is.
-        found = {"version": version, "head": stored.head, "fields": stored.fields}
+        fields = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
+        head = None if stored.head is None else _bytes_if_torn(stored.head)
+        found = {"version": version, "head": head, "fields": fields}
         await self.perform(
             Apply(place, Change(write=self.ids(), replace=True, set=seal.fields(found), limit=self.limit_of(place)))
         )
