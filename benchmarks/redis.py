@@ -12,12 +12,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Redis
+from tests.servers.redis import RedisCluster, RedisServer
 
 from stepwell import open_storage
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Guard
-from tests.servers.redis import RedisCluster, RedisServer
 
 TASKS, UPDATES, ROUNDS = 50, 40, 9
 #: The issue's line: at least so many times the floor.

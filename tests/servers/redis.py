@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.servers.process import Process, free_port
 
@@ -46,10 +48,10 @@ class RedisServer:
         self._options = options
         self.start()
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         log = self.folder / "log"
         command = [binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = Process([*command, "--save", "", *self._options], log)
+        self.process = Process([*command, "--save", "", *self._options, *more], log)
         give_up = time.monotonic() + 20
         while not self._answers():
             if time.monotonic() > give_up or not self.process.running:
@@ -67,7 +69,8 @@ class RedisServer:
 
     def client(self, **options: Any) -> redis.Redis:
         """A blocking client for what a test does to the server; closed by ``with``."""
-        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, **options)
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, retry=once, **options)
 
     def url(self, query: str = "") -> str:
         return f"redis://127.0.0.1:{self.port}/0{query}"
@@ -150,7 +153,7 @@ def _ids(client: redis.Redis) -> str:
 
 def _settled(client: redis.Redis) -> bool:
     info = client.info("replication")
-    linked = info["role"] == "master" and info["connected_slaves"] == 1 or info.get("master_link_status") == "up"
+    linked = (info["role"] == "master" and info["connected_slaves"] == 1) or info.get("master_link_status") == "up"
     return linked and client.cluster("INFO")["cluster_state"] == "ok"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.extras import require
@@ -78,7 +78,8 @@ class Door(NamedTuple):
     @classmethod
     def of(cls, kind: Any, arguments: Mapping[str, Any]) -> Door:
         """From the class and arguments of a driver's connection."""
-        ours = {name: value for name, value in arguments.items() if name not in _THEIRS} | _OURS
+        ours = {name: value for name, value in arguments.items() if name not in _THEIRS}
+        ours.update(_OURS)
         try:
             kind(**ours)
         except TypeError as error:
@@ -112,11 +113,10 @@ class Door(NamedTuple):
 
 def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
     """A URL without the options of these names in its query, and these."""
-    parts = urlsplit(url)
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    ours = {name: value for name, value in query if name in names}
-    rest = urlencode([(name, value) for name, value in query if name not in names])
-    return urlunsplit(parts._replace(query=rest)), ours
+    base, mark, query = url.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    rest = urlencode([(name, value) for name, value in pairs if name not in names])
+    return base + mark + rest, {name: value for name, value in pairs if name in names}
 
 
 def doors_of_url(url: str) -> list[Door]:
