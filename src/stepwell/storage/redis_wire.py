@@ -105,70 +105,51 @@ def arguments(operation: Operation) -> list[str]:
 
 def _apply(apply: Apply) -> list[str]:
     change, guard = apply.change, apply.guard
-    token, base, number, writer = "", "-", "", ""
-    if guard is not None:
-        token = guard.token or ""
-        base = "-" if guard.base is None else "=" + guard.base
-        if guard.version is not None:
-            number, writer = str(guard.version.number), guard.version.write
+    fields = change.set
     if change.delete:
         mode = "forget" if change.forget else "delete"
     else:
         mode = "replace" if change.replace else "merge"
-    unset: Sequence[str] = ()
-    if change.unset:
-        unset = [name for name in dict.fromkeys(change.unset) if name not in change.set]
-    parts = unparts = ()  # type: Any
-    if change.parts:
-        parts = [(name, text) for name, text in change.parts.items() if text is not None]
-        unparts = [name for name, text in change.parts.items() if text is None]
+    if guard is None:
+        token, base = "", "-"
+    else:
+        token, base = guard.token or "", "-" if guard.base is None else "=" + guard.base
+    row = ["A", "", mode, change.write, token, base, str(change.limit), str(len(fields)), *fields, *fields.values()]
+    if guard is not None and guard.version is not None:
+        row += ("n", str(guard.version.number), "w", guard.version.write)
+    if apply.then == "keep":
+        row += ("k", _seconds(apply.lease))
+    if apply.returning:
+        row += ("r", "1")
     head = change.head
-    row = [
-        "A",
-        "",
-        mode,
-        change.write,
-        token,
-        base,
-        number,
-        writer,
-        _seconds(apply.lease) if apply.then == "keep" else "",
-        "1" if change.fresh else "",
-        str(change.limit),
-        _moved(change.deadline),
-        _moved(change.expiry),
-        "-" if change.memo is KEEP else "=" + change.memo,
-        "-" if change.tags is KEEP else "=" + "".join([_escaped(tag) + "\n" for tag in change.tags]),
-        "" if head is KEEP else _named(head.flow),
-        "" if head is KEEP else _named(head.state),
-        "" if head is KEEP else head.text,
-        "1" if apply.returning else "",
-        str(len(change.set)),
-        str(len(unset)),
-        str(len(parts)),
-        str(len(unparts)),
-        *change.set,
-        *unset,
-        *change.set.values(),
-    ]
-    if change.parts:
-        row += [name for name, _ in parts]
-        row += unparts
-        row += [text for _, text in parts]
+    if head is not KEEP:
+        row += ("h", head.text)
+        if head.flow is not None:
+            row += ("a", head.flow)
+        if head.state is not None:
+            row += ("s", head.state)
+    if change.memo is not KEEP:
+        row += ("m", change.memo)
+    if change.deadline is not KEEP:
+        row += ("d", "-" if change.deadline is None else _seconds(change.deadline))
+    if change.expiry is not KEEP:
+        row += ("e", "-" if change.expiry is None else _seconds(change.expiry))
+    if change.tags is not KEEP:
+        row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
+    if change.fresh:
+        row += ("f", "1")
+    for name in dict.fromkeys(change.unset):
+        # What is unset and set in one change is set.
+        if name not in fields:
+            row += ("u", name)
+    for name, text in change.parts.items():
+        row += ("q", name) if text is None else ("p", name, "t", text)
     row[1] = str(len(row) - 2)
     return row
 
 
 def _seconds(number: float) -> str:
     return repr(float(number))
-
-
-def _moved(seconds: Any) -> str:
-    return "" if seconds is KEEP else "-" if seconds is None else repr(float(seconds))
-
-
-def _named(name: str | None) -> str:
-    return "-" if name is None else "=" + name
 
 
 def _escaped(tag: str) -> str:

@@ -16,18 +16,21 @@ end
 -- What a record is beside its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
 local SYSTEM = 7
 
--- These fields, and then the data fields that these arguments name.
-local function read(key, first, last)
-  if last - first < MOST then
+-- These fields, then the data fields that these arguments name, then those of this list.
+local function read(key, first, last, more)
+  if last - first < MOST and #more == 0 then
     return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', unpack(ARGV, first, last))
   end
-  local found = read(key, 1, 0)
-  for from = first, last, MOST do
-    local more = call('HMGET', key, unpack(ARGV, from, math.min(from + MOST - 1, last)))
-    for n = 1, #more do
-      found[SYSTEM + from - first + n] = more[n]
+  local found = call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g')
+  local function add(list, from, till)
+    for at = from, till, MOST do
+      for _, text in ipairs(call('HMGET', key, unpack(list, at, math.min(at + MOST - 1, till)))) do
+        found[#found + 1] = text
+      end
     end
   end
+  add(ARGV, first, last)
+  add(more, 1, #more)
   return found
 end
 
@@ -66,10 +69,14 @@ function operations.R(key, at)
   return {''}
 end
 
--- How many bytes a part takes with its name.
-local function part_weight(key, name)
-  local length = call('HSTRLEN', key, name)
-  return length > 0 and length + #name or 0
+-- How many bytes these parts take with their names.
+local function weights(key, names)
+  local sum = 0
+  for n = 1, #names do
+    local length = call('HSTRLEN', key, names[n])
+    sum = sum + (length > 0 and length + #names[n] or 0)
+  end
+  return sum
 end
 
 local function remove(key, prefix, name, mode, write, old)
@@ -92,14 +99,41 @@ local function remove(key, prefix, name, mode, write, old)
   return {'', version, writer, base}
 end
 
--- Arguments of an Apply, by their place.
-local MODE, WRITE, TOKEN, BASE, NUMBER, WRITER, LEASE, FRESH, LIMIT, DEADLINE, EXPIRY, MEMO, TAGS, FLOW, STATE, HEAD,
-  RETURNING, SETS, UNSETS, PARTS, UNPARTS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20
-local FIRST = 21
+-- Arguments of an Apply, by their place; then come the names of the fields to set, their texts, and its options.
+local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
+
+-- Options: a letter and an argument each. Most changes have none or few.
+--   n w  the version that must be there      k  keep the lease for so many seconds   f  fresh   r  give the record back
+--   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
+--   u  unset this field    p t  set this part to this text     q  delete this part
+local LISTS = {u = true, p = true, t = true, q = true}
+local EMPTY = {}
+local NONE = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+
+local function options(first, last)
+  if first > last then
+    return NONE
+  end
+  local given = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+  for at = first, last, 2 do
+    local letter = ARGV[at]
+    if LISTS[letter] then
+      local list = given[letter]
+      if list == EMPTY then
+        list = {}
+        given[letter] = list
+      end
+      list[#list + 1] = ARGV[at + 1]
+    else
+      given[letter] = ARGV[at + 1]
+    end
+  end
+  return given
+end
 
 -- What a change makes of a time: kept, taken away, or so many seconds from now.
 local function moved(argument, old)
-  if argument == '' then
+  if not argument then
     return old
   elseif argument == '-' then
     return false
@@ -124,45 +158,34 @@ local function settle(set, gone, field, new, old, dropped)
   end
 end
 
--- "-" for nothing, or "=" and a text.
-local function optional(argument)
-  return argument ~= '-' and sub(argument, 2)
-end
-
-local function write_record(key, prefix, name, at, sets, unsets, held, old)
+local function write_record(key, prefix, name, at, given, held, old)
   local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
-  local parts, unparts = tonumber(ARGV[at + PARTS]), tonumber(ARGV[at + UNPARTS])
-  local write = ARGV[at + WRITE]
-  local expired = alive and expires and tonumber(expires) <= now
+  local write, sets = ARGV[at + WRITE], tonumber(ARGV[at + SETS])
+  local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
   -- An expired record is only hidden: its holder brings it back, anybody else starts anew.
-  local anew = expired and (ARGV[at + FRESH] == '1' or not held)
+  local expired = alive and expires and tonumber(expires) <= now
+  local anew = expired and (given.f or not held)
   local dropped = anew or ARGV[at + MODE] == 'replace'
 
-  local names = at + FIRST
-  local texts = names + sets + unsets
-  local part_names = texts + sets
-  local part_texts = part_names + parts + unparts
   local before = tonumber(old[1] or 0)
   local size = dropped and 0 or before
-  for n = 0, sets - 1 do
-    size = size + #ARGV[names + n] + #ARGV[texts + n]
+  local first = at + NAMES
+  for n = first, first + sets - 1 do
+    size = size + #ARGV[n] + #ARGV[n + sets]
   end
   if not dropped then
-    for n = 0, sets + unsets - 1 do
-      local text = old[SYSTEM + 1 + n]
+    for n = 1, sets + #unset do
+      local text = old[SYSTEM + n]
       if text then
-        size = size - #ARGV[names + n] - #text
+        size = size - #text - #(n <= sets and ARGV[first + n - 1] or unset[n - sets])
       end
     end
   end
-  for n = 0, parts + unparts - 1 do
-    local part = ARGV[part_names + n]
-    if n < parts then
-      size = size + #part + #ARGV[part_texts + n]
-    end
-    if not dropped and alive then
-      size = size - part_weight(prefix .. 'p:' .. name, part)
-    end
+  for n = 1, #parts do
+    size = size + #parts[n] + #texts[n]
+  end
+  if alive and not dropped and #parts + #unparts > 0 then
+    size = size - weights(prefix .. 'p:' .. name, parts) - weights(prefix .. 'p:' .. name, unparts)
   end
   if size > tonumber(ARGV[at + LIMIT]) and size > before then
     return {'LARGE', whole(size)}
@@ -174,10 +197,10 @@ local function write_record(key, prefix, name, at, sets, unsets, held, old)
 
   -- From here on nothing can fail: half a change would stay.
   local version_text = whole(number)
-  local set = {'$z', size == before and old[1] or whole(size), '$v', version_text, '$w', write, '$t', now_text}
+  local set = {'$v', version_text, '$w', write, '$t', now_text}
   local gone = {}
   if dropped then
-    if ARGV[at + HEAD] == '' and not anew and alive then
+    if not given.h and not anew and alive then
       local head = call('HMGET', key, '$h', '$f', '$s')
       for n, field in ipairs({'$h', '$f', '$s'}) do
         if head[n] then
@@ -189,44 +212,52 @@ local function write_record(key, prefix, name, at, sets, unsets, held, old)
     base = write
     put(set, '$b', base)
   else
-    for n = sets, sets + unsets - 1 do
-      gone[#gone + 1] = ARGV[names + n]
+    for n = 1, #unset do
+      gone[n] = unset[n]
     end
+  end
+  if dropped or size ~= before or not alive then
+    put(set, '$z', whole(size))
   end
   local old_expires, old_deadline, old_tags = expires, deadline, tags
   if anew then
     expires, deadline, tags = false, false, false
   end
-  deadline = moved(ARGV[at + DEADLINE], deadline)
-  if ARGV[at + EXPIRY] == '' and held and expires and tonumber(expires) <= now then
+  if expired and not anew and not given.e then
     expires = false
   else
-    expires = moved(ARGV[at + EXPIRY], expires)
+    expires = moved(given.e, expires)
   end
-  if ARGV[at + TAGS] ~= '-' then
-    tags = ARGV[at + TAGS] ~= '=' and sub(ARGV[at + TAGS], 2)
+  deadline = moved(given.d, deadline)
+  if given.g then
+    tags = given.g ~= '' and given.g
   end
-
-  settle(set, gone, '$e', expires, old_expires, dropped)
-  settle(set, gone, '$d', deadline, old_deadline, dropped)
-  settle(set, gone, '$g', tags, old_tags, dropped)
-  if ARGV[at + HEAD] ~= '' then
-    put(set, '$h', ARGV[at + HEAD])
-    settle(set, gone, '$f', optional(ARGV[at + FLOW]), alive, dropped)
-    settle(set, gone, '$s', optional(ARGV[at + STATE]), alive, dropped)
+  if expires or old_expires then
+    settle(set, gone, '$e', expires, old_expires, dropped)
   end
-  for n = 0, sets - 1 do
-    put(set, ARGV[names + n], ARGV[texts + n])
+  if deadline or old_deadline then
+    settle(set, gone, '$d', deadline, old_deadline, dropped)
+  end
+  if tags or old_tags then
+    settle(set, gone, '$g', tags, old_tags, dropped)
+  end
+  if given.h then
+    put(set, '$h', given.h)
+    settle(set, gone, '$f', given.a, alive, dropped)
+    settle(set, gone, '$s', given.s, alive, dropped)
+  end
+  for n = first, first + sets - 1 do
+    put(set, ARGV[n], ARGV[n + sets])
   end
   in_pieces('HSET', key, set)
   if #gone > 0 then
     in_pieces('HDEL', key, gone)
   end
-  for n = 0, parts - 1 do
-    call('HSET', prefix .. 'p:' .. name, ARGV[part_names + n], ARGV[part_texts + n])
+  for n = 1, #parts do
+    call('HSET', prefix .. 'p:' .. name, parts[n], texts[n])
   end
-  for n = parts, parts + unparts - 1 do
-    call('HDEL', prefix .. 'p:' .. name, ARGV[part_names + n])
+  for n = 1, #unparts do
+    call('HDEL', prefix .. 'p:' .. name, unparts[n])
   end
 
   if expires then
@@ -278,9 +309,11 @@ local function salvaged(key, old)
   return old
 end
 
-function operations.A(key, at)
+function operations.A(key, at, last)
   local prefix, name = sub(key, 1, width), sub(key, width + 3)
-  local mode, token, base, number = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE], ARGV[at + NUMBER]
+  local mode, token, base = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE]
+  local named = at + NAMES + tonumber(ARGV[at + SETS])
+  local given = options(2 * named - at - NAMES, last)
   local held = token ~= ''
   local lease = prefix .. 'l:' .. name
   if held then
@@ -289,16 +322,15 @@ function operations.A(key, at)
       return {'LEASE'}
     end
   end
-  local sets, unsets = tonumber(ARGV[at + SETS]), tonumber(ARGV[at + UNSETS])
   local old
   if mode == 'merge' then
-    old = read(key, at + FIRST, at + FIRST + sets + unsets - 1)
+    old = read(key, at + NAMES, named - 1, given.u)
     if damaged(old) then
       return {'DAMAGED'}
     end
   else
     -- What a write drops need not be read, nor be a record at all.
-    local fine, found = pcall(read, key, 1, 0)
+    local fine, found = pcall(read, key, 1, 0, EMPTY)
     if not fine and not find(type(found) == 'table' and found.err or found, 'WRONGTYPE', 1, true) then
       error(found, 0)
     end
@@ -310,9 +342,9 @@ function operations.A(key, at)
   if base ~= '-' and base ~= '=' .. (old[4] or '') then
     return {'BASE'}
   end
-  if number ~= '' then
+  if given.n then
     local there = old[1] and not (old[5] and tonumber(old[5]) <= now)
-    if not there or number ~= old[2] or ARGV[at + WRITER] ~= old[3] then
+    if not there or given.n ~= old[2] or given.w ~= old[3] then
       return {'VERSION'}
     end
   end
@@ -320,22 +352,22 @@ function operations.A(key, at)
   if mode == 'delete' or mode == 'forget' then
     result = remove(key, prefix, name, mode, ARGV[at + WRITE], old)
   else
-    result = write_record(key, prefix, name, at, sets, unsets, held, old)
+    result = write_record(key, prefix, name, at, given, held, old)
     if result[1] ~= '' then
       return result
     end
   end
-  if ARGV[at + MEMO] ~= '-' and mode ~= 'forget' then
-    keep_timed(prefix .. 'm:' .. name, sub(ARGV[at + MEMO], 2), DAY)
+  if given.m and mode ~= 'forget' then
+    keep_timed(prefix .. 'm:' .. name, given.m, DAY)
   end
   if held then
-    if ARGV[at + LEASE] == '' then
-      call('DEL', lease)
+    if given.k then
+      keep_timed(lease, token, given.k)
     else
-      keep_timed(lease, token, ARGV[at + LEASE])
+      call('DEL', lease)
     end
   end
-  return result
+  return result, given.r
 end
 
 local number = tonumber(ARGV[3])
@@ -355,12 +387,14 @@ local results = {now_text}
 local at = 4
 for n = 3, #KEYS do
   local letter = ARGV[at]
+  local first, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
   local last = #journal
-  local made, result
+  local made, result, returning
   if kept and letter == 'A' then
     result = {kept[last + 1], kept[last + 2], kept[last + 3], kept[last + 4]}
+    returning = options(first + NAMES + 2 * tonumber(ARGV[first + SETS]), next_one - 1).r
   else
-    made, result = pcall(operations[letter], KEYS[n], at + 2)
+    made, result, returning = pcall(operations[letter], KEYS[n], first, next_one - 1)
     if not made then
       result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
     end
@@ -370,12 +404,12 @@ for n = 3, #KEYS do
     journal[last + 2] = result[2] or ''
     journal[last + 3] = result[3] or ''
     journal[last + 4] = result[4] or ''
-    if result[1] == '' and ARGV[at + 2 + RETURNING] == '1' then
+    if returning and result[1] == '' then
       result[5] = call('HGETALL', KEYS[n])
     end
   end
   results[n - 1] = result
-  at = at + 2 + tonumber(ARGV[at + 1])
+  at = next_one
 end
 if number > 0 and not kept then
   -- Refused only where every write of this batch was: then there is nothing to remember.
