@@ -280,7 +280,9 @@ async def test_a_wrong_password_is_an_error_at_once_that_does_not_show_it(own_se
         assert await allowed.get_state(BOT, 1) is None
 
 
-@pytest.mark.parametrize("url", ["redis://:se/cret@localhost/0", "redis://u:se#cret:x@localhost:1", "redis://:a@b:cret/"])
+@pytest.mark.parametrize(
+    "url", ["redis://:se/cret@localhost/0", "redis://u:se#cret:x@localhost:1", "redis://:a@b:cret/"]
+)
 def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
     try:
         storage = open_storage(url)
@@ -294,7 +296,9 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 async def test_a_user_with_the_documented_acl_line_can_do_everything(own_server: RedisServer) -> None:
     with own_server.client() as client:
         client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", *acl_line())
-    async with open_storage(f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0?durability=wait&timeout=0.4") as storage:
+    async with open_storage(
+        f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0?durability=wait&timeout=0.4"
+    ) as storage:
         await storage.init(BOT, ttl=60)
         with pytest.raises(NotReplicated):
             await storage.set_state(BOT, 1, State("f", "s", {"a": 1}))

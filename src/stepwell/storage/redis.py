@@ -117,16 +117,16 @@ class RedisStorage(Storage):
         await self._server.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
-        kind = _WRITES if type(operation) is Apply else _REST
-        return kind, self._server.node_of(self._keys.tag(operation.address)) if self._server.spread else None
+        node = self._server.node_of(self._keys.tag(operation.address))
+        return _WRITES if type(operation) is Apply else _REST, node
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        lane = _ASIDE
+        lane: Hashable = _ASIDE
         journal = ""
         number = 0
         writes = any(type(operation) is Apply for operation in operations)
         if isinstance(operations, Batch):
-            lane = _WRITES if writes else _REST
+            lane = self.lane_of(operations[0])
             if writes:
                 journal, number = operations.lane, operations.number
         groups = self._grouped(operations)

@@ -38,7 +38,7 @@ class Cluster:
         self._owners: list[Node | None] = [None] * TAGS
         #: Who may be asked for the map, replicas too; the last that answered is the last to be asked again.
         self._known: list[Node] = []
-        self._links: dict[tuple[str, Node], Link] = {}
+        self._links: dict[tuple[Hashable, Node], Link] = {}
         self._learning = asyncio.Lock()
         self._learned = 0
 
@@ -48,14 +48,14 @@ class Cluster:
         return ",".join(door.place for door in self._doors)
 
     def node_of(self, tag: int) -> Hashable:
-        """What the keys of a hash tag share a connection with."""
+        """What the keys of a hash tag share their lanes with."""
         return self._owners[tag]
 
     async def open(self) -> None:
         """Find out which node has what."""
         await self._learn()
 
-    async def call(self, lane: str, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
+    async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
         """Make these calls over the lane's connections, redirected as often as need be.
 
         Raises ``StorageUnavailable`` with ``sent`` if some of them may be made.
@@ -95,7 +95,7 @@ class Cluster:
                 return [answers[n] for n in range(len(requests))]
         raise StorageUnavailable(f"Redis Cluster at {self.place} sends a call from node to node", sent=bool(answers))
 
-    async def lost(self, lane: str) -> None:
+    async def lost(self, lane: Hashable) -> None:
         """A node is not what it was: look who has its slots now."""
         await self._relearn()
 
@@ -106,7 +106,7 @@ class Cluster:
             await link.close(wait=True)
 
     async def _exchange(
-        self, lane: str, groups: dict[tuple[Node, bool], list[int]], requests: Sequence[Request], wait: int
+        self, lane: Hashable, groups: dict[tuple[Node, bool], list[int]], requests: Sequence[Request], wait: int
     ) -> list[list[Answer] | StorageUnavailable]:
         async def one(node: Node, asking: bool, places: list[int]) -> list[Answer] | StorageUnavailable:
             before = ("ASKING",) if asking else None
@@ -125,7 +125,7 @@ class Cluster:
             raise StorageUnavailable(f"no node of the Redis Cluster at {self.place} has slot {_SLOTS[tag]}", sent=False)
         return node
 
-    def _link(self, lane: str, node: Node) -> Link:
+    def _link(self, lane: Hashable, node: Node) -> Link:
         link = self._links.get((lane, node))
         if link is None:
             link = self._links[lane, node] = Link(self._doors[0].at(*node), self._timeout)

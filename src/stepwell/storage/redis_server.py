@@ -98,7 +98,7 @@ class Server:
     def __init__(self, door: Door, timeout: float) -> None:
         self._door = door
         self._timeout = timeout
-        self._links: dict[str, Link] = {}
+        self._links: dict[Hashable, Link] = {}
 
     @property
     def place(self) -> str:
@@ -106,14 +106,17 @@ class Server:
         return self._door.place
 
     def node_of(self, tag: int) -> Hashable:
-        """What the keys of a hash tag share a connection with."""
-        return None
+        """What the keys of a hash tag share their lanes with.
+
+        Two halves: while the server works on one, this process works on the other.
+        """
+        return tag % 2
 
     async def open(self) -> None:
         """Find out if anybody is there."""
         await self._link("rest").exchange([("PING",)])
 
-    async def call(self, lane: str, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
+    async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
         """Make these calls over the lane's connection. Refusals of whole calls are raised."""
         link = self._link(lane)
         answers = await ask(link, requests, wait)
@@ -133,7 +136,7 @@ class Server:
                 raise error
         return answers
 
-    async def lost(self, lane: str) -> None:
+    async def lost(self, lane: Hashable) -> None:
         """The server at the other end is not the one it was: connect anew, its name may lead elsewhere now."""
         await self._link(lane).close()
 
@@ -143,7 +146,7 @@ class Server:
         for link in links.values():
             await link.close(wait=True)
 
-    def _link(self, lane: str) -> Link:
+    def _link(self, lane: Hashable) -> Link:
         link = self._links.get(lane)
         if link is None:
             link = self._links[lane] = Link(self._door, self._timeout)

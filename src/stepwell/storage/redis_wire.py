@@ -44,6 +44,7 @@ class Keys:
         #: What all keys of a hash tag begin with; all are equally long.
         self.prefixes = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
         self.width = str(len(self.prefixes[0].encode()))
+        self._records = [f"{prefix}r:" for prefix in self.prefixes]
 
     def tag(self, address: Address) -> int:
         """The hash tag of an address."""
@@ -52,7 +53,7 @@ class Keys:
     def record(self, address: Address) -> str:
         """The record's own key."""
         text = address.text
-        return f"{self.prefixes[crc32(text.encode()) % TAGS]}r:{text}"
+        return self._records[crc32(text.encode()) % TAGS] + text
 
     def never(self, tag: int) -> str:
         """The key that is never written."""
@@ -91,16 +92,15 @@ def address_back(text: str) -> Address:
 # Arguments
 
 
-def arguments(operation: Operation) -> list[str]:
+def arguments(operation: Operation) -> Sequence[str]:
     """An operation for the batch script: its letter, how many arguments follow, and these."""
-    kind = type(operation)
-    if kind is Apply:
-        return _apply(operation)  # type: ignore[arg-type]
+    if isinstance(operation, Apply):
+        return _apply(operation)
     if isinstance(operation, Claim):
-        return ["C", "3", operation.token, _seconds(operation.lease), "1" if operation.renew else ""]
+        return "C", "3", operation.token, _seconds(operation.lease), "1" if operation.renew else ""
     if isinstance(operation, Get):
-        return ["G", "1", "1" if operation.parts else ""]
-    return ["R", "1", operation.token]  # type: ignore[union-attr]
+        return "G", "1", "1" if operation.parts else ""
+    return "R", "1", operation.token
 
 
 def _apply(apply: Apply) -> list[str]:
@@ -168,33 +168,28 @@ def _tags(text: str) -> tuple[str, ...]:
 
 def result(operation: Operation, reply: list[Any], now: float) -> Result:
     """What the script answered to an operation. Raises ``StorageUnavailable`` if that concerns the whole batch."""
-    kind = type(operation)
-    address = operation.address
-    if kind is Get:
-        if reply[0] == "ERROR":
-            return refusal(reply[1], address)
-        return stored(address, reply[0], now, reply[1] if len(reply) > 1 else None)
     code = reply[0]
-    if code:
-        if code == "TAKEN":
-            return Taken(float(reply[1]) - now)
-        return _refused(operation, reply)
-    if kind is Claim:
+    if isinstance(operation, Apply):
+        if code:
+            return _refused(operation, reply)
+        version = Version(int(reply[1]), reply[2])
+        if len(reply) == 4:
+            return Applied(version, reply[3], now)
+        # As it is after the write, hidden or not.
+        after = stored(operation.address, reply[4], float("-inf"), None)
+        return after if isinstance(after, StepwellError) else Applied(version, reply[3], now, after)
+    if isinstance(operation, Claim):
+        if code:
+            return Taken(float(reply[1]) - now) if code == "TAKEN" else _refused(operation, reply)
         fields = _paired(reply[1])
         base = fields.get("$b", "")
-        record = _stored(address, fields, now, None)
-        if isinstance(record, StepwellError):
-            return record
-        return Claimed(record, base, reply[2], now)
-    if kind is Release:
-        return None
-    record = None
-    if len(reply) > 4:
-        # As it is after the write, hidden or not.
-        record = stored(address, reply[4], float("-inf"), None)
-        if isinstance(record, StepwellError):
-            return record
-    return Applied(Version(int(reply[1]), reply[2]), reply[3], now, record)
+        found = _stored(operation.address, fields, now, None)
+        return found if isinstance(found, StepwellError) else Claimed(found, base, reply[2], now)
+    if code == "ERROR":
+        return refusal(reply[1], operation.address)
+    if isinstance(operation, Get):
+        return stored(operation.address, code, now, reply[1] if len(reply) > 1 else None)
+    return None
 
 
 def stored(address: Address, flat: list[str], now: float, parts: list[str] | None) -> Stored | StepwellError | None:

@@ -4,12 +4,12 @@
 -- ARGV: now, width, the number of the batch in its lane ("0": no journal), then for each operation its
 -- letter, how many arguments follow, and these. Gives now and a result for each operation.
 
-local function in_pieces(command, key, list)
-  if #list <= MOST then
-    return call(command, key, unpack(list))
+local function in_pieces(command, key, list, size)
+  if size <= MOST then
+    return call(command, key, unpack(list, 1, size))
   end
-  for first = 1, #list, MOST do
-    call(command, key, unpack(list, first, math.min(first + MOST - 1, #list)))
+  for first = 1, size, MOST do
+    call(command, key, unpack(list, first, math.min(first + MOST - 1, size)))
   end
 end
 
@@ -141,20 +141,25 @@ local function moved(argument, old)
   return exact(now + tonumber(argument))
 end
 
-local function put(list, field, text)
-  local n = #list
-  list[n + 1] = field
-  list[n + 2] = text
+-- What one HSET sets and one HDEL takes out: the same two lists for all operations, as growing them anew is slow.
+local set, gone = {}, {}
+local set_size, gone_size = 0, 0
+
+local function put(field, text)
+  set[set_size + 1] = field
+  set[set_size + 2] = text
+  set_size = set_size + 2
 end
 
 -- What is new, or was dropped with the rest, is set; what went away is taken out.
-local function settle(set, gone, field, new, old, dropped)
+local function settle(field, new, old, dropped)
   if new then
     if dropped or new ~= old then
-      put(set, field, new)
+      put(field, new)
     end
   elseif old and not dropped then
-    gone[#gone + 1] = field
+    gone_size = gone_size + 1
+    gone[gone_size] = field
   end
 end
 
@@ -187,7 +192,7 @@ local function write_record(key, prefix, name, at, given, held, old)
   if alive and not dropped and #parts + #unparts > 0 then
     size = size - weights(prefix .. 'p:' .. name, parts) - weights(prefix .. 'p:' .. name, unparts)
   end
-  if size > tonumber(ARGV[at + LIMIT]) and size > before then
+  if size > before and size > tonumber(ARGV[at + LIMIT]) then
     return {'LARGE', whole(size)}
   end
   local number = tonumber(version or 0) + 1
@@ -197,27 +202,30 @@ local function write_record(key, prefix, name, at, given, held, old)
 
   -- From here on nothing can fail: half a change would stay.
   local version_text = whole(number)
-  local set = {'$v', version_text, '$w', write, '$t', now_text}
-  local gone = {}
+  set_size, gone_size = 0, 0
+  put('$v', version_text)
+  put('$w', write)
+  put('$t', now_text)
   if dropped then
     if not given.h and not anew and alive then
       local head = call('HMGET', key, '$h', '$f', '$s')
       for n, field in ipairs({'$h', '$f', '$s'}) do
         if head[n] then
-          put(set, field, head[n])
+          put(field, head[n])
         end
       end
     end
     call('DEL', key, prefix .. 'p:' .. name)
     base = write
-    put(set, '$b', base)
+    put('$b', base)
   else
-    for n = 1, #unset do
+    gone_size = #unset
+    for n = 1, gone_size do
       gone[n] = unset[n]
     end
   end
   if dropped or size ~= before or not alive then
-    put(set, '$z', whole(size))
+    put('$z', whole(size))
   end
   local old_expires, old_deadline, old_tags = expires, deadline, tags
   if anew then
@@ -233,25 +241,25 @@ local function write_record(key, prefix, name, at, given, held, old)
     tags = given.g ~= '' and given.g
   end
   if expires or old_expires then
-    settle(set, gone, '$e', expires, old_expires, dropped)
+    settle('$e', expires, old_expires, dropped)
   end
   if deadline or old_deadline then
-    settle(set, gone, '$d', deadline, old_deadline, dropped)
+    settle('$d', deadline, old_deadline, dropped)
   end
   if tags or old_tags then
-    settle(set, gone, '$g', tags, old_tags, dropped)
+    settle('$g', tags, old_tags, dropped)
   end
   if given.h then
-    put(set, '$h', given.h)
-    settle(set, gone, '$f', given.a, alive, dropped)
-    settle(set, gone, '$s', given.s, alive, dropped)
+    put('$h', given.h)
+    settle('$f', given.a, alive, dropped)
+    settle('$s', given.s, alive, dropped)
   end
   for n = first, first + sets - 1 do
-    put(set, ARGV[n], ARGV[n + sets])
+    put(ARGV[n], ARGV[n + sets])
   end
-  in_pieces('HSET', key, set)
-  if #gone > 0 then
-    in_pieces('HDEL', key, gone)
+  in_pieces('HSET', key, set, set_size)
+  if gone_size > 0 then
+    in_pieces('HDEL', key, gone, gone_size)
   end
   for n = 1, #parts do
     call('HSET', prefix .. 'p:' .. name, parts[n], texts[n])
