@@ -4,6 +4,7 @@ StepwellError
 ├── UsageError (also RuntimeError)             the call itself is wrong here
 │   ├── WrongLoop                              a storage used from a loop that did not open it
 │   ├── AlreadyHeld                            a task claims a key that it holds already
+│   ├── ContextClosed                          a context used after its block
 │   └── InsideLoop                             a sync entry point called where it would block a loop
 ├── InvalidKey (also TypeError, ValueError)    a key or a name that cannot be an address
 ├── InvalidOption (also ValueError)            an unknown option, or a value that it cannot have
@@ -15,6 +16,7 @@ StepwellError
 ├── StoredDataError                            what is stored cannot be given back
 │   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
 │   ├── UnknownType                            a stored type that nothing here has registered
+│   ├── DamagedStorage                         the store's own structure is broken, beyond one record
 │   └── NewerSchema                            written by a newer release
 ├── Conflict                                   somebody else was there first
 │   ├── Busy (also TimeoutError)               the key stayed claimed for as long as we would wait
@@ -23,6 +25,7 @@ StepwellError
 │   └── VersionChanged                         not the version that was shown; nothing was written
 ├── InvalidFlow (also TypeError, ValueError)   a flow that cannot work, found when it is defined
 ├── TransitionError (also ValueError)          a move that the flow does not declare
+├── MigrationError (also ValueError)           a record that its flow's migrate() cannot bring to this revision
 ├── UnknownFlowError (also LookupError)        a flow that is not registered here
 ├── UnknownStateError (also LookupError)       a stored state that is no longer declared
 ├── NoKeyError (also LookupError)              a change where the update has no key
@@ -84,6 +87,13 @@ class InsideLoop(UsageError):
 
     def __init__(self, instead: str = "await the coroutine") -> None:
         super().__init__(f"a sync call inside a running event loop would block it; {instead} instead")
+
+
+class ContextClosed(UsageError):
+    """A conversation's context is used after its block: what it would change is committed already."""
+
+    def __init__(self) -> None:
+        super().__init__("this conversation is over; enter a new one with fsm.conversation(...)")
 
 
 class InvalidKey(StepwellError, TypeError, ValueError):
@@ -164,6 +174,14 @@ class UnknownType(StoredDataError):
             f"a stored value has the type {name!r}, which is not registered here; import the module that "
             f"declares it, or register its successor with @record_type(name={name!r})"
         )
+
+
+class DamagedStorage(StoredDataError):
+    """The store's own structure is broken, beyond one record."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"{where} is damaged ({why}); stop writing to it, and restore it from a backup")
 
 
 class NewerSchema(StoredDataError):
@@ -319,6 +337,17 @@ class TransitionError(StepwellError, ValueError):
         )
 
 
+class MigrationError(StepwellError, ValueError):
+    """A record of an earlier revision cannot be migrated; it stays as it was."""
+
+    def __init__(self, flow: str, revision: int, problem: str) -> None:
+        self.flow, self.revision, self.problem = flow, revision, problem
+        super().__init__(
+            f"flow {flow!r}: a record of revision {revision} cannot be migrated: {problem}; "
+            "it stays as it was: mend migrate(old_revision, state, data) and deploy again"
+        )
+
+
 class UnknownFlowError(StepwellError, LookupError):
     """A flow is named that is not registered here."""
 
@@ -355,8 +384,10 @@ class NoKeyError(StepwellError, LookupError):
 class DuplicateUpdate(StepwellError):
     """This update was handled before; its handler must not run again."""
 
-    def __init__(self, place: str, update_id: int | str) -> None:
+    def __init__(self, place: str, update_id: int | str, calls: list[dict[str, object]] | None = None) -> None:
         self.place, self.update_id = place, update_id
+        #: The Bot API calls of the first time, while this is the newest update of its key.
+        self.calls = calls or []
         super().__init__(
             f"update {update_id!r} was already handled for {place}; acknowledge it and do nothing, "
             'or look at the state with on_duplicate="enter"'

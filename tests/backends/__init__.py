@@ -9,7 +9,8 @@ from __future__ import annotations
 from tests.backends.base import Backend
 from tests.backends.memory import Memory
 from tests.backends.redis import Redis, RedisCluster
+from tests.backends.sqlite import SQLite
 
-ALL: list[type[Backend]] = [Memory, Redis, RedisCluster]
+ALL: list[type[Backend]] = [Memory, SQLite, Redis, RedisCluster]
 
 __all__ = ["ALL", "Backend"]

@@ -183,6 +183,28 @@ def test_classes_enums_literals_and_unions_are_read() -> None:
             check_field("form", Wide, name, value)
 
 
+class KeywordOnly(msgspec.Struct, kw_only=True):
+    given: int = 5
+    needed: str
+
+
+@dataclass(kw_only=True)
+class WithComputed:
+    needed: str
+    computed: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.computed = self.needed.upper()
+
+
+@pytest.mark.parametrize("kind", [KeywordOnly, WithComputed])
+def test_what_a_type_needs_is_what_its_constructor_needs(kind: Any) -> None:
+    with pytest.raises(IncompleteData) as caught:
+        build(kind, {})
+    assert caught.value.missing == ("needed",)
+    assert build(kind, {"needed": "x"}).needed == "x"
+
+
 def test_annotations_that_cannot_be_read_are_told_as_such() -> None:
     class Hidden: ...
 

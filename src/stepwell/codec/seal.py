@@ -13,7 +13,7 @@ from zlib import crc32
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge, UnknownType
-from stepwell.record import Address, Head, Limits
+from stepwell.record import NOWHERE, Address, Head, Limits, Place
 
 __all__ = ["Seal"]
 
@@ -31,19 +31,20 @@ class Seal:
 
     def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
         """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written."""
-        return {name: self.field(name, value) for name, value in self.named(data).items()}
-
-    def named(self, data: Mapping[Any, Any]) -> dict[str, Any]:
-        """The data under the names of its stored fields."""
         if not isinstance(data, Mapping):
             raise EncodeError("$", type(data).__qualname__, "is not a mapping; data is a dict of fields")
-        named: dict[str, Any] = {}
+        fields = {}
         for key, value in data.items():
-            try:
-                named[encode_name(key, self._limits)] = value
-            except EncodeError as error:
-                raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
-        return named
+            name = self.name(key)
+            fields[name] = self.field(name, value)
+        return fields
+
+    def name(self, key: Any) -> str:
+        """The name of the stored field for a key of the data."""
+        try:
+            return encode_name(key, self._limits)
+        except EncodeError as error:
+            raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
 
     def field(self, name: str, value: Any) -> str:
         """One field of the data, sealed."""
@@ -63,18 +64,25 @@ class Seal:
                 raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
         return data
 
-    def head(self, flow: str | None, state: str | None, revision: int | None, history: list[Any]) -> Head:
-        """Flow and state with what belongs to them."""
-        row = [flow, state, revision, history] if history else [flow, state, revision] if revision else [flow, state]
-        return Head(flow, state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
+    def head(self, place: Place) -> Head:
+        """Flow and state with what belongs to them; what is empty at the end is left out."""
+        row = list(place)
+        while len(row) > 2 and not row[-1]:
+            row.pop()
+        if len(row) < len(place):
+            try:
+                # Names and numbers only: JSON says them exactly, without a walk.
+                return Head(place.flow, place.state, self._sealed("h", "", values.to_json(row)))
+            except UnicodeEncodeError:
+                pass  # encode() finds the words for it
+        return Head(place.flow, place.state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
 
-    def head_back(self, text: str | None) -> tuple[str | None, str | None, int | None, list[Any]]:
-        """Flow, state, revision and history."""
+    def head_back(self, text: str | None) -> Place:
+        """What ``head`` was given."""
         if text is None:
-            return None, None, None, []
+            return NOWHERE
         row = self.value("h", "", text)
-        flow, state, *rest = row
-        return flow, state, rest[0] if rest else None, rest[1] if len(rest) > 1 else []
+        return Place(*row, *NOWHERE[len(row) :])
 
     def seal(self, kind: str, name: str, value: Any) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""

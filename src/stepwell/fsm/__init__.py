@@ -9,6 +9,7 @@ from stepwell.errors import (
     UnknownFlowError,
 )
 from stepwell.fsm import keys
+from stepwell.fsm.context import Context
 from stepwell.fsm.description import StateName, UnreachableState
 from stepwell.fsm.filters import (
     Filter,
@@ -21,15 +22,20 @@ from stepwell.fsm.filters import (
     text,
 )
 from stepwell.fsm.flow import Flow, state
+from stepwell.fsm.machine import FSM
+from stepwell.fsm.router import Router
 from stepwell.fsm.update import Update
 
 __all__ = [
+    "FSM",
     "Busy",
+    "Context",
     "DuplicateUpdate",
     "Filter",
     "Flow",
     "LeaseLost",
     "NoKeyError",
+    "Router",
     "StateName",
     "TransitionError",
     "UnknownFlowError",

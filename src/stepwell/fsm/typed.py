@@ -1,30 +1,24 @@
 """Typed data: each field checked by itself when it is written, the whole built when it is asked for.
 
-Dataclasses, msgspec Structs and TypedDicts are read with msgspec. A pydantic model checks itself; it is
-known by what it has, so that pydantic is never imported here.
+A pydantic model checks its fields itself; it is known by what it has, so that pydantic is never imported here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Mapping
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeVar, cast
-from uuid import UUID
 
-import msgspec
-
+from stepwell.codec.values import conform
 from stepwell.errors import FieldError, IncompleteData
 
 __all__ = ["build", "check_field", "check_fields", "is_data_type"]
 
 T = TypeVar("T")
 
-# Storage keeps these as they are, so a string in place of a date is a mistake and not its encoding.
-_KEPT = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
 _EXACT = frozenset({str, int, bool, float})
 
 
@@ -37,7 +31,10 @@ class _Field:
 def is_data_type(kind: object) -> bool:
     """Whether a flow's ``data=`` can be this."""
     return isinstance(kind, type) and (
-        dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or _is_typed_dict(kind) or _is_pydantic(kind)
+        dataclasses.is_dataclass(kind)
+        or hasattr(kind, "__struct_fields__")
+        or _is_typed_dict(kind)
+        or _is_pydantic(kind)
     )
 
 
@@ -66,7 +63,7 @@ def check_field(flow: str, kind: type, name: object, value: object) -> None:
     elif type(value) is field.type and field.type in _EXACT:
         return
     else:
-        _, problem = _converted(field.type, value)
+        _, problem = conform(value, field.type)
     if problem is not None:
         raise FieldError(flow, name, _type_name(field.type), problem)
 
@@ -84,7 +81,7 @@ def build(kind: type[T], data: Mapping[Any, Any]) -> T:
     values: dict[str, Any] = {}
     for name, field in declared.items():
         if name in data:
-            values[name], problem = _converted(field.type, data[name])
+            values[name], problem = conform(data[name], field.type)
             if problem is not None:
                 wrong[name] = problem
     if missing or wrong:
@@ -93,39 +90,23 @@ def build(kind: type[T], data: Mapping[Any, Any]) -> T:
     return cast(T, make(**values))
 
 
-def _converted(kind: Any, value: object) -> tuple[Any, str | None]:
-    try:
-        return msgspec.convert(value, kind, builtin_types=_KEPT), None
-    except msgspec.ValidationError as error:
-        return value, str(error)
-    except TypeError:
-        # An annotation that msgspec does not read (a union of two classes): the value stays as it is.
-        return value, None
-
-
 @lru_cache(maxsize=512)
 def _fields(kind: Any) -> dict[str, _Field]:
     if _is_pydantic(kind):
         return {name: _Field(field.annotation, bool(field.is_required())) for name, field in kind.model_fields.items()}
-    if issubclass(kind, msgspec.Struct):
-        return {field.name: _Field(field.type, field.required) for field in msgspec.structs.fields(kind)}
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise TypeError(
             f"the annotations of {kind.__name__} cannot be read ({error}); import or define it at module level"
         ) from error
-    if dataclasses.is_dataclass(kind):
-        return {
-            field.name: _Field(
-                hints[field.name],
-                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-            )
-            for field in dataclasses.fields(kind)
-            if field.init
-        }
-    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-    return {name: _typed_dict_field(hint, name in required) for name, hint in hints.items()}
+    if _is_typed_dict(kind):
+        required: frozenset[str] = kind.__required_keys__
+        return {name: _typed_dict_field(hint, name in required) for name, hint in hints.items()}
+    return {
+        name: _Field(hints.get(name, Any), parameter.default is parameter.empty)
+        for name, parameter in inspect.signature(kind).parameters.items()
+    }
 
 
 def _typed_dict_field(hint: Any, required: bool) -> _Field:

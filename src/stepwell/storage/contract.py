@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
-from stepwell.record import Address, Limits, State, Stored, Version
+from stepwell.record import Address, Limits, Place, State, Stored, Version
 from stepwell.storage.callbacks import Callbacks
 from stepwell.storage.gather import Batch, Lane
 from stepwell.storage.operations import Operation, Result
@@ -91,8 +91,12 @@ class Entry:
     @property
     def state(self) -> State:
         """The record."""
-        flow, state, _, _ = self._seal.head_back(self._stored.head)
-        return State(flow, state, self._seal.data(self._stored.fields))
+        return State(self.place.flow, self.place.state, self._seal.data(self._stored.fields))
+
+    @property
+    def place(self) -> Place:
+        """Flow, state, revision, history and waiting flows."""
+        return self._seal.head_back(self._stored.head)
 
     @property
     def version(self) -> Version:
@@ -151,6 +155,8 @@ class Storage(Callbacks):
         self.clock = clock
         #: Who waits for which address in this process; kept by ``slot``.
         self.lines: dict[Address, Any] = {}
+        #: Called with address and sealed head of each expired record that the background sweep removed.
+        self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
         self._sweep_every = sweep_every
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -179,6 +185,10 @@ class Storage(Callbacks):
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        """Addresses with a tag: records, and what cleared or expired ones leave behind for a day."""
+        raise Unsupported(type(self).__name__, "find what was cleared")
+
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
@@ -195,6 +205,11 @@ class Storage(Callbacks):
     def from_url(cls, url: str, **options: Any) -> Self:
         """A storage for a URL of one of the schemes that this class is registered for."""
         raise Unsupported(cls.__name__, "be opened by URL")
+
+    @property
+    def is_open(self) -> bool:
+        """It was opened, and not closed since."""
+        return self._loop is not None
 
     async def open(self) -> None:
         """Connect and prepare. Any number of calls do it once; the first operation does it too."""
@@ -301,7 +316,11 @@ class Storage(Callbacks):
 
     async def _sweep_all(self, limit: int = 500) -> None:
         try:
-            while (await self.sweep(limit)).removed >= limit:
+            while True:
+                swept = await self.sweep(limit)
+                await self._tell_expired(swept)
+                if swept.removed < limit:
+                    break
                 # Sweeping is nobody's hurry: let everybody else go first.
                 await asyncio.sleep(0.05)
         except StorageClosed:
@@ -311,3 +330,11 @@ class Storage(Callbacks):
         finally:
             self._sweeping = None
         self._plan_sweep()
+
+    async def _tell_expired(self, swept: Swept) -> None:
+        for address, head in swept.expired:
+            for listener in self.expired_listeners:
+                try:
+                    await listener(address, head)
+                except Exception:
+                    logger.exception("a listener for expired records failed")

@@ -20,7 +20,7 @@ from stepwell.errors import (
     VersionChanged,
 )
 from stepwell.record import KEEP, Address, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 
 __all__ = ["TAGS", "Keys", "Script", "address_back", "arguments", "refusal", "result", "stored"]
 

@@ -1,0 +1,405 @@
+"""The machine: opens a conversation for an update, and commits it in one step."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+from stepwell import background
+from stepwell.codec import decode_key, encode_namespace, ensure_registered
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, MigrationError, NoKeyError, StorageError
+from stepwell.fsm import keys, people, typed
+from stepwell.fsm.context import Context, Handler, NoRecord
+from stepwell.fsm.description import FlowDescription, Flows
+from stepwell.fsm.hooks import run_hooks
+from stepwell.fsm.memo import Memo
+from stepwell.fsm.migration import Migrated, migrate_all, migrate_slot
+from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.fsm.timers import Timers, is_due, time_out
+from stepwell.fsm.update import Update
+from stepwell.record import KEEP, Address, Keep
+from stepwell.slot import Slot
+from stepwell.storage import ANY, Entry, Storage, open_storage
+
+__all__ = ["FSM", "Conversation", "Expired"]
+
+logger = logging.getLogger(__name__)
+
+_NOT_GIVEN: Any = object()
+
+
+class FSM:
+    """The conversations of one bot.
+
+    ``async with fsm:`` opens its storage at start-up and closes what it opened; the first update opens it too.
+    """
+
+    def __init__(
+        self,
+        bot: str,
+        *,
+        storage: Storage | str,
+        flows: Iterable[object],
+        key: object = keys.ChatUser(),
+        on_invalid_transition: Any = "raise",
+        on_unknown_state: Any = "keep",
+        on_missing_key: Literal["raise", "log", "ignore"] = "raise",
+        on_duplicate: Literal["raise", "enter"] = "raise",
+        wait: float = 60.0,
+        lease: float = 30.0,
+        ttl: float | None = None,
+        sliding: bool = True,
+        on_expired: Callable[[Expired], Any] | None = None,
+        run_timers: bool = True,
+        send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
+        update_id: Callable[[Any], int | str | None] | None = None,
+    ) -> None:
+        if not lease > 0 or wait < 0:
+            raise InvalidOption(f"lease is above 0 and wait not below 0 (seconds), got lease={lease!r}, wait={wait!r}")
+        for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
+            if function is not None and not callable(function):
+                raise InvalidOption(f"{name} is a function, got {function!r}")
+        if ttl is not None and not ttl > 0:
+            raise InvalidOption(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
+        self.bot = bot
+        self.storage = open_storage(storage) if isinstance(storage, str) else storage
+        if not isinstance(self.storage, Storage):
+            raise InvalidOption(f"storage is a Storage or a URL such as 'sqlite:///bot.db', not {storage!r}")
+        self.storage.address(bot, ())
+        self.flows = Flows(flows)
+        self.key = keys.strategy(key)
+        self.transitions = TransitionPolicy(on_invalid_transition)
+        self.unknown_state = UnknownStatePolicy(on_unknown_state)
+        self.missing_key = MissingKeyPolicy(on_missing_key)
+        self.duplicates = DuplicatePolicy(on_duplicate)
+        self.wait = wait
+        self.lease = lease
+        self.ttl = ttl
+        self.sliding = sliding
+        #: Where the calls of timers go.
+        self.send = send
+        self._update_id = update_id
+        self.ready = False
+        self._opened = False
+        self._timers = Timers(self) if run_timers else None
+        self._on_expired = on_expired
+        self._hooks = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
+        self._expires = ttl is not None or any(flow.ttl for flow in self.flows.values())
+        for flow in self.flows.values():
+            if flow.data is not None:
+                ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
+
+    async def __aenter__(self) -> Self:
+        self._opened = not self.storage.is_open
+        await self.prepare()
+        if self._on_expired is not None:
+            self.storage.expired_listeners.append(self._tell_expired)
+        if self._timers is not None:
+            self._timers.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timers is not None:
+            await self._timers.stop()
+        if self._on_expired is not None:
+            self.storage.expired_listeners.remove(self._tell_expired)
+        if self._opened:
+            self.ready = self._opened = False
+            await self.storage.close()
+
+    def conversation(
+        self, update: Any = None, *, key: Any = _NOT_GIVEN, update_id: int | str | None = None
+    ) -> Conversation:
+        """``async with fsm.conversation(update) as ctx:`` claims and loads, then commits and releases.
+
+        With ``key=`` it is the door for admins, jobs and other platforms.
+        """
+        return self.open(update, key=key, update_id=update_id)
+
+    async def handle(
+        self, update: Any, handler: Handler, *, key: Any = _NOT_GIVEN, update_id: int | str | None = None
+    ) -> Any:
+        """What ``handler(ctx)`` returned, once it is committed; ``None`` for an update that was handled before."""
+        try:
+            async with self.open(update, key=key, update_id=update_id, enters=False) as ctx:
+                result = handler(ctx)
+                return await result if inspect.isawaitable(result) else result
+        except DuplicateUpdate:
+            return None
+
+    def handle_sync(self, update: Any, handler: Handler, **options: Any) -> Any:
+        """``handle`` for code without an event loop."""
+        return background.sync(self.handle(update, handler, **options))
+
+    def find(
+        self, *, user: int | None = None, chat: int | None = None, flow: Any = ANY, state: Any = ANY
+    ) -> AsyncIterator[Entry]:
+        """Records of a user, of a chat, in a flow, in a state: ``async for entry in fsm.find(user=42)``."""
+        return people.find(self, user, chat, flow, state)
+
+    async def forget(self, *, user: int | None = None, chat: int | None = None) -> int:
+        """Remove every record of a user or a chat, with all that cleared ones leave behind; how many."""
+        return await people.forget(self, user, chat)
+
+    async def move_chat(self, old: int, new: int) -> int:
+        """Give the records of a chat its new id; how many. Doing it twice, or again after a crash, is fine.
+
+        A group that becomes a supergroup is moved by itself, when Telegram says so. Where a conversation is
+        already active under the new key, that one stays and the old one ends.
+        """
+        return await people.move_chat(self, old, new)
+
+    async def migrate(self, progress: Callable[[int], Any] | None = None) -> Migrated:
+        """Bring all records to the present revision of their flows now, instead of each at its next update."""
+        return await migrate_all(self, progress)
+
+    async def tick(self) -> int:
+        """Fire all timers that are due now; how many. ``async with fsm:`` does it by itself."""
+        return await (self._timers or Timers(self)).tick()
+
+    # For the router, the timers and the adapters
+
+    def open(
+        self,
+        update: Any = None,
+        *,
+        key: Any = _NOT_GIVEN,
+        update_id: int | str | None = None,
+        collects: bool = False,
+        enters: bool | None = None,
+    ) -> Conversation:
+        """A conversation with the router's extras: it collects calls, and has its own way with duplicates."""
+        if update is None and key is _NOT_GIVEN:
+            raise InvalidOption("conversation() needs an update, or a key=")
+        seen = Update.of(update)
+        if key is _NOT_GIVEN:
+            key = self.key.extract(seen)
+        return Conversation(
+            self,
+            seen,
+            key,
+            self.id_of(seen) if update_id is None else update_id,
+            collects=collects,
+            enters=self.duplicates.enters if enters is None else enters,
+        )
+
+    def id_of(self, update: Update) -> int | str | None:
+        """The update's id, read by the function that was given for it."""
+        return update.update_id if self._update_id is None else self._update_id(update)
+
+    def no_key(self, update: Update) -> NoKeyError:
+        """The error for a change where there is no key."""
+        return NoKeyError(update.kind, keys.name_of(self.key))
+
+    async def prepare(self) -> None:
+        """Open the storage and initialise the bot."""
+        await self.storage.init(self.bot)
+        self.ready = True
+
+    def knows(self, slot: Slot) -> bool:
+        """The flow and state of a held record are declared here."""
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        return flow is not None and (slot.state is None or flow.declares(slot.state))
+
+    def catch_up(self, slot: Slot) -> None:
+        """Migrate a held record if it is behind; one that cannot be migrated stays as it is."""
+        try:
+            migrate_slot(self.flows, slot)
+        except MigrationError:
+            logger.exception("the record at %s stays as it was", slot.address.text)
+
+    async def finish(self, ctx: Context) -> None:
+        """Run the hooks of all that the handler did."""
+        if self._hooks and ctx.moves:
+            await run_hooks(ctx, ctx.moves, self.flows)
+
+    async def save(self, ctx: Context, slot: Slot) -> None:
+        """Write what changed so far, and keep the claim."""
+        if await self.write(ctx, slot, keep=True):
+            ctx.saved = True
+
+    async def commit(self, ctx: Context, slot: Slot, update_id: int | str | None) -> None:
+        """Write what changed, with the memo of handled updates, and end the claim."""
+        await self.finish(ctx)
+        memo = KEEP if update_id is None else Memo.of(slot).with_update(update_id, ctx._calls or [])
+        await self.write(ctx, slot, memo=memo, force=ctx.saved and update_id is not None)
+
+    async def write(
+        self,
+        ctx: Context,
+        slot: Slot,
+        *,
+        keep: bool = False,
+        memo: Any = KEEP,
+        force: bool = False,
+        deadline_passed: bool = False,
+    ) -> bool:
+        """Write what changed, with the deadline of the state that was entered."""
+        self._check_fields(slot)
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        deadline: float | Keep | None = KEEP
+        if ctx.entered:
+            timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
+            deadline = None if timeout is None else timeout.seconds
+            # A state that is entered anew starts its time anew, even if nothing else changes.
+            force = force or deadline is not None
+        elif deadline_passed:
+            deadline = None
+        written = await slot.commit(
+            keep=keep,
+            memo=memo,
+            tags=self._tags(ctx, slot),
+            deadline=deadline,
+            expiry=self._expiry(ctx, slot, flow) if self._expires else KEEP,
+            force=force or deadline_passed,
+        )
+        ctx.entered = False
+        return written
+
+    async def deliver(self, calls: list[dict[str, Any]]) -> None:
+        """Send what a timer answers. One that fails is logged: the state has moved on already."""
+        send = self.send
+        if send is None:
+            if calls:
+                logger.warning("a timer answers, but there is no send= to send it with")
+            return
+        for call in calls:
+            try:
+                await send(call)
+            except Exception:
+                logger.exception("a timer's call %s could not be sent", call.get("method"))
+
+    def _expiry(self, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
+        ttl = flow.ttl if flow is not None and flow.ttl is not None else self.ttl
+        began = not slot.found or any(move.left[0] != move.entered[0] for move in ctx.moves)
+        if self.sliding or began:
+            return ttl
+        return KEEP
+
+    async def _tell_expired(self, address: Address, head: str | None) -> None:
+        if self._on_expired is None or address.namespace != encode_namespace(self.bot, self.storage.limits):
+            return
+        place = self.storage.seal(address).head_back(head)
+        result = self._on_expired(Expired(decode_key(address.key), place.flow, place.state))
+        if inspect.isawaitable(result):
+            await result
+
+    def _tags(self, ctx: Context, slot: Slot) -> tuple[str, ...] | Keep:
+        # A key belongs to the same people and chats for good.
+        if slot.tags or ctx.update.raw is None:
+            return KEEP
+        return keys.tags_of(self.key, ctx.update, ctx.key)
+
+    def _check_fields(self, slot: Slot) -> None:
+        """Fields that were changed in place are checked like those given to ``update_data``."""
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        if flow is not None and flow.data is not None:
+            typed.check_fields(flow.name, flow.data, slot.changed_data())
+
+
+class Expired(NamedTuple):
+    """A conversation that nobody went on with in time; its record is gone."""
+
+    key: Any
+    flow: str | None
+    state: str | None
+
+
+class Conversation:
+    """From claim to commit; made by ``FSM.conversation``."""
+
+    __slots__ = ("_collects", "_ctx", "_enters", "_fsm", "_key", "_slot", "_update", "_update_id")
+
+    def __init__(
+        self, fsm: FSM, update: Update, key: Any, update_id: int | str | None, *, collects: bool, enters: bool
+    ) -> None:
+        self._fsm = fsm
+        self._update = update
+        self._key = key
+        self._update_id = update_id
+        self._collects = collects
+        self._enters = enters
+        self._slot: Slot | None = None
+        self._ctx: Context | None = None
+
+    async def __aenter__(self) -> Context:
+        fsm = self._fsm
+        if self._key is None:
+            self._ctx = Context(fsm, self._update, None, NoRecord(), collects=self._collects)
+            return self._ctx
+        if not fsm.ready:
+            await fsm.prepare()
+        if self._update.text is None and self._update.migration is not None:
+            await fsm.move_chat(*self._update.migration)
+        slot = Slot(fsm.storage, fsm.bot, self._key, wait=fsm.wait, lease=fsm.lease)
+        await slot.__aenter__()
+        try:
+            ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
+            self._check_duplicate(ctx, slot)
+            if slot.flow is not None and not ctx.duplicate:
+                await self._catch_up(ctx, slot)
+        except BaseException:
+            await slot.__aexit__(None, None, None)
+            raise
+        self._slot, self._ctx = slot, ctx
+        return ctx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ctx, slot = self._ctx, self._slot
+        assert ctx is not None
+        try:
+            if kind is None:
+                await self._finish(ctx, slot)
+        finally:
+            ctx.close()
+            if slot is not None:
+                await slot.__aexit__(kind, error, trace)
+
+    async def _finish(self, ctx: Context, slot: Slot | None) -> None:
+        if slot is None:
+            if ctx.data:
+                # Changed in place, past all doors.
+                self._fsm.missing_key.refuse(self._fsm.no_key(self._update))
+        elif not ctx.duplicate:
+            await self._fsm.commit(ctx, slot, self._update_id)
+        elif slot.changed:
+            refusal = ctx.refusal()
+            assert refusal is not None
+            raise refusal
+
+    def _check_duplicate(self, ctx: Context, slot: Slot) -> None:
+        if self._update_id is None:
+            return
+        memo = Memo.of(slot)
+        if not memo.has(self._update_id):
+            return
+        if not self._enters:
+            raise DuplicateUpdate(slot.address.text, self._update_id, memo.calls_of(self._update_id))
+        ctx.duplicate = True
+
+    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
+        """What time and deploys did to the record since its last update."""
+        fsm = self._fsm
+        fsm.catch_up(slot)
+        if not fsm.knows(slot):
+            if fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
+                slot.delete()
+        elif is_due(slot):
+            try:
+                calls = await time_out(fsm, slot)
+            except (Conflict, StorageError):
+                raise
+            except Exception:
+                # A timeout that fails must not lock anybody out; the timers try it again.
+                logger.exception("the timeout at %s failed", slot.address.text)
+                slot.rollback()
+                fsm.catch_up(slot)
+            else:
+                await fsm.deliver(calls)
