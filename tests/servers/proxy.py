@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+#: For localhost and 127.0.0.1, signed by itself; its key is in the same file and guards nothing.
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
 
 
 class Proxy:
     """Between one client and one server; everything it does to a connection can be repeated with its seed.
 
-    ``cut_rate``: of so many requests the connection is cut, with the answer still to come: some before the
+    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is cut, with the answer still to come: some before the
     request went on, some in the moment after, most when the server has answered, so that it was made.
     """
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", seed: int = 0) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", seed: int = 0, tls: bool = False) -> None:
         self._target = (host, port)
+        self._tls = tls
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
@@ -34,7 +40,11 @@ class Proxy:
         self._silent = False
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        context = None
+        if self._tls:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(CERTIFICATE)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

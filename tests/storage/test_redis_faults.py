@@ -27,7 +27,7 @@ from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Get
 from stepwell.storage.redis import RedisStorage
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, the_cluster, the_server
 
 BOT = "bot"
@@ -378,6 +378,17 @@ async def test_a_client_that_was_passed_in_is_used_and_never_closed() -> None:
         assert len(await client.keys(f"{own}:*:r:*")) == 1
     assert await client.ping()
     await client.aclose()
+
+
+async def test_tls_checks_the_servers_certificate() -> None:
+    async with Proxy(the_server().port, tls=True) as proxy:
+        url = f"rediss://localhost:{proxy.port}/0{prefix()}"
+        async with open_storage(f"{url}&ssl_ca_certs={CERTIFICATE}") as storage:
+            await storage.set_state(BOT, 1, State("f", "s"))
+            assert await storage.get_state(BOT, 1) == State("f", "s")
+        distrusting = open_storage(url, patience=0.2)
+        with pytest.raises(StorageUnavailable, match=r"(?i)certificate"):
+            await distrusting.open()
 
 
 async def test_a_unix_socket_will_do(tmp_path: Any) -> None:
