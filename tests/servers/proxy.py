@@ -16,8 +16,9 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 class Proxy:
     """Between one client and one server; everything it does to a connection can be repeated with its seed.
 
-    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is cut, with the answer still to come: some before the
-    request went on, some in the moment after, most when the server has answered, so that it was made.
+    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is
+    cut, with the answer still to come: some before the request went on, some in the moment after, most when
+    the server has answered, so that it was made.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", seed: int = 0, tls: bool = False) -> None:

@@ -29,6 +29,7 @@ Durability = Literal["fast", "wait"]
 
 _BATCH: Final = Script("batch")
 _PAGE: Final = Script("page")
+_TRACES: Final = Script("traces")
 _DUE: Final = Script("due")
 _SWEEP: Final = Script("sweep")
 
@@ -203,6 +204,12 @@ class RedisStorage(Storage):
                 return Page(records, (tag, looked))
         more = [tag for tag in counts if tag not in rooms]
         return Page(records, (more[0], None) if more else None)
+
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        space = space_of(namespace)
+        indexes = [(number, self._keys.listing(number, space, tag)) for number in range(TAGS)]
+        found = await self._ask(_TRACES, indexes, [(str(limit),)] * TAGS)
+        return sorted(Address(namespace, key) for keys in found for key in keys)[:limit]
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None

@@ -58,7 +58,13 @@ function operations.C(key, at)
   end
   keep_timed(lease, token, ARGV[at + 1])
   local memo, memo_till = timed(beside[2])
-  return {'', call('HGETALL', key), memo_till > now and memo or false}
+  local record = call('HGETALL', key)
+  if till <= now and #record == 2 and record[1] == '$b' then
+    -- A mark for somebody whose lease is over.
+    call('DEL', key)
+    record = {}
+  end
+  return {'', record, memo_till > now and memo or false}
 end
 
 function operations.R(key, at)
@@ -79,22 +85,33 @@ local function weights(key, names)
   return sum
 end
 
-local function remove(key, prefix, name, mode, write, old)
+local function remove(key, prefix, name, mode, write, held, lease, old)
   local version, writer, base = old[2] or '0', old[3] or '', old[4] or ''
   if old[1] then
     local next_version = whole(tonumber(version) + 1)
-    unlist(prefix, name, old[7], old[6])
+    unlist(prefix, name, old[6])
     call('DEL', key, prefix .. 'p:' .. name)
     version, writer, base = next_version, write, write
     if mode == 'delete' then
       call('HSET', key, '$v', version, '$w', writer, '$b', base, '$t', now_text)
+      if old[7] then
+        call('HSET', key, '$g', old[7])
+      end
       call('ZADD', prefix .. 'x', exact(now + DAY), name)
     end
   end
   if mode == 'forget' then
+    untag(prefix, name, old[7])
     call('DEL', key, prefix .. 'm:' .. name)
     call('ZREM', prefix .. 'x', name)
     version, writer, base = '0', '', ''
+    local _, till = timed(call('GET', lease))
+    if till > now and not held then
+      -- While somebody else holds it, the base says that what they saw is gone.
+      base = write
+      call('HSET', key, '$b', base)
+      call('ZADD', prefix .. 'x', exact(till), name)
+    end
   end
   return {'', version, writer, base}
 end
@@ -272,7 +289,7 @@ local function write_record(key, prefix, name, at, given, held, old)
     if expires ~= old_expires or not alive then
       call('ZADD', prefix .. 'x', expires, name)
     end
-  elseif old_expires or (version and not alive) then
+  elseif old_expires or not alive then
     call('ZREM', prefix .. 'x', name)
   end
   if not alive or deadline ~= old_deadline or tags ~= old_tags then
@@ -288,7 +305,7 @@ local function write_record(key, prefix, name, at, given, held, old)
       end
     end
     if tags ~= old_tags then
-      forget_tags(prefix, space, member, old_tags or '')
+      untag(prefix, name, old_tags)
       for tag in string.gmatch(tags or '', '([^\n]*)\n') do
         call('ZADD', prefix .. 'g:' .. space .. '/' .. tag, 0, member)
       end
@@ -347,6 +364,14 @@ function operations.A(key, at, last)
       old = salvaged(key, old)
     end
   end
+  if old[4] and not old[2] then
+    local _, till = timed(call('GET', lease))
+    if till <= now then
+      -- A mark for somebody whose lease is over.
+      call('DEL', key)
+      old[4] = false
+    end
+  end
   if base ~= '-' and base ~= '=' .. (old[4] or '') then
     return {'BASE'}
   end
@@ -358,7 +383,7 @@ function operations.A(key, at, last)
   end
   local result
   if mode == 'delete' or mode == 'forget' then
-    result = remove(key, prefix, name, mode, ARGV[at + WRITE], old)
+    result = remove(key, prefix, name, mode, ARGV[at + WRITE], held, lease, old)
   else
     result = write_record(key, prefix, name, at, given, held, old)
     if result[1] ~= '' then

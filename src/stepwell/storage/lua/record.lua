@@ -14,8 +14,10 @@
 --                   hand from node to node, when some keys of a record may be here and some there
 --
 -- Fields of the record ("$" and a letter is no data field's name):
---   $z size ($z is there: a record; not there: a tombstone)   $v version   $w its write id   $b base
---   $t written at   $e expires at   $d deadline   $h head   $f flow   $s state   $g tags, each ended by a newline
+--   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
+--   $h head   $f flow   $s state   $g tags, each ended by a newline
+-- With $z it is a record. Without, it is what one leaves behind: a tombstone ($v $w $b $t $g); the tags of an expired
+-- one whose memo still counts ($g); or the mark of one that was forgotten under a holder ($b), good for that lease.
 --
 -- Values are never parsed. Numbers are doubles: exact up to 2^53, if they are written with enough digits.
 
@@ -81,19 +83,19 @@ local function keep_timed(key, text, seconds)
   call('SET', key, span[1] .. text, 'PX', span[2])
 end
 
--- Out of the indexes of tags and deadlines, or of all that list records.
-local function forget_tags(prefix, space, key, tags)
-  for tag in string.gmatch(tags, '([^\n]*)\n') do
-    call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
+local function untag(prefix, name, tags)
+  if tags then
+    local space, key = split(name)
+    for tag in string.gmatch(tags, '([^\n]*)\n') do
+      call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
+    end
   end
 end
 
-local function unlist(prefix, name, tags, deadline)
+-- Out of the indexes of records and deadlines. Tags stay as long as anything does.
+local function unlist(prefix, name, deadline)
   local space, key = split(name)
   call('ZREM', prefix .. 'n:' .. space, key)
-  if tags then
-    forget_tags(prefix, space, key, tags)
-  end
   if deadline then
     call('ZREM', prefix .. 'd:' .. space, key)
   end

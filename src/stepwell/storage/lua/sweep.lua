@@ -20,17 +20,24 @@ while swept[2] < most do
     local beside = call('MGET', prefix .. 'l:' .. name, prefix .. 'm:' .. name)
     local _, lease_till = timed(beside[1])
     local _, memo_till = timed(beside[2])
-    -- A tombstone stays as long as its memo.
+    -- What is left of a record stays as long as its memo.
     if lease_till > now or (not found[1] and memo_till > now) then
       stay = stay + 1
     else
       if found[1] then
-        unlist(prefix, name, found[2], found[3])
+        unlist(prefix, name, found[3])
         swept[#swept + 1] = name
         swept[#swept + 1] = found[4]
       end
       call('DEL', key, prefix .. 'p:' .. name)
-      call('ZREM', KEYS[2], name)
+      if found[2] and memo_till > now then
+        -- Whoever its tags name must be able to have the memo forgotten too.
+        call('HSET', key, '$g', found[2])
+        call('ZADD', KEYS[2], exact(memo_till), name)
+      else
+        untag(prefix, name, found[2])
+        call('ZREM', KEYS[2], name)
+      end
       swept[2] = swept[2] + 1
     end
   end
