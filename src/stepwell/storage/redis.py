@@ -105,7 +105,7 @@ class RedisStorage(Storage):
         try:
             while True:
                 try:
-                    return await self._server.open()
+                    return await self._server.open((_REST, 0))
                 except StorageUnavailable as error:
                     if error.final or asyncio.get_running_loop().time() + 0.1 >= give_up:
                         raise

@@ -51,7 +51,7 @@ class Cluster:
         """What the keys of a hash tag share their lanes with."""
         return self._owners[tag]
 
-    async def open(self) -> None:
+    async def open(self, lane: Hashable) -> None:
         """Find out which node has what."""
         await self._learn()
 

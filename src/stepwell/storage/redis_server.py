@@ -112,9 +112,9 @@ class Server:
         """
         return tag % 2
 
-    async def open(self) -> None:
-        """Find out if anybody is there."""
-        await self._link("rest").exchange([("PING",)])
+    async def open(self, lane: Hashable) -> None:
+        """Find out if anybody is there, over the connection of a lane."""
+        await self._link(lane).exchange([("PING",)])
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
         """Make these calls over the lane's connection. Refusals of whole calls are raised."""
