@@ -72,7 +72,7 @@ def decode(text: str, depth: int = 64) -> Any:
         LookupError,
         AttributeError,
     ) as error:
-        raise DecodeError(f"it cannot be read ({type(odd).__name__})") from odd
+        raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 
 
 def _plain(value: Any, left: int) -> Any:
