@@ -362,6 +362,7 @@ _WIDTHS = {
     _FIELDS: 2,
     _LEASE: 2,
     QUERIES["over"]: 6,
+    QUERIES["traces"]: 1,
     QUERIES["due"]: 2,
     QUERIES["leases_over"]: 3,
     QUERIES["memos_after"]: 3,
