@@ -140,7 +140,7 @@ class SQLiteFile:
 
     def _set_level(self, level: int) -> None:
         if level != self._level:
-            # It takes effect while it is compiled, so it must be compiled each time.
+            # SQLite may run it while compiling it, so it must not come from the cache of statements.
             self.writer.execute(f"PRAGMA synchronous = {level}", can_cache=False)
             self._level = level
 
