@@ -19,9 +19,9 @@ from stepwell.record import Limits
 from stepwell.slot import Slot
 
 TASKS = 50
-ROUNDS = int(os.environ.get("ROUNDS", "7"))
-#: Each figure of a round takes about so many seconds.
-SECONDS = 0.5
+ROUNDS = int(os.environ.get("ROUNDS", "25"))
+#: Short rounds, often: what else the machine does then falls on both sides alike.
+SECONDS = 0.2
 STORED = int(os.environ.get("STORED", "1000000"))
 
 Step = Callable[[int, int], Awaitable[object]]

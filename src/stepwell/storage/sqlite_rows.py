@@ -149,7 +149,7 @@ class Rows:
     def _apply(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, lease, returning = apply
         old = self._record(address)
-        token = None
+        token, fields = None, None
         if guard is not None:
             token = guard.token
             refused = self._refused(guard, address, old or _NOTHING, now)
@@ -158,7 +158,10 @@ class Rows:
         if change.delete:
             row = self._delete(address, change, old, now)
         else:
-            written = self._write(address, change, old, token is not None, now)
+            if returning:
+                # Read now, they also tell how large they are.
+                fields = self.fields(address) if old is not None and old.alive else {}
+            written = self._write(apply, old, fields, now)
             if isinstance(written, TooLarge):
                 return written
             row = written
@@ -169,7 +172,7 @@ class Rows:
                 self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
             else:
                 self._execute(_END_LEASE, (*address, token))
-        record = _stored(row, self.fields(address)) if returning and row.alive else None
+        record = None if fields is None else _stored(row, fields)
         return Applied(Version(row.number, row.write), row.base, now, record)
 
     def _refused(self, guard: Guard, address: Address, row: _Row, now: float) -> StepwellError | None:
@@ -203,7 +206,10 @@ class Rows:
             self.put(address, old, row)
         return row
 
-    def _write(self, address: Address, change: Change, old: _Row | None, held: bool, now: float) -> _Row | TooLarge:
+    def _write(self, apply: Apply, old: _Row | None, fields: dict[str, str] | None, now: float) -> _Row | TooLarge:
+        """Make a change; ``fields``, if they are known, become what they are after it."""
+        address, change, guard, *_ = apply
+        held = guard is not None and guard.token is not None
         row = old or _NOTHING
         alive = row.alive
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
@@ -212,7 +218,7 @@ class Rows:
         if dropped or not alive:
             size = sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
         else:
-            size = self._size_after(address, change, row.size)
+            size = self._size_after(address, change, row.size, fields)
         if size > change.limit and size > row.size:
             return TooLarge("the record", size, change.limit)
 
@@ -249,6 +255,12 @@ class Rows:
         if tags != row.tags:
             self.retag(address, row.tags, _tags(tags))
         self._write_contents(address, change, bool(alive) and dropped)
+        if fields is not None:
+            if dropped:
+                fields.clear()
+            for name in change.unset:
+                fields.pop(name, None)
+            fields.update(change.set)
         return new
 
     def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
@@ -266,12 +278,15 @@ class Rows:
             else:
                 execute(_SET_PART, (namespace, key, name, part))
 
-    def _size_after(self, address: Address, change: Change, size: int) -> int:
+    def _size_after(self, address: Address, change: Change, size: int, fields: dict[str, str] | None) -> int:
+        def old(name: str) -> int:
+            return self._weight(_FIELD_SIZE, address, name) if fields is None else weight(name, fields.get(name))
+
         for name in change.unset:
             if name not in change.set:
-                size -= self._weight(_FIELD_SIZE, address, name)
+                size -= old(name)
         for name, text in change.set.items():
-            size += weight(name, text) - self._weight(_FIELD_SIZE, address, name)
+            size += weight(name, text) - old(name)
         for name, part in change.parts.items():
             size += weight(name, part) - self._weight(_PART_SIZE, address, name)
         return size
