@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import stat
@@ -374,6 +375,17 @@ async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) ->
         assert open_files() == 0
     # All is in the one file.
     assert [file.name for file in tmp_path.iterdir()] == ["bot.db"]
+
+
+async def test_a_storage_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Path) -> None:
+    storage = SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None)
+    await storage.update_data(BOT, 1, {"a": 1})
+    assert leftover_threads()
+    del storage
+    async with asyncio.timeout(10):
+        while leftover_threads():
+            gc.collect()
+            await asyncio.sleep(0.01)
 
 
 async def test_a_closed_storage_says_so(tmp_path: Path) -> None:

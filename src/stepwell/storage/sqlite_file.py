@@ -222,7 +222,7 @@ class SQLiteFile:
         if isinstance(error, apsw.CorruptError):
             return DamagedStorage(path, str(error))
         if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError | apsw.CantOpenError):
-            return _unwritable(path)
+            return _unwritable(path, error)
         if isinstance(error, apsw.IOError):
             if _system_errno(error, self) in _NO_ROOM:
                 return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
@@ -337,10 +337,12 @@ def _find(path: str) -> None:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StorageFull(f"there is no room left for {path}; make room and go on") from error
-        raise _unwritable(path) from error
+        raise _unwritable(path, error) from error
 
 
-def _unwritable(path: str) -> StorageUnavailable:
+def _unwritable(path: str, why: object = "") -> StorageUnavailable:
+    if os.access(path, os.W_OK) and os.access(Path(path).parent, os.W_OK):
+        return StorageUnavailable(f"{path} cannot be opened ({why})", sent=False, final=True)
     return StorageUnavailable(
         f"{path} cannot be written by this user; both the file and its folder must be writable, "
         "because SQLite keeps two more files beside it",
