@@ -39,6 +39,16 @@ async def test_a_path_with_three_slashes_is_relative_and_with_four_absolute(
         assert await storage.get_state(BOT, 1) == State("a", "b")
 
 
+async def test_a_program_may_change_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = open_storage("sqlite:///bot.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with storage:
+        await storage.set_state(BOT, 1, State("a", "b"))
+    assert (tmp_path / "bot.db").exists()
+
+
 async def test_a_path_may_be_escaped_in_the_url(tmp_path: Path) -> None:
     async with open_storage(f"sqlite:///{tmp_path}/my%20bot%3F.db"):
         pass
@@ -48,7 +58,11 @@ async def test_a_path_may_be_escaped_in_the_url(tmp_path: Path) -> None:
 def test_options_may_be_given_in_the_url() -> None:
     storage = open_storage("sqlite:///bot.db?synchronous=normal&patience=3&sweep_every=5")
     assert isinstance(storage, SQLiteStorage)
-    assert (storage.path, storage.synchronous) == ("bot.db", "NORMAL")
+    assert (storage.path, storage.synchronous) == (str(Path.cwd() / "bot.db"), "NORMAL")
+    # What the program says counts more.
+    storage = open_storage("sqlite:///bot.db?synchronous=NORMAL", synchronous="FULL")
+    assert isinstance(storage, SQLiteStorage)
+    assert storage.synchronous == "FULL"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -13,7 +14,7 @@ from stepwell.errors import InvalidOption, StepwellError, StorageClosed
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
 from stepwell.storage.operations import Apply, Claim, Get, Operation, Release, Result
-from stepwell.storage.sqlite_file import SQLiteError, SQLiteFile
+from stepwell.storage.sqlite_file import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite_listing import Listing
 from stepwell.storage.sqlite_rows import Rows
 from stepwell.storage.sqlite_thread import StorageThread
@@ -47,7 +48,10 @@ class SQLiteStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         if synchronous not in ("FULL", "NORMAL"):
             raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
-        self.path = str(path)
+        if not path:
+            raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
+        # Made absolute now: a program that changes its folder later means the same file.
+        self.path = path if path == MEMORY else str(Path(path).absolute())
         self.synchronous = synchronous
         self._now = clock or time.time
         self._thread: StorageThread | None = None
@@ -71,7 +75,7 @@ class SQLiteStorage(Storage):
                 f"{url!r} is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program "
                 "runs, sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
             )
-        return cls(path, **_url_options(parts.query), **options)
+        return cls(path, **{**_url_options(parts.query), **options})
 
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")

@@ -93,7 +93,7 @@ class SQLiteFile:
     # Transactions
 
     def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True) -> T:
-        """Do some work in one transaction, all of it or nothing.
+        """Do some work in one transaction, all of it or nothing. It may be done twice, if there was no room first.
 
         What is not durable survives a crash of the process, but perhaps not of the machine. Without
         ``wait``, another process's lock is an error at once.
@@ -117,8 +117,9 @@ class SQLiteFile:
             committing = True
             writer.execute("COMMIT")
         except apsw.Error as error:
+            problem = self.problem(error, committing=committing)
             self._roll_back()
-            raise self.problem(error, committing=committing) from error
+            raise problem from error
         except BaseException:
             self._roll_back()
             raise
