@@ -15,7 +15,7 @@ import aiosqlite
 
 from stepwell import SQLiteStorage
 from stepwell.codec import Seal, address_of
-from stepwell.record import Limits
+from stepwell.record import Limits, Place
 from stepwell.slot import Slot
 
 TASKS = 50
@@ -131,7 +131,7 @@ async def fill(path: Path, keys: range) -> None:
         for number in keys:
             address = address_of("bot", (number, number), limits)
             seal = Seal(address, limits, limits.record)
-            head = seal.head("registration", "get_email", None, [])
+            head = seal.head(Place("registration", "get_email"))
             fields = seal.fields({"name": "Alice", "email": "alice@example.com", "count": 0})
             size = sum(len(name) + len(text) for name, text in fields.items())
             yield (
