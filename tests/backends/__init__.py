@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from tests.backends.base import Backend
 from tests.backends.memory import Memory
+from tests.backends.postgres import Postgres
 
-ALL: list[type[Backend]] = [Memory]
+ALL: list[type[Backend]] = [Memory, Postgres]
 
 __all__ = ["ALL", "Backend"]
