@@ -299,7 +299,7 @@ async def _enter_line(storage: Storage, address: Address, wait: float) -> None:
         if turn.done() and not turn.cancelled():
             # Our turn came in the same moment: it goes to the next.
             _leave_line(storage, address)
-        else:
+        elif turn in line.waiting:
             line.waiting.remove(turn)
         if isinstance(error, TimeoutError):
             raise Busy(address.text, wait) from None

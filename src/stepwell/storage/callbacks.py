@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepwell.codec import Seal, address_of, encode_namespace
+from stepwell.codec import Seal, address_of, encode_key, encode_namespace
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption
 from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Head, Keep, Limits, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
@@ -45,7 +45,7 @@ class Callbacks(ABC):
 
     def limit_of(self, address: Address) -> int:
         """How large a record at this address may be."""
-        return self.limits.run if address.namespace == RUNS else self.limits.record
+        return self.limits.record if address.namespace not in (RUNS, QUARANTINE) else self.limits.run
 
     async def init(self, bot: str, *, ttl: float | None = None, **unknown: Any) -> None:
         """Prepare the storage for a bot. May be called any number of times, or not at all.
@@ -146,20 +146,24 @@ class Callbacks(ABC):
 
     async def quarantine(self, address: Address, stored: Stored) -> None:
         """Keep a copy of a damaged record as it was found, once per version."""
-        place = self.address(QUARANTINE, (address.namespace, address.key))
+        place = _quarantine_of(address)
         seal = self.seal(place)
-        found = {"version": list(stored.version), "head": stored.head, "fields": stored.fields}
-        known = await self.perform(Get(place))
-        if known is not None and known.fields.get("version") == seal.field("version", found["version"]):
+        version = list(stored.version)
+        known: Stored | None = await self.perform(Get(place))
+        if known is not None and known.fields.get("version") == seal.field("version", version):
             return
-        # Checksummed anew: the copy must come back as the damaged bytes it is.
-        change = Change(write=self.ids(), replace=True, set=seal.fields(found), limit=self.limits.run)
-        await self.perform(Apply(place, change))
-        logger.error(
-            "the record at %s is damaged; a copy of version %s is in quarantine",
-            address.text,
-            stored.version.number,
+        # Sealed anew: the copy must come back as the damaged text that it is.
+        found = {"version": version, "head": stored.head, "fields": stored.fields}
+        await self.perform(
+            Apply(place, Change(write=self.ids(), replace=True, set=seal.fields(found), limit=self.limit_of(place)))
         )
+        logger.error("the record at %s is damaged; a copy is in quarantine", address.text)
+
+    async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
+        """The damaged texts of a record, as they were found: ``version``, ``head`` and ``fields``."""
+        place = _quarantine_of(self.address(bot, key))
+        stored: Stored | None = await self.perform(Get(place))
+        return None if stored is None else self.seal(place).data(stored.fields)
 
     async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
         try:
@@ -167,6 +171,10 @@ class Callbacks(ABC):
         except CorruptRecord:
             await self.quarantine(address, stored)
             raise
+
+
+def _quarantine_of(address: Address) -> Address:
+    return Address(QUARANTINE, encode_key((address.namespace, address.key)))
 
 
 def _random_id() -> str:

@@ -77,7 +77,14 @@ class Lane:
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._crowd.append(room)
             await room
-        return await self._put(operation)
+        future = self._put(operation)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The answer may have come in the very moment of the cancellation.
+            if not future.cancelled() and future.exception() is None:
+                self._give_back(operation, future.result())
+            raise
 
     def _put(self, operation: Operation) -> asyncio.Future[Result]:
         if self._closed:
@@ -171,9 +178,13 @@ class Lane:
         future = entry.future
         if not future.done():
             future.set_result(result)
-        elif type(result) is Claimed and type(entry.operation) is Claim and not entry.operation.renew:
-            # Nobody is left to use this claim.
-            self._queue.append(_Entry(Release(entry.operation.address, entry.operation.token), future))
+        else:
+            self._give_back(entry.operation, result)
+
+    def _give_back(self, operation: Operation, result: Result) -> None:
+        """End a claim that nobody is left to use."""
+        if type(result) is Claimed and isinstance(operation, Claim) and not operation.renew and not self._closed:
+            self._put(Release(operation.address, operation.token))
 
 
 def _given_up(operation: Operation, error: StorageUnavailable) -> Result:

@@ -19,6 +19,8 @@ __all__ = ["MemoryStorage"]
 class MemoryStorage(Storage):
     """Keeps records as long as the process lives."""
 
+    _cell = Cell
+
     def __init__(
         self,
         *,
@@ -55,7 +57,7 @@ class MemoryStorage(Storage):
         now = self._now()
         cell = self._cells.get(address)
         if cell is None:
-            cell = Cell()
+            cell = self._cell()
         result = cell.do(operation, now)
         if cell.removable(now) and not cell.alive:
             self._cells.pop(address, None)
@@ -102,7 +104,7 @@ class MemoryStorage(Storage):
             self._waiting.discard(address)
             if cell.memo_until > now:
                 # Handled updates stay known for a day, whatever becomes of the record.
-                self._cells[address] = Cell(memo=cell.memo, memo_until=cell.memo_until)
+                self._cells[address] = self._cell(memo=cell.memo, memo_until=cell.memo_until)
             else:
                 del self._cells[address]
         return Swept(expired, len(gone))

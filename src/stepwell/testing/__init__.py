@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from stepwell.testing.clock import Clock
+from stepwell.testing.faults import FaultyStorage
 
 if TYPE_CHECKING:
     from stepwell.testing.contract import JournaledStorageContract, KeyValueContract, StorageContract
 
-__all__ = ["Clock", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
+__all__ = ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
 def __getattr__(name: str) -> Any:

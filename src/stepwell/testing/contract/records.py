@@ -54,6 +54,18 @@ class RecordPromises(Suite):
         assert stored is not None
         assert stored.written_at == pytest.approx(clock(), abs=0.001)
 
+    async def test_a_record_given_out_shares_nothing_with_what_is_kept(self, storage: Storage) -> None:
+        await apply(storage, data={"a": 1}, parts={"p": 1})
+        for given in (await get(storage, parts=True), (await claim(storage, "A")).record):
+            assert given is not None
+            given.fields.clear()
+            if given.parts is not None:
+                given.parts.clear()
+        kept = await get(storage, parts=True)
+        assert kept is not None
+        assert fields(storage, kept) == {"a": 1}
+        assert part(storage, kept, "p") == 1
+
     async def test_operations_of_a_batch_on_one_key_are_made_in_order(self, storage: Storage) -> None:
         address = storage.address(BOT, KEY)
         seal = storage.seal(address)

@@ -117,18 +117,18 @@ class ValuePromises(Suite):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, of the same type, and so are their parts; 0.0 and -0.0 differ."""
-    if type(one) is not type(other) or one != other:
-        return False
-    if isinstance(one, float | Decimal):
-        return str(one) == str(other)
-    if isinstance(one, list | tuple):
-        return all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict):
-        pairs = zip(sorted(one.items(), key=repr), sorted(other.items(), key=repr), strict=True)
-        return all(same(a, b) for a, b in pairs)
-    if isinstance(one, set | frozenset):
-        return sorted(map(repr, one)) == sorted(map(repr, other))
-    if isinstance(one, dt.datetime | dt.time):
-        return (one.utcoffset(), one.fold) == (other.utcoffset(), other.fold)
-    return True
+    """Equal, of the same type, and so are their parts; 0.0 and -0.0 differ, and so do two offsets of one instant."""
+    return bool(one == other) and _shape(one) == _shape(other)
+
+
+def _shape(value: Any) -> str:
+    kind = type(value).__qualname__
+    if isinstance(value, list | tuple):
+        return f"{kind}{[_shape(item) for item in value]}"
+    if isinstance(value, set | frozenset):
+        return f"{kind}{sorted(_shape(item) for item in value)}"
+    if isinstance(value, dict):
+        return f"{kind}{sorted((_shape(key), _shape(item)) for key, item in value.items())}"
+    if isinstance(value, dt.datetime | dt.time):
+        return f"{kind} {value.isoformat()} {value.fold}"
+    return f"{kind} {value!r}" if not isinstance(value, int) else f"{kind} {value:x}"

@@ -1,0 +1,226 @@
+"""The suite must be able to fail: each bug below, put into a copy of the memory backend, is caught."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import StepwellError
+from stepwell.record import KEEP, Address, Version
+from stepwell.storage import Get
+from stepwell.storage.cell import NEVER, Cell
+from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result
+from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract
+
+
+class LosesMerges(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            return super()._write(change._replace(unset=tuple(set(self.fields) - set(change.set))), held, now)
+
+
+class ReusesVersions(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            made = not self.alive
+            refused = super()._write(change, held, now)
+            if made and refused is None:
+                self.version = Version(1, change.write)
+            return refused
+
+
+class ReadsStale(FaultyStorage):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seen: dict[Address, Result] = {}
+
+    def _do(self, operation: Operation) -> Result:
+        if isinstance(operation, Get):
+            if operation.address not in self.seen:
+                self.seen[operation.address] = super()._do(operation)
+            return self.seen[operation.address]
+        return super()._do(operation)
+
+
+class IgnoresTheLease(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            return super()._refused(guard._replace(token=None), address, now)
+
+
+class LeasesToAnybody(FaultyStorage):
+    class _cell(Cell):
+        def leased(self, now: float) -> bool:
+            return False
+
+
+class WritesHalf(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            if change.head is not KEEP:
+                self.head = change.head
+            return super()._write(change, held, now)
+
+
+class Aliases(FaultyStorage):
+    class _cell(Cell):
+        def stored(self, parts: bool) -> Any:
+            record = super().stored(parts)
+            record.fields = self.fields
+            return record
+
+
+class MixesUpKeys(FaultyStorage):
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        return super()._do(operation._replace(address=address._replace(key=address.key.replace('"', ""))))
+
+
+class MixesUpBots(FaultyStorage):
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        return super()._do(operation._replace(address=address._replace(namespace=address.namespace.strip())))
+
+
+class ReturnsExpired(FaultyStorage):
+    class _cell(Cell):
+        def visible(self, now: float) -> bool:
+            return self.alive
+
+
+class RevivesExpired(FaultyStorage):
+    class _cell(Cell):
+        def expired(self, now: float) -> bool:
+            return False
+
+
+class AppliesTwice(FaultyStorage):
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        return await MemoryStorage.run(self, operations)
+
+
+class ForgetsTombstones(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, now: float) -> None:
+            super()._delete(change, now)
+            self.version, self.base = NEVER, ""
+
+
+class LosesTheMemoAtClear(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, now: float) -> None:
+            super()._delete(change, now)
+            self.memo = None
+
+
+class LeavesPartsBehind(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, now: float) -> None:
+            parts = self.parts
+            super()._delete(change, now)
+            self.parts = parts
+
+
+class KeepsTheBase(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            base = self.base
+            refused = super()._write(change, held, now)
+            self.base = base
+            return refused
+
+
+class RenewsTooLate(FaultyStorage):
+    class _cell(Cell):
+        def _claim(self, claim: Claim, now: float) -> Result:
+            return super()._claim(claim._replace(renew=False), now)
+
+
+class StopsAtTheFirstError(FaultyStorage):
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        results: list[Result] = []
+        for operation in operations:
+            failed = next((result for result in results if isinstance(result, StepwellError)), None)
+            results.append(failed or self._do(operation))
+        return results
+
+
+class IgnoresTheLimit(FaultyStorage):
+    class _cell(Cell):
+        def _size_after(self, change: Any, dropped: bool) -> int:
+            return 0
+
+
+class SweepsWhatIsHeld(FaultyStorage):
+    class _cell(Cell):
+        def removable(self, now: float) -> bool:
+            return self.alive and self.expired(now)
+
+
+class AnswersLastWriteOnly(FaultyStorage):
+    class _cell(Cell):
+        def _apply(self, apply: Apply, now: float) -> Result:
+            result = super()._apply(apply, now)
+            return result._replace(version=Version(7, "x")) if isinstance(result, Applied) else result
+
+
+SUITE = {
+    name: test
+    for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
+    if name.startswith("test_")
+}
+
+CAUGHT_BY = {
+    LosesMerges: "test_update_data_merges_shallowly_and_returns_the_merged_data",
+    ReusesVersions: "test_a_version_is_never_reused_after_a_delete",
+    ReadsStale: "test_set_data_replaces_the_data_and_keeps_flow_and_state",
+    IgnoresTheLease: "test_a_holder_that_overslept_writes_nothing",
+    LeasesToAnybody: "test_a_second_token_is_told_that_it_is_taken_and_for_how_long",
+    WritesHalf: "test_a_change_is_made_wholly_or_not_at_all",
+    Aliases: "test_a_record_given_out_shares_nothing_with_what_is_kept",
+    MixesUpKeys: "test_keys_meet_only_if_type_and_value_are_equal",
+    MixesUpBots: "test_two_bots_never_see_each_others_records_whatever_their_names",
+    ReturnsExpired: "test_an_expired_record_is_not_seen_by_anybody",
+    RevivesExpired: "test_a_write_to_an_expired_record_starts_anew",
+    AppliesTwice: "test_the_same_batch_again_is_answered_and_not_applied_again",
+    ForgetsTombstones: "test_a_tombstone_remembers_that_a_record_was_cleared",
+    LosesTheMemoAtClear: "test_a_memo_is_given_by_the_next_claim_and_survives_clear",
+    LeavesPartsBehind: "test_parts_go_with_their_record",
+    KeepsTheBase: "test_a_record_cleared_or_replaced_under_its_holder_is_not_written",
+    RenewsTooLate: "test_a_renewal_never_takes_a_lease_that_has_run_out",
+    StopsAtTheFirstError: "test_one_bad_operation_of_a_batch_fails_alone",
+    IgnoresTheLimit: "test_a_record_beyond_its_limit_is_refused_and_stays_as_it_was",
+    SweepsWhatIsHeld: "test_a_sweep_leaves_held_records_to_their_holder",
+    AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
+}
+
+
+async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
+    """One test of the suite, as pytest would run it."""
+    clock = Clock()
+
+    class Suite(JournaledStorageContract):
+        def open_storage(self, clock: Clock) -> Storage:
+            return storage_class(clock=clock)
+
+    suite = Suite()
+    async with suite.open_storage(clock) as storage:
+        wanted = inspect.signature(SUITE[name]).parameters
+        given = {"storage": storage, "clock": clock}
+        await SUITE[name](suite, **{key: value for key, value in given.items() if key in wanted})
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_the_correct_copy_keeps_every_promise(name: str) -> None:
+    asyncio.run(run_promise(name, FaultyStorage))
+
+
+@pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda cls: cls.__name__)
+def test_a_bug_is_caught_by_the_promise_it_breaks(mutant: type[FaultyStorage]) -> None:
+    with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
+        asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepwell.errors import OutcomeUnknown, StorageClosed, StorageUnavailable
+from stepwell.record import Address, Change
+from stepwell.storage import gather
+from stepwell.storage.gather import Batch, Lane
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
+from stepwell.testing import FaultyStorage
+
+
+class Recorder:
+    """A backend whose batches take as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.bad: list[Operation] = []
+
+    async def __call__(self, batch: Batch) -> list[Result]:
+        self.batches.append(batch)
+        await asyncio.sleep(0)
+        await self.gate.wait()
+        if any(operation in self.bad for operation in batch):
+            raise ValueError("this operation spoils the call")
+        return [Claimed(None, "", None, 0.0) if isinstance(operation, Claim) else None for operation in batch]
+
+    def lane(self, **options: Any) -> Lane:
+        return Lane(self, ids=iter("abcdefgh").__next__, **options)
+
+
+def get(number: int) -> Get:
+    return Get(Address("bot", str(number)))
+
+
+async def start(lane: Lane, operations: Sequence[Operation]) -> list[asyncio.Task[Result]]:
+    tasks = [asyncio.create_task(lane.submit(operation)) for operation in operations]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_asked_for_while_a_batch_is_under_way_is_the_next_batch() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    first = await start(lane, [get(0)])
+    await settle()
+    rest = await start(lane, [get(number) for number in range(1, 6)])
+    await settle()
+    run.gate.set()
+    await asyncio.gather(*first, *rest)
+    assert [list(batch) for batch in run.batches] == [[get(0)], [get(number) for number in range(1, 6)]]
+    assert [batch.number for batch in run.batches] == [1, 2]
+    assert {batch.lane for batch in run.batches} == {"a"}
+
+
+async def test_alone_an_operation_is_sent_at_once() -> None:
+    run = Recorder()
+    lane = run.lane()
+    for number in range(3):
+        await lane.submit(get(number))
+    assert [len(batch) for batch in run.batches] == [1, 1, 1]
+
+
+async def test_tasks_that_ask_in_the_same_moment_share_a_batch_in_the_order_of_their_calls() -> None:
+    run = Recorder()
+    await asyncio.gather(*await start(run.lane(), [get(number) for number in range(50)]))
+    assert [list(batch) for batch in run.batches] == [[get(number) for number in range(50)]]
+
+
+async def test_a_batch_has_at_most_a_hundred_operations_or_a_mebibyte() -> None:
+    run = Recorder()
+    await asyncio.gather(*await start(run.lane(), [get(number) for number in range(250)]))
+    assert [len(batch) for batch in run.batches] == [100, 100, 50]
+    run.batches.clear()
+    big = Change(write="w", set={"a": "x" * 600_000})
+    await asyncio.gather(*await start(run.lane(), [Apply(Address("bot", str(n)), big) for n in range(5)]))
+    assert [len(batch) for batch in run.batches] == [2, 2, 1]
+
+
+async def test_one_bad_operation_fails_alone() -> None:
+    run = Recorder()
+    run.bad = [get(7)]
+    tasks = await start(run.lane(), [get(number) for number in range(20)])
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results].count(ValueError) == 1
+    assert isinstance(results[7], ValueError)
+
+
+async def test_a_waiter_cancelled_before_sending_takes_its_operation_along() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    first = await start(lane, [get(0)])
+    await settle()
+    rest = await start(lane, [get(1), get(2), get(3)])
+    rest[1].cancel()
+    await settle()
+    run.gate.set()
+    results = await asyncio.gather(*first, *rest, return_exceptions=True)
+    assert [list(batch) for batch in run.batches] == [[get(0)], [get(1), get(3)]]
+    assert isinstance(results[2], asyncio.CancelledError)
+
+
+async def test_a_waiter_cancelled_after_sending_does_not_disturb_its_batch() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    tasks = await start(lane, [get(0), get(1), get(2)])
+    await settle()
+    tasks[1].cancel()
+    await settle()
+    run.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
+    await lane.submit(get(3))
+
+
+async def test_a_claim_that_nobody_waits_for_any_more_is_released_at_once() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    tasks = await start(lane, [Claim(Address("bot", "1"), "T", 10)])
+    await settle()
+    tasks[0].cancel()
+    await settle()
+    run.gate.set()
+    await settle()
+    assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
+
+
+async def test_a_release_is_sent_even_if_its_waiter_gives_up() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    await start(lane, [get(0)])
+    await settle()
+    tasks = await start(lane, [Release(Address("bot", "1"), "T")])
+    tasks[0].cancel()
+    await settle()
+    run.gate.set()
+    await settle()
+    assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
+
+
+async def test_beyond_its_bound_callers_wait_for_room_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MOST_WAITING", 5)
+    monkeypatch.setattr(gather, "MOST_OPERATIONS", 3)
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    tasks = await start(lane, [get(number) for number in range(30)])
+    await settle()
+    assert len(lane._queue) <= 5
+    tasks[20].cancel()
+    run.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    sent = [operation.address.key for batch in run.batches for operation in batch]
+    assert sent == [str(number) for number in range(30) if number != 20]
+
+
+async def test_a_closed_lane_finishes_what_it_has_and_refuses_more() -> None:
+    run = Recorder()
+    lane = run.lane()
+    tasks = await start(lane, [get(0)])
+    await lane.close()
+    assert tasks[0].done() or await tasks[0] is None
+    with pytest.raises(StorageClosed):
+        await lane.submit(get(1))
+
+
+async def test_an_idle_lane_leaves_no_task_behind() -> None:
+    run = Recorder()
+    await asyncio.gather(*await start(run.lane(), [get(number) for number in range(5)]))
+    await settle()
+    assert [task.get_name() for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
+
+
+async def test_a_write_whose_answer_was_lost_is_applied_once() -> None:
+    for after in (1, 2, 3):
+        async with FaultyStorage(after=[after]) as storage:
+            for number in range(4):
+                await storage.update_data("bot", 1, {f"f{number}": number})
+            stored = await storage.perform(Get(storage.address("bot", 1)))
+            first = int(stored.written_at * 1e6)
+            assert stored.version.number - first < 4
+            assert await storage.get_data("bot", 1) == {f"f{n}": n for n in range(4)}
+            again = [(b.lane, b.number) for b in storage.batches if isinstance(b, Batch)]
+            assert len(again) - len(set(again)) == 1, "the repeated batch has the same number"
+
+
+async def test_a_write_that_was_never_sent_is_sent_again() -> None:
+    async with FaultyStorage(before=[1, 2, 4]) as storage:
+        assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+        assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}
+
+
+async def test_giving_up_says_whether_the_write_may_have_been_applied() -> None:
+    async with FaultyStorage(before=range(1, 100), patience=0.01) as storage:
+        with pytest.raises(StorageUnavailable):
+            await storage.update_data("bot", 1, {"a": 1})
+    async with FaultyStorage(after=range(1, 100), patience=0.01) as storage:
+        with pytest.raises(OutcomeUnknown, match="read the record"):
+            await storage.update_data("bot", 1, {"a": 1})
+        with pytest.raises(StorageUnavailable):
+            await storage.get_data("bot", 1)
+        storage.after = ()
+        assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}
+    lanes = {batch.lane for batch in storage.batches if isinstance(batch, Batch)}
+    assert len(lanes) > 1, "a lane that gives up takes a new id"
+
+
+async def test_every_call_that_fails_leaves_all_or_nothing() -> None:
+    """The n-th batch fails, for every n: what was acknowledged is there, and nothing is half there."""
+    for fault in range(1, 12):
+        async with FaultyStorage(after=[fault], patience=0) as storage:
+            acknowledged: dict[str, int] = {}
+            for number in range(10):
+                try:
+                    await storage.update_data("bot", 1, {f"a{number}": number, f"b{number}": number})
+                    acknowledged |= {f"a{number}": number, f"b{number}": number}
+                except OutcomeUnknown:
+                    pass
+            storage.after = ()
+            data = await storage.get_data("bot", 1) or {}
+            assert acknowledged.items() <= data.items()
+            assert all(data.get(f"b{name[1:]}") == value for name, value in data.items())
+
+
+async def test_cancelling_at_any_point_disturbs_nobody_else() -> None:
+    """One of two writers is cancelled after n steps of the loop, for every n."""
+    for steps in range(25):
+        async with FaultyStorage() as storage:
+            victim = asyncio.create_task(storage.update_data("bot", 1, {"victim": 1, "twin": 1}))
+            other = asyncio.create_task(storage.update_data("bot", 1, {"other": 1}))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            victim.cancel()
+            await asyncio.wait([victim])
+            assert (await other)["other"] == 1
+            data = await storage.get_data("bot", 1) or {}
+            assert ("victim" in data) == ("twin" in data)
+            assert isinstance(await storage.perform(Claim(storage.address("bot", 1), "T", 1)), Claimed)
+            assert isinstance(await storage.perform(Apply(storage.address("bot", 1), Change(write="w"))), Applied)

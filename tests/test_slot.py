@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, State, Storage
+from stepwell.errors import AlreadyHeld, Busy, CorruptRecord, LeaseLost, RecordReplaced, StorageUnavailable
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Get
+from stepwell.testing import FaultyStorage
+from tests.backends import Backend
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+async def test_what_was_changed_is_written_and_the_rest_is_left_alone(storage: Storage) -> None:
+    await storage.set_state("bot", 1, State("f", "s", {"a": 1, "list": [1], "gone": 1}))
+    async with Slot(storage, "bot", 1) as slot:
+        assert (slot.found, slot.flow, slot.state, slot.data) == (True, "f", "s", {"a": 1, "list": [1], "gone": 1})
+        slot.state = "t"
+        slot.data["list"].append(2)
+        del slot.data["gone"]
+        await storage.update_data("bot", 1, {"a": "outside", "b": "outside"})
+        assert await slot.commit()
+    assert await storage.get_state("bot", 1) == State("f", "t", {"a": "outside", "b": "outside", "list": [1, 2]})
+
+
+async def test_nothing_changed_means_nothing_written(storage: Storage) -> None:
+    await storage.set_state("bot", 1, State("f", "s", {"a": [1]}))
+    before = await storage.perform(Get(storage.address("bot", 1)))
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data["a"] = [1]
+        slot.state = "s"
+        assert not await slot.commit()
+    async with Slot(storage, "bot", 2) as slot:
+        assert not slot.found
+        assert not await slot.commit()
+    assert await storage.perform(Get(storage.address("bot", 1))) == before
+    assert await storage.get_state("bot", 2) is None
+
+
+async def test_what_was_not_committed_is_forgotten_and_the_key_is_free(storage: Storage) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with Slot(storage, "bot", 1) as slot:
+            slot.data["a"] = 1
+            raise ZeroDivisionError
+    assert await storage.get_state("bot", 1) is None
+    async with Slot(storage, "bot", 1, wait=0) as slot:
+        assert slot.data == {}
+
+
+async def test_one_update_is_one_claim_and_one_write() -> None:
+    async with FaultyStorage() as storage:
+        async with Slot(storage, "bot", 1) as slot:
+            slot.flow, slot.state, slot.data = "f", "s", {"a": 1}
+            await slot.commit()
+        kinds = [type(operation) for batch in storage.batches for operation in batch]
+        assert kinds == [Claim, Apply]
+
+
+async def test_a_commit_that_keeps_can_be_followed_by_another(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data["a"] = 1
+        assert await slot.commit(keep=True)
+        assert await storage.get_data("bot", 1) == {"a": 1}
+        assert not await slot.commit(keep=True)
+        slot.data["b"] = [1]
+        await slot.commit(keep=True)
+        slot.delete()
+        await slot.commit(keep=True)
+        assert await storage.get_state("bot", 1) is None
+        slot.undelete()
+        slot.state, slot.data = "again", {"c": 1}
+        await slot.commit()
+    assert await storage.get_state("bot", 1) == State(None, "again", {"c": 1})
+
+
+async def test_deleting_nothing_writes_nothing(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        slot.delete()
+        assert not await slot.commit()
+
+
+async def test_memo_tags_deadline_and_parts_travel_with_a_commit(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        assert slot.memo is None
+        slot.data["a"] = 1
+        await slot.commit(memo={"ids": [1]}, tags=("user:1",), deadline=60.0, expiry=600.0, parts={"p": [1, 2]})
+    async with Slot(storage, "bot", 1) as slot:
+        assert slot.memo == {"ids": [1]}
+        assert slot.tags == ("user:1",)
+        assert slot.deadline == pytest.approx(slot.now + 60, abs=5)
+        assert slot.expires_at == pytest.approx(slot.now + 600, abs=5)
+        slot.delete()
+        await slot.commit(memo={"ids": [1, 2]})
+    async with Slot(storage, "bot", 1) as slot:
+        assert (slot.found, slot.memo) == (False, {"ids": [1, 2]})
+
+
+async def test_holders_of_one_key_come_in_the_order_of_their_calls(storage: Storage) -> None:
+    order: list[int] = []
+
+    async def hold(number: int) -> None:
+        async with Slot(storage, "bot", 1) as slot:
+            order.append(number)
+            slot.data["count"] = slot.data.get("count", 0) + 1
+            await asyncio.sleep(0)
+            await slot.commit()
+
+    await asyncio.gather(*(hold(number) for number in range(30)))
+    assert order == list(range(30))
+    assert await storage.get_data("bot", 1) == {"count": 30}
+    assert storage.lines == {}
+
+
+async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1):
+
+        async def second() -> None:
+            async with Slot(storage, "bot", 1, wait=0.05):
+                pytest.fail("it was held")
+
+        with pytest.raises(Busy, match="503"):
+            await asyncio.create_task(second())
+        assert len(storage.lines) == 1
+    assert storage.lines == {}
+
+
+async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does(storage: Storage) -> None:
+    address = storage.address("bot", 1)
+    await storage.perform(Claim(address, "somebody else", 0.5))
+    with pytest.raises(Busy):
+        async with Slot(storage, "bot", 1, wait=0.05):
+            pytest.fail("it was held")
+    async with Slot(storage, "bot", 1, wait=10) as slot:
+        assert not slot.found
+
+
+async def test_a_task_that_holds_a_key_cannot_wait_for_itself(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1):
+        with pytest.raises(AlreadyHeld):
+            async with Slot(storage, "bot", 1):
+                pytest.fail("it was held")
+        async with Slot(storage, "bot", 2):
+            pass
+
+
+async def test_opposite_orders_end_in_an_error_and_not_in_a_hang(storage: Storage) -> None:
+    async def both(one: int, other: int) -> None:
+        async with Slot(storage, "bot", one, wait=0.1):
+            await asyncio.sleep(0.01)
+            async with Slot(storage, "bot", other, wait=0.1):
+                pass
+
+    results = await asyncio.gather(both(1, 2), both(2, 1), return_exceptions=True)
+    assert any(isinstance(result, Busy) for result in results)
+    assert storage.lines == {}
+
+
+async def test_a_long_holder_is_renewed(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1, lease=0.6) as slot:
+        slot.data["a"] = 1
+        await asyncio.sleep(1.5)
+        await slot.commit()
+    assert await storage.get_data("bot", 1) == {"a": 1}
+
+
+async def test_a_holder_that_blocks_the_loop_past_its_lease_writes_nothing(storage: Storage) -> None:
+    with pytest.raises(LeaseLost):
+        async with Slot(storage, "bot", 1, lease=0.2) as slot:
+            slot.data["a"] = 1
+            time.sleep(0.4)
+            await slot.commit()
+    assert await storage.get_state("bot", 1) is None
+
+
+async def test_a_holder_whose_claim_was_taken_over_learns_it_at_the_commit() -> None:
+    async with MemoryStorage() as storage:
+        with pytest.raises(LeaseLost):
+            async with Slot(storage, "bot", 1, lease=0.1) as slot:
+                slot.data["a"] = 1
+                time.sleep(0.15)
+                await storage.perform(Claim(storage.address("bot", 1), "other", 10))
+                await asyncio.sleep(0.1)
+                await slot.commit()
+
+
+async def test_a_record_replaced_under_its_holder_is_not_written(storage: Storage) -> None:
+    await storage.set_data("bot", 1, {"a": 1})
+    with pytest.raises(RecordReplaced):
+        async with Slot(storage, "bot", 1) as slot:
+            slot.data["a"] = 2
+            await storage.set_data("bot", 1, {"b": 1})
+            await slot.commit()
+    assert await storage.get_data("bot", 1) == {"b": 1}
+    async with Slot(storage, "bot", 1, wait=0) as slot:
+        assert slot.data == {"b": 1}
+
+
+async def test_cancelling_anybody_at_any_point_leaves_no_line_no_task_and_no_claim() -> None:
+    for steps in range(40):
+        async with FaultyStorage() as storage:
+
+            async def hold(storage: Storage, name: str) -> None:
+                async with Slot(storage, "bot", 1) as slot:
+                    slot.data[name] = slot.data[f"twin of {name}"] = 1
+                    await asyncio.sleep(0)
+                    await slot.commit()
+
+            tasks = [asyncio.create_task(hold(storage, name)) for name in "abc"]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            tasks[steps % 3].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [r for r in results if not (r is None or isinstance(r, asyncio.CancelledError))] == []
+            assert storage.lines == {}
+            async with Slot(storage, "bot", 1, wait=0.5) as slot:
+                for name in "abc":
+                    assert (name in slot.data) == (f"twin of {name}" in slot.data)
+                for name, result in zip("abc", results, strict=True):
+                    assert result is not None or name in slot.data
+        await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
+
+
+async def test_many_different_keys_leave_nothing_behind() -> None:
+    async with MemoryStorage() as storage:
+        for key in range(20_000):
+            async with Slot(storage, "bot", key):
+                pass
+        assert storage.lines == {}
+        assert storage._cells == {}
+        assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
+
+
+async def test_a_damaged_record_gives_a_typed_error_a_copy_in_quarantine_and_a_way_out() -> None:
+    async with MemoryStorage() as storage:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1, "b": 2}))
+        await storage.set_state("bot", 2, State("f", "s", {"a": 1}))
+        cell = storage._cells[storage.address("bot", 1)]
+        cell.fields["a"] = cell.fields["a"].replace("1", "2")
+
+        async def enter() -> None:
+            async with Slot(storage, "bot", 1):
+                pytest.fail("a damaged record was handed out")
+
+        for read in (lambda: storage.get_state("bot", 1), lambda: storage.get_data("bot", 1), enter):
+            with pytest.raises(CorruptRecord, match=r"bot/1.*field 'a'.*clear"):
+                await read()
+        copy: Any = await storage.quarantined("bot", 1)
+        assert copy["fields"] == cell.fields
+        assert await storage.quarantined("bot", 2) is None
+        assert await storage.get_data("bot", 2) == {"a": 1}
+        assert storage.lines == {}
+        await storage.clear("bot", 1)
+        async with Slot(storage, "bot", 1, wait=0) as slot:
+            assert slot.data == {}
+
+
+async def test_a_storage_that_fails_at_the_release_does_not_fail_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    async with FaultyStorage(before=range(2, 99), patience=0) as storage:
+        async with Slot(storage, "bot", 1):
+            pass
+        assert "ends with its lease" in caplog.text
+        assert storage.lines == {}
+        storage.before = ()
+
+
+async def test_a_storage_that_is_away_at_the_claim_is_a_typed_error_and_leaves_no_line() -> None:
+    async with FaultyStorage(before=range(1, 99), patience=0) as storage:
+        with pytest.raises(StorageUnavailable):
+            async with Slot(storage, "bot", 1):
+                pytest.fail("there was no claim")
+        assert storage.lines == {}
+        storage.before = ()
