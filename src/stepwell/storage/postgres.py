@@ -99,14 +99,20 @@ class PostgresStorage(Storage):
             if not writes:
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
-        rows = await (self._writes if writes else self._rest).fetch(
-            self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *columns(operations)
+        rows = await self._fetch(
+            self._writes if writes else self._rest,
+            self._run_batch_sql,
+            lane,
+            number,
+            self._now(),
+            self._source.lock_timeout,
+            *columns(operations),
         )
         return results(operations, rows)
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         sql, args = self._page_sql(query, after, limit)
-        rows = await self._aside.fetch(sql, *args)
+        rows = await self._fetch(self._aside, sql, *args)
         records = [(Address(query.namespace, row[0]), stored(row, 1)) for row in rows[:limit]]
         return Page(records, records[-1][0] if len(rows) > limit else None)
 
@@ -141,7 +147,8 @@ class PostgresStorage(Storage):
     ) -> list[Due]:
         now = self._now()
         last: tuple[float, str] = (float("-inf"), "") if after is None else (after.deadline, after.address.key)
-        rows = await self._aside.fetch(
+        rows = await self._fetch(
+            self._aside,
             f"select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608 checked and quoted
             f"where r.namespace = $1 and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
             "and (r.deadline, r.key) > ($4::float8, $5::text) "
@@ -155,8 +162,13 @@ class PostgresStorage(Storage):
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        rows = await self._aside.fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
+        rows = await self._fetch(self._aside, f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
+
+    async def _fetch(self, link: Link, sql: str, *args: Any) -> list[Any]:
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        return await link.fetch(sql, *args)
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()
