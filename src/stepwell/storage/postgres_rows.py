@@ -28,7 +28,9 @@ LARGE: Final = 1024
 
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
 _KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
-_REPLACE, _DELETE, _FORGET, _FRESH, _DEADLINE, _EXPIRY, _KEEP, _RETURNING, _RENEW, _PARTS = (1 << n for n in range(10))
+_REPLACE, _DELETE, _FORGET, _FRESH, _DEADLINE, _EXPIRY, _KEEP, _RETURNING, _RENEW, _PARTS, _USUAL = (
+    1 << n for n in range(11)
+)
 _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
 
 #: How many columns there are, and how many of them only Apply fills.
@@ -58,7 +60,8 @@ def columns(operations: Sequence[Operation]) -> list[Sequence[Any]]:
     if _APPLY not in kinds:
         return [*place, *([()] * _APPLY_COLUMNS)]
     rows = [_written(operation) if type(operation) is Apply else _NOT_WRITTEN for operation in operations]
-    return [*place, *zip(*rows, strict=True)]
+    # A column of nothing but nulls need not be sent.
+    return [*place, *(column if column.count(None) < len(column) else () for column in zip(*rows, strict=True))]
 
 
 _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
@@ -91,6 +94,18 @@ def _place(operation: Operation) -> tuple[str, str, int, str | None, float | Non
         flags |= _KEEP
     if operation.returning:
         flags |= _RETURNING
+    elif (
+        not flags & (_REPLACE | _DELETE)
+        and guard is not None
+        and guard.token is not None
+        and guard.base is not None
+        and guard.version is None
+        and not change.unset
+        and not change.parts
+        and change.tags is KEEP
+        and not any(len(text) > LARGE for text in change.set.values())
+    ):
+        flags |= _USUAL
     return namespace, key, flags, None if guard is None else guard.token, operation.lease
 
 

@@ -14,13 +14,9 @@ create table @schema@.records (
     memo_until double precision not null default 0,
     expires_at double precision,
     deadline double precision,
-    -- From here on nothing of it is of use to anybody, unless it is leased.
-    removable_at double precision generated always as (
-        case
-            when alive then expires_at
-            else greatest(memo_until, case when version > 0 then written_at + 86400 else 0 end)
-        end
-    ) stored,
+    -- From here on nothing of it is of use to anybody, unless it is leased. Written by the functions: a generated
+    -- column would cost every statement the parsing of its expression.
+    removable_at double precision default 0,
     -- At least what fields and parts take; counted exactly when that would be too much.
     size bigint not null default 0,
     -- There is a record, perhaps an expired one.
@@ -48,7 +44,7 @@ create table @schema@.records (
     autovacuum_analyze_scale_factor = 0.05
 );
 
-create index records_by_state on @schema@.records (namespace, flow, state, key) where alive;
+create index records_by_state on @schema@.records (namespace, flow, state, key);
 create index records_by_deadline on @schema@.records (namespace, deadline, key) where deadline is not null;
 create index records_by_removal on @schema@.records (removable_at) where removable_at is not null;
 

@@ -75,6 +75,7 @@ declare
     f_returning constant integer := 128;
     f_renew constant integer := 256;
     f_parts constant integer := 512;
+    f_usual constant integer := 1024;
 
     op record;
     r record;
@@ -88,6 +89,7 @@ declare
     v_keep boolean;
     v_returning boolean;
     v_memo_until double precision;
+    v_expires double precision;
     v_names text[];
     v_tags text[];
     v_size bigint;
@@ -308,8 +310,45 @@ begin
             v_keep := op.flags & f_keep <> 0;
             v_returning := op.flags & f_returning <> 0;
             loop
+                if op.flags & f_usual <> 0 then
+                    -- What nearly every write is: a holder changes small fields of a record that is there. One
+                    -- statement; whatever is not as expected is left to the general way below.
+                    update @schema@.records r_ set
+                        version = r_.version + 1,
+                        write = op.write,
+                        written_at = t,
+                        size = r_.size + op.weight,
+                        expires_at = case when op.flags & f_expiry <> 0 then t + op.expiry else r_.expires_at end,
+                        removable_at = case when op.flags & f_expiry <> 0 then t + op.expiry else r_.expires_at end,
+                        deadline = case when op.flags & f_deadline <> 0 then t + op.deadline else r_.deadline end,
+                        memo_until = case when op.memo is not null then t + c_day else r_.memo_until end,
+                        token = case when v_keep then r_.token end,
+                        leased_until = case when v_keep then t + op.lease else 0 end,
+                        flow = case when op.head is not null then @schema@.indexed(op.flow) else r_.flow end,
+                        state = case when op.head is not null then @schema@.indexed(op.state) else r_.state end,
+                        head = coalesce(op.head, r_.head),
+                        data = case when op.data is null then r_.data else r_.data || op.data end
+                        where r_.namespace = op.namespace and r_.key = op.key
+                            and r_.alive and (r_.expires_at is null or r_.expires_at > t)
+                            and r_.token = op.token and r_.leased_until > t and r_.base = op.base
+                            and r_.large is null and r_.size + op.weight <= op.allowed
+                        returning r_.version into version;
+                    if found then
+                        write := op.write;
+                        base := op.base;
+                        v_alive := true;
+                        code := c_applied;
+                        if op.memo is not null then
+                            insert into @schema@.memos as m (namespace, key, body)
+                                values (op.namespace, op.key, op.memo)
+                                on conflict (namespace, key) do update set body = excluded.body;
+                        end if;
+                        exit;
+                    end if;
+                end if;
+
                 select r_.version, r_.write, r_.base, r_.alive, r_.expires_at, r_.token, r_.leased_until, r_.size,
-                        r_.tags, r_.has_parts, r_.large is not null as has_large
+                        r_.memo_until, r_.tags, r_.has_parts, r_.large is not null as has_large
                     into r
                     from @schema@.records r_
                     where r_.namespace = op.namespace and r_.key = op.key
@@ -375,6 +414,11 @@ begin
                         base := '';
                         delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
                     end if;
+                    v_memo_until := case
+                        when op.flags & f_forget <> 0 then 0
+                        when op.memo is not null then t + c_day
+                        else r.memo_until
+                    end;
                     update @schema@.records r_ set
                         version = run_batch.version,
                         write = run_batch.write,
@@ -385,11 +429,15 @@ begin
                         size = 0,
                         expires_at = null,
                         deadline = null,
-                        memo_until = case
-                            when op.flags & f_forget <> 0 then 0
-                            when op.memo is not null then t + c_day
-                            else r_.memo_until
-                        end,
+                        memo_until = v_memo_until,
+                        removable_at = greatest(
+                            v_memo_until,
+                            case
+                                when run_batch.version = 0 then 0
+                                when r_.alive then t + c_day
+                                else r_.written_at + c_day
+                            end
+                        ),
                         token = case when v_held and not v_keep then null else r_.token end,
                         leased_until = case
                             when not v_held then r_.leased_until
@@ -452,6 +500,12 @@ begin
                         v_tags := '{}';
                     end if;
 
+                    v_expires := case
+                        when op.flags & f_expiry <> 0 then t + op.expiry
+                        when v_anew or (v_held and r.expires_at <= t) then null
+                        else r.expires_at
+                    end;
+
                     if v_there then
                         update @schema@.records r_ set
                             version = case
@@ -464,11 +518,8 @@ begin
                             alive = true,
                             has_parts = (r_.has_parts and not v_dropped) or op.parts is not null,
                             size = v_size,
-                            expires_at = case
-                                when op.flags & f_expiry <> 0 then t + op.expiry
-                                when v_anew or (v_held and r_.expires_at <= t) then null
-                                else r_.expires_at
-                            end,
+                            expires_at = v_expires,
+                            removable_at = v_expires,
                             deadline = case
                                 when op.flags & f_deadline <> 0 then t + op.deadline
                                 when v_anew then null
@@ -523,10 +574,10 @@ begin
                         v_base := case when v_dropped then op.write else '' end;
                         insert into @schema@.records (
                             namespace, key, version, write, base, written_at, alive, has_parts, size,
-                            expires_at, deadline, memo_until, flow, state, head, tags, data, large
+                            expires_at, removable_at, deadline, memo_until, flow, state, head, tags, data, large
                         ) values (
                             op.namespace, op.key, greatest(1, v_number), op.write, v_base, t, true,
-                            op.parts is not null, v_size, t + op.expiry, t + op.deadline,
+                            op.parts is not null, v_size, v_expires, v_expires, t + op.deadline,
                             case when op.memo is not null then t + c_day else 0 end,
                             @schema@.indexed(op.flow), @schema@.indexed(op.state), op.head,
                             coalesce(v_tags, '{}'), coalesce(op.data, '{}'), op.large
@@ -543,7 +594,7 @@ begin
                             data := coalesce(op.data, '{}');
                             large := op.large;
                             tags := coalesce(v_tags, '{}');
-                            expires_at := t + op.expiry;
+                            expires_at := v_expires;
                             deadline := t + op.deadline;
                         end if;
                     end if;

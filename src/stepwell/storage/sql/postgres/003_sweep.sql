@@ -34,7 +34,7 @@ begin
             -- Handled updates stay known for a day, whatever becomes of the record.
             update @schema@.records r_ set
                 version = 0, write = '', base = '', written_at = 0, alive = false, has_parts = false, size = 0,
-                expires_at = null, deadline = null, token = null, leased_until = 0,
+                expires_at = null, removable_at = r_.memo_until, deadline = null, token = null, leased_until = 0,
                 flow = null, state = null, head = null, tags = '{}', data = '{}', large = null
                 where r_.namespace = r.namespace and r_.key = r.key;
         else
