@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.record import Address, Limits
-from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
+from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres_link import Link, Options, PoolSource, Source, UrlSource, split_url
@@ -55,7 +55,7 @@ class PostgresStorage(Storage):
         self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
         #: A lane has its own: what it sends next need not wait for anything but its own last answer.
         self._writes, self._rest, self._aside = (Link(self._source, options) for _ in range(3))
-        places = ", ".join(f"${n}" for n in range(1, COLUMNS + 5))
+        places = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
         self._run_batch_sql = f"select * from {self._quoted}.run_batch({places})"  # noqa: S608 checked and quoted
         self._sent = 0
 
@@ -124,19 +124,25 @@ class PostgresStorage(Storage):
             return f"${len(args)}"
 
         tables = f"{self._quoted}.records r"
-        where = ["r.namespace = $1", "r.alive", f"(r.expires_at is null or r.expires_at > {_NOW.format(2)})"]
-        key = "r.key"
+        where = ["r.alive", f"(r.expires_at is null or r.expires_at > {_NOW.format(2)})"]
+        named = [(name, wanted) for name, wanted in (("flow", query.flow), ("state", query.state)) if wanted is not ANY]
+        for name, wanted in named:
+            where.append(
+                f"r.{name} is null"
+                if wanted is None
+                else f"r.{name} = {self._quoted}.indexed({place(escaped(str(wanted)))})"
+            )
+        namespace, key = "r.namespace", "r.key"
         if query.tag is not None:
             # Of the two tables the one with the tag leads: it has few rows.
             tables = f"{self._quoted}.tags g join {tables} on r.namespace = g.namespace and r.key = g.key"
             tag = place(escaped(query.tag))
-            where += ["g.namespace = $1", f"g.tag = {self._quoted}.indexed({tag})", f"{tag} = any (r.tags)"]
-            key = "g.key"
-        for name, wanted in (("flow", query.flow), ("state", query.state)):
-            if wanted is None:
-                where.append(f"r.{name} is null")
-            elif not isinstance(wanted, Any_):
-                where.append(f"r.{name} = {self._quoted}.indexed({place(escaped(wanted))})")
+            where += [f"g.tag = {self._quoted}.indexed({tag})", f"{tag} = any (r.tags)"]
+            namespace, key = "g.namespace", "g.key"
+        elif named:
+            # As the index by state has them.
+            namespace, key = 'r.namespace collate "POSIX"', 'r.key collate "POSIX"'
+        where.append(f"{namespace} = $1")
         if after is not None:
             where.append(f"{key} > {place(after.key)}")
         sql = f"select r.key, {STORED} from {tables} where {' and '.join(where)} order by {key} limit $3"  # noqa: S608

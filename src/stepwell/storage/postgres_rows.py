@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stepwell.codec.values import from_json, to_json
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
@@ -28,9 +29,8 @@ LARGE: Final = 1024
 
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
 _KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
-_REPLACE, _DELETE, _FORGET, _FRESH, _DEADLINE, _EXPIRY, _KEEP, _RETURNING, _RENEW, _PARTS, _USUAL = (
-    1 << n for n in range(11)
-)
+_REPLACE, _DELETE, _FORGET, _FRESH, _DEADLINE, _EXPIRY = 1, 2, 4, 8, 16, 32
+_KEEP, _RETURNING, _RENEW, _PARTS, _USUAL, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
 _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
 
 #: How many columns there are, and how many of them only Apply fills.
@@ -52,31 +52,55 @@ def _unescaped(text: str) -> str:
     return "\\".join(part.replace("\\0", "\0") for part in text.split("\\\\"))
 
 
-def columns(operations: Sequence[Operation]) -> list[Sequence[Any]]:
-    """One sequence per column; those of Apply stay empty if there is none, and arrive as nulls."""
+def columns(operations: Sequence[Operation]) -> list[Any]:
+    """On how many keys there must be a row, and one sequence per column of the function.
+
+    A sequence of nothing but nulls is left empty; it arrives as nulls.
+    """
     kinds = [_KINDS[type(operation)] for operation in operations]
-    heads = [_place(operation) for operation in operations]
-    place: list[Sequence[Any]] = [kinds, *zip(*heads, strict=True)]
+    times: Counter[Address] | None = None
+    if len({operation.address for operation in operations}) < len(operations):
+        times = Counter(operation.address for operation in operations)
+    needing: set[Address] = set()
+    places = []
+    rows = []
+    for operation, kind in zip(operations, kinds, strict=True):
+        address = operation.address
+        flags, token, lease = _FLAGS[kind](operation)
+        if times is not None and times[address] > 1:
+            # One statement cannot do two things to one row: these go one by one, in order.
+            flags &= ~_USUAL
+        if flags & _NEEDS_ROW:
+            if address in needing:
+                flags &= ~_NEEDS_ROW
+            needing.add(address)
+        places.append((*address, flags, token, lease))
+        rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
+    placed = zip(*places, strict=True)
     if _APPLY not in kinds:
-        return [*place, *([()] * _APPLY_COLUMNS)]
-    rows = [_written(operation) if type(operation) is Apply else _NOT_WRITTEN for operation in operations]
-    # A column of nothing but nulls need not be sent.
-    return [*place, *(column if column.count(None) < len(column) else () for column in zip(*rows, strict=True))]
+        return [len(needing), kinds, *placed, *([()] * _APPLY_COLUMNS)]
+    written = (column if column.count(None) < len(column) else () for column in zip(*rows, strict=True))
+    return [len(needing), kinds, *placed, *written]
 
 
 _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
 
 
-def _place(operation: Operation) -> tuple[str, str, int, str | None, float | None]:
-    """Namespace, key, flags, token, lease."""
-    (namespace, key), *_ = operation
-    if isinstance(operation, Claim):
-        return namespace, key, _RENEW if operation.renew else 0, operation.token, operation.lease
-    if isinstance(operation, Get):
-        return namespace, key, _PARTS if operation.parts else 0, None, None
-    if isinstance(operation, Release):
-        return namespace, key, 0, operation.token, None
-    change, guard = operation.change, operation.guard
+def _get(get: Any) -> tuple[int, None, None]:
+    return _PARTS if get.parts else _USUAL, None, None
+
+
+def _claim(claim: Any) -> tuple[int, str, float]:
+    return _RENEW if claim.renew else _USUAL | _NEEDS_ROW, claim.token, claim.lease
+
+
+def _release(release: Any) -> tuple[int, str, None]:
+    return 0, release.token, None
+
+
+def _apply(apply: Any) -> tuple[int, str | None, float]:
+    change, guard = apply.change, apply.guard
+    token = None if guard is None else guard.token
     flags = 0
     if change.replace:
         flags |= _REPLACE
@@ -90,23 +114,32 @@ def _place(operation: Operation) -> tuple[str, str, int, str | None, float | Non
         flags |= _DEADLINE
     if change.expiry is not KEEP:
         flags |= _EXPIRY
-    if operation.then == "keep":
+    if apply.then == "keep":
         flags |= _KEEP
-    if operation.returning:
+    if apply.returning:
         flags |= _RETURNING
+    if token is None:
+        if not change.delete or change.memo is not KEEP:
+            flags |= _NEEDS_ROW
     elif (
-        not flags & (_REPLACE | _DELETE)
-        and guard is not None
-        and guard.token is not None
+        not flags & (_REPLACE | _DELETE | _RETURNING)
         and guard.base is not None
         and guard.version is None
         and not change.unset
         and not change.parts
         and change.tags is KEEP
-        and not any(len(text) > LARGE for text in change.set.values())
+        and max(map(len, change.set.values()), default=0) <= LARGE
     ):
         flags |= _USUAL
-    return namespace, key, flags, None if guard is None else guard.token, operation.lease
+    return flags, token, apply.lease
+
+
+_FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] = {
+    _GET: _get,
+    _CLAIM: _claim,
+    _APPLY: _apply,
+    _RELEASE: _release,
+}
 
 
 def _written(apply: Apply) -> tuple[Any, ...]:
@@ -165,7 +198,7 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
             found[at] = Claimed(record, row[5], row[13], clock)
         elif code == _APPLIED:
             record = None if row[8] is None else stored(row, 3)
-            found[at] = Applied(Version(row[3], row[4]), row[5], clock, record)
+            found[at] = _applied(operations[at], row, clock, record)
         elif code == _RECORD:
             record = stored(row, 3)
             operation = operations[at]
@@ -177,6 +210,16 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
         elif code:
             found[at] = _refused(code, operations[at], row[14])
     return found
+
+
+def _applied(operation: Operation, row: Any, clock: float, record: Stored | None) -> Applied:
+    version, write, base = row[3:6]
+    if base is None:
+        # Not sent where it is what the operation itself said.
+        apply = cast("Apply", operation)
+        base = apply.change.write if apply.guard is None or apply.guard.base is None else apply.guard.base
+        write = apply.change.write if write is None else write
+    return Applied(Version(version, write), base, clock, record)
 
 
 def stored(row: Any, first: int) -> Stored:

@@ -44,7 +44,11 @@ create table @schema@.records (
     autovacuum_analyze_scale_factor = 0.05
 );
 
-create index records_by_state on @schema@.records (namespace, flow, state, key);
+-- POSIX is C under another name. With C the planner would take this index for a lookup by namespace and key while
+-- a table is small, and go on doing so when it has grown.
+create index records_by_state on @schema@.records (
+    namespace collate "POSIX", flow, state, key collate "POSIX"
+);
 create index records_by_deadline on @schema@.records (namespace, deadline, key) where deadline is not null;
 create index records_by_removal on @schema@.records (removable_at) where removable_at is not null;
 
@@ -76,9 +80,12 @@ create table @schema@.lanes (
     number bigint not null,
     used_at timestamptz not null,
     id text collate "C" primary key,
+    -- The usual writes: their places in the batch, and the versions they made.
+    done bigint[],
+    done_versions bigint[],
+    -- The others, by place. Writes and bases only where they differ from what the batch itself says.
     codes smallint[],
     versions bigint[],
-    -- Only where they differ from what the batch itself says.
     writes text[],
     bases text[]
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
