@@ -6,15 +6,20 @@ import atexit
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,14 +40,20 @@ def as_somebody() -> list[str]:
 
 def die_with_us() -> None:
     """In a child before it starts: when the test run is killed, the child is too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody uses, outside the range that outgoing connections take theirs from."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @cache
@@ -60,14 +71,28 @@ def _template() -> Path:
     return data
 
 
-class PostgresServer:
-    """One server with a data folder of its own. ``durable`` makes it wait for the disk."""
+#: Everybody is trusted, but for one who needs a password and one who must come by TLS, which there is not.
+_WHO_MAY = """\
+host all guarded 127.0.0.1/32 scram-sha-256
+host all encrypted 127.0.0.1/32 reject
+host all all 127.0.0.1/32 trust
+local all all trust
+"""
 
-    def __init__(self, *, durable: bool = False, settings: Mapping[str, str] | None = None) -> None:
+
+class PostgresServer:
+    """One server with a data folder of its own. ``durable`` makes it wait for the disk, ``standby`` read-only."""
+
+    def __init__(
+        self, *, durable: bool = False, standby: bool = False, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-postgres-"))
         self.data = self.folder / "data"
         self.port = free_port()
         shutil.copytree(_template(), self.data)
+        (self.data / "pg_hba.conf").write_text(_WHO_MAY)
+        if standby:
+            (self.data / "standby.signal").touch()
         self._settings = {
             "port": str(self.port),
             "listen_addresses": "127.0.0.1",
@@ -79,7 +104,7 @@ class PostgresServer:
             "log_min_messages": "warning",
         } | dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = self.folder / "log"
+        self.log = self.folder / "log"
 
     @property
     def address(self) -> str:
@@ -93,7 +118,7 @@ class PostgresServer:
     def start(self) -> PostgresServer:
         """Start, or start again with the same data, and wait until it answers."""
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*as_somebody(), binaries() / "postgres", "-D", self.data, *options],
                 stdin=subprocess.DEVNULL,
@@ -111,15 +136,27 @@ class PostgresServer:
             if self._process.poll() is not None:
                 break
             time.sleep(0.02)
-        raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-2000:]}")
+        raise RuntimeError(f"PostgreSQL did not start:\n{self.log.read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """kill -9 of every process of the server, as a crash of the machine's software would."""
+        """kill -9 of every process of the server at once."""
         assert self._process is not None
-        # Its children see the postmaster's death and quit; until they have, a restart is refused.
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.wait()
         self._process = None
+
+    def pause(self) -> None:
+        """Stop every process where it is: connections stay, answers do not come."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        for pid in [self._process.pid, *_children(self._process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -130,6 +167,10 @@ class PostgresServer:
                 self.kill()
             self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _children(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 @cache

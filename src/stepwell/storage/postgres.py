@@ -72,9 +72,12 @@ class PostgresStorage(Storage):
         while True:
             try:
                 async with self._aside.connection() as connection:
-                    await migrate(connection, self._quoted, self._source.place)
+                    await migrate(connection, self.schema, self._source.place)
                 return
-            except StorageUnavailable as error:
+            except BaseException as error:
+                await self._aside.close()
+                if not isinstance(error, StorageUnavailable):
+                    raise
                 # The server may be just starting, as we are.
                 pause = _PAUSES[min(attempt, len(_PAUSES) - 1)]
                 if error.final or loop.time() + pause >= give_up:

@@ -50,9 +50,16 @@ class Options:
         return f"{max(1, int(self.timeout * 900))}ms"
 
 
+_LOOKS_LIKE = "it looks like postgresql://user@host:5432/database"
+
+
 def split_url(url: str, ours: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The URL without the options that are ours, and those."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # What it says may quote the password.
+        raise InvalidOption(f"the URL cannot be read; {_LOOKS_LIKE}") from None
     query = parse_qsl(parts.query, keep_blank_values=True)
     found = {name: value for name, value in query if name in ours}
     rest = urlencode([(name, value) for name, value in query if name not in ours])
@@ -97,6 +104,8 @@ class UrlSource(Source):
                 "idle_in_transaction_session_timeout": "60s",
                 "default_transaction_isolation": "read committed",
                 "jit": "off",
+                # There is an index for all that we ask, and plans are kept while tables grow.
+                "enable_seqscan": "off",
             }
 
     async def take(self) -> asyncpg.Connection[Any]:
@@ -258,7 +267,7 @@ def _explained(error: BaseException, place: str, *, sent: bool) -> StepwellError
             sent=sent,
         )
     if isinstance(error, ValueError):
-        return InvalidOption(f"the URL of {place} cannot be read; it looks like postgresql://user@host:5432/database")
+        return InvalidOption(f"the URL of {place} cannot be read; {_LOOKS_LIKE}")
     return StorageUnavailable(f"the connection to {place} broke ({type(error).__name__})", sent=sent)
 
 

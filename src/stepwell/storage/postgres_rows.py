@@ -214,11 +214,12 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
 
 def _applied(operation: Operation, row: Any, clock: float, record: Stored | None) -> Applied:
     version, write, base = row[3:6]
+    # Neither is sent where it is what the operation itself said.
+    change, guard = cast("Apply", operation)[1:3]
+    if write is None:
+        write = change.write
     if base is None:
-        # Not sent where it is what the operation itself said.
-        apply = cast("Apply", operation)
-        base = apply.change.write if apply.guard is None or apply.guard.base is None else apply.guard.base
-        write = apply.change.write if write is None else write
+        base = change.write if guard is None or guard.base is None else guard.base
     return Applied(Version(version, write), base, clock, record)
 
 

@@ -48,6 +48,7 @@ def migrations() -> tuple[Migration, ...]:
 
 async def migrate(connection: Any, schema: str, place: str) -> None:
     """Make sure that the schema is the one this release works with."""
+    quoted = checked(schema)
     last = migrations()[-1].number
     if await _reached(connection, schema, place, last) == last:
         # Also the way for a role that may not create anything.
@@ -57,18 +58,18 @@ async def migrate(connection: Any, schema: str, place: str) -> None:
         # One worker at a time; the lock ends with the transaction, also behind PgBouncer.
         await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"stepwell {schema}")
         reached = await _reached(connection, schema, place, last)
-        if not await connection.fetchval("select to_regnamespace($1) is not null", schema):
-            await connection.execute(f"create schema {schema}")
+        if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
+            await connection.execute(f"create schema {quoted}")
         if reached == 0:
             await connection.execute(
-                f"create table if not exists {schema}.migrations "
+                f"create table if not exists {quoted}.migrations "
                 "(number integer primary key, name text not null, made_at timestamptz not null default now())"
             )
         for migration in migrations():
             if migration.number > reached:
-                await connection.execute(migration.sql.replace("@schema@", schema))
+                await connection.execute(migration.sql.replace("@schema@", quoted))
                 await connection.execute(
-                    f"insert into {schema}.migrations (number, name) values ($1, $2)",  # noqa: S608 checked and quoted
+                    f"insert into {quoted}.migrations (number, name) values ($1, $2)",  # noqa: S608 checked and quoted
                     migration.number,
                     migration.name,
                 )
@@ -76,9 +77,15 @@ async def migrate(connection: Any, schema: str, place: str) -> None:
 
 
 async def _reached(connection: Any, schema: str, place: str, last: int) -> int:
-    if not await connection.fetchval("select to_regclass($1) is not null", f"{schema}.migrations"):
+    # Not to_regclass: it may answer from a cache that is older than the lock we waited for.
+    there = await connection.fetchval(
+        "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname = $1 and c.relname = 'migrations')",
+        schema,
+    )
+    if not there:
         return 0
-    number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {schema}.migrations")  # noqa: S608
+    number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {checked(schema)}.migrations")  # noqa: S608
     if number > last:
         raise NewerSchema(f"the schema {schema} of {place}", number, last)
     return number

@@ -6,6 +6,7 @@ create function @schema@.sweep(
     p_limit integer
 ) returns table (namespace text, key text, head text, expired boolean)
 language plpgsql volatile
+set enable_seqscan = off
 as $$
 declare
     -- A constant for the planner, which would not use the index with the clock itself.
