@@ -77,7 +77,6 @@ async def test_a_commit_that_keeps_can_be_followed_by_another(storage: Storage) 
         slot.delete()
         await slot.commit(keep=True)
         assert await storage.get_state("bot", 1) is None
-        slot.undelete()
         slot.state, slot.data = "again", {"c": 1}
         await slot.commit()
     assert await storage.get_state("bot", 1) == State(None, "again", {"c": 1})

@@ -1,10 +1,15 @@
 """Durable state for conversations and node flows: pick up exactly where you were."""
 
+from typing import TYPE_CHECKING, Any
+
 from stepwell.background import sync
 from stepwell.codec import record_type
 from stepwell.errors import StepwellError
 from stepwell.record import Limits, State
 from stepwell.storage import KeyValueStorage, MemoryStorage, StateStorage, Storage, configure, open_storage
+
+if TYPE_CHECKING:
+    from stepwell.storage.sqlite import SQLiteStorage
 
 __version__ = "0.1.0.dev0"
 
@@ -12,6 +17,7 @@ __all__ = [
     "KeyValueStorage",
     "Limits",
     "MemoryStorage",
+    "SQLiteStorage",
     "State",
     "StateStorage",
     "StepwellError",
@@ -22,3 +28,12 @@ __all__ = [
     "record_type",
     "sync",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Its driver takes time to load, which a bot on another backend need not spend.
+    if name == "SQLiteStorage":
+        from stepwell.storage.sqlite import SQLiteStorage
+
+        return SQLiteStorage
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -55,3 +56,13 @@ def _background_loop() -> asyncio.AbstractEventLoop:
             running.wait()
             _loop = loop
         return _loop
+
+
+def _forget() -> None:
+    global _lock, _loop
+    _lock, _loop = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has the loop, but not the thread that runs it.
+    os.register_at_fork(after_in_child=_forget)

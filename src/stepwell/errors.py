@@ -4,6 +4,7 @@ StepwellError
 ├── UsageError (also RuntimeError)             the call itself is wrong here
 │   ├── WrongLoop                              a storage used from a loop that did not open it
 │   ├── AlreadyHeld                            a task claims a key that it holds already
+│   ├── ContextClosed                          a context used after its block
 │   └── InsideLoop                             a sync entry point called where it would block a loop
 ├── InvalidKey (also TypeError, ValueError)    a key or a name that cannot be an address
 ├── InvalidOption (also ValueError)            an unknown option, or a value that it cannot have
@@ -15,12 +16,21 @@ StepwellError
 ├── StoredDataError                            what is stored cannot be given back
 │   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
 │   ├── UnknownType                            a stored type that nothing here has registered
+│   ├── DamagedStorage                         the store's own structure is broken, beyond one record
 │   └── NewerSchema                            written by a newer release
 ├── Conflict                                   somebody else was there first
 │   ├── Busy (also TimeoutError)               the key stayed claimed for as long as we would wait
 │   ├── LeaseLost                              the claim ran out; nothing was written
 │   ├── RecordReplaced                         cleared or replaced under the holder; nothing was written
 │   └── VersionChanged                         not the version that was shown; nothing was written
+├── InvalidFlow (also TypeError, ValueError)   a flow that cannot work, found when it is defined
+├── TransitionError (also ValueError)          a move that the flow does not declare
+├── UnknownFlowError (also LookupError)        a flow that is not registered here
+├── UnknownStateError (also LookupError)       a stored state that is no longer declared
+├── NoKeyError (also LookupError)              a change where the update has no key
+├── DuplicateUpdate                            this update was handled before
+├── FieldError (also TypeError, ValueError)    a data field that its flow's data type does not allow
+├── IncompleteData (also ValueError)           data that does not make up the type asked for
 └── StorageError
     ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
     ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
@@ -29,6 +39,8 @@ StepwellError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 
 class StepwellError(Exception):
@@ -73,6 +85,13 @@ class InsideLoop(UsageError):
 
     def __init__(self, instead: str = "await the coroutine") -> None:
         super().__init__(f"a sync call inside a running event loop would block it; {instead} instead")
+
+
+class ContextClosed(UsageError):
+    """A conversation's context is used after its block: what it would change is committed already."""
+
+    def __init__(self) -> None:
+        super().__init__("this conversation is over; enter a new one with fsm.conversation(...)")
 
 
 class InvalidKey(StepwellError, TypeError, ValueError):
@@ -153,6 +172,14 @@ class UnknownType(StoredDataError):
             f"a stored value has the type {name!r}, which is not registered here; import the module that "
             f"declares it, or register its successor with @record_type(name={name!r})"
         )
+
+
+class DamagedStorage(StoredDataError):
+    """The store's own structure is broken, beyond one record."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why
+        super().__init__(f"{where} is damaged ({why}); stop writing to it, and restore it from a backup")
 
 
 class NewerSchema(StoredDataError):
@@ -245,3 +272,120 @@ class StorageClosed(StorageError):
 
     def __init__(self) -> None:
         super().__init__("this storage is closed; open it again with open() or a new 'async with'")
+
+
+class InvalidFlow(StepwellError, TypeError, ValueError):
+    """A flow cannot work as it is written; found when it is defined or registered."""
+
+    def __init__(self, flow: str, problem: str) -> None:
+        self.flow, self.problem = flow, problem
+        super().__init__(f"flow {flow!r}: {problem}")
+
+
+class TransitionError(StepwellError, ValueError):
+    """A move that the active flow does not declare. Nothing was changed."""
+
+    def __init__(
+        self,
+        flow: str | None,
+        from_: str | None,
+        to: str | None,
+        *,
+        allowed: Iterable[str] = (),
+        starting: bool = False,
+    ) -> None:
+        #: The active flow, ``None`` when there is none.
+        self.flow = flow
+        #: The state left; with ``starting`` the name of the active flow.
+        self.from_ = from_
+        #: The state asked for; with ``starting`` the name of the flow; ``None`` for a step back.
+        self.to = to
+        #: The states that may follow ``from_``.
+        self.allowed = tuple(allowed)
+        #: Another flow was to be started.
+        self.starting = starting
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        if self.starting:
+            return (
+                f"flow {self.to!r} cannot start while {self.from_!r} is active; clear_flow() first, "
+                "or jump with set_state(state, flow=...)"
+            )
+        if self.flow is None:
+            return f"no flow is active, so there is no way to {self.to!r}; begin with start_flow(...)"
+        if self.to is None:
+            return f"flow {self.flow!r} has no state before {self.from_!r} to go back to"
+        allowed = ", ".join(map(repr, self.allowed)) or "nothing (it is a last state, or not declared)"
+        return (
+            f"flow {self.flow!r} does not lead from {self.from_!r} to {self.to!r}; allowed is {allowed}; "
+            "declare the edge with state(to=[...]), or jump with set_state(...)"
+        )
+
+
+class UnknownFlowError(StepwellError, LookupError):
+    """A flow is named that is not registered here."""
+
+    def __init__(self, flow: str, known: Iterable[str] = ()) -> None:
+        self.flow, self.known = flow, tuple(known)
+        known_names = ", ".join(map(repr, self.known)) or "none"
+        super().__init__(f"flow {flow!r} is not registered (known: {known_names}); add it to FSM(flows=[...])")
+
+
+class UnknownStateError(StepwellError, LookupError):
+    """A stored flow or state is no longer declared, and ``on_unknown_state="raise"`` was chosen."""
+
+    def __init__(self, flow: str | None, state: str | None) -> None:
+        self.flow, self.state = flow, state
+        super().__init__(
+            f"the stored state {state!r} of flow {flow!r} is not declared here; declare it again, "
+            'migrate it, or choose on_unknown_state="keep" or "reset"'
+        )
+
+
+class NoKeyError(StepwellError, LookupError):
+    """A change was asked for, but the update has no key, so there is no place to keep it."""
+
+    def __init__(self, kind: str | None, strategy: str) -> None:
+        #: The kind of the update, such as ``"poll"``.
+        self.kind = kind
+        self.strategy = strategy
+        super().__init__(
+            f"{strategy} gives no key for this {kind or 'unknown'} update, so nothing can be kept for it; "
+            'use another key=, leave the state alone here, or choose on_missing_key="log" or "ignore"'
+        )
+
+
+class DuplicateUpdate(StepwellError):
+    """This update was handled before; its handler must not run again."""
+
+    def __init__(self, place: str, update_id: int | str, calls: list[dict[str, object]] | None = None) -> None:
+        self.place, self.update_id = place, update_id
+        #: The Bot API calls of the first time, while this is the newest update of its key.
+        self.calls = calls or []
+        super().__init__(
+            f"update {update_id!r} was already handled for {place}; acknowledge it and do nothing, "
+            'or look at the state with on_duplicate="enter"'
+        )
+
+
+class FieldError(StepwellError, TypeError, ValueError):
+    """A data field does not fit the ``data=`` of its flow. Nothing was changed."""
+
+    def __init__(self, flow: str, field: object, expected: str, problem: str) -> None:
+        self.flow, self.field, self.expected, self.problem = flow, field, expected, problem
+        super().__init__(f"flow {flow!r}: field {field!r} must be {expected}: {problem}")
+
+
+class IncompleteData(StepwellError, ValueError):
+    """The data does not make up the type that was asked for."""
+
+    def __init__(self, type_name: str, missing: Iterable[str] = (), wrong: Mapping[str, str] | None = None) -> None:
+        #: Required fields that are not there.
+        self.missing = tuple(missing)
+        #: What is wrong with each field that is there but does not fit.
+        self.wrong = dict(wrong or {})
+        self.type_name = type_name
+        parts = [f"missing {', '.join(map(repr, self.missing))}"] if self.missing else []
+        parts += [f"{name!r}: {problem}" for name, problem in self.wrong.items()]
+        super().__init__(f"the data does not make up {type_name} yet: {'; '.join(parts)}")

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.codec import Seal
-from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, LeaseLost, StorageError
+from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, LeaseLost, StorageError, UsageError
 from stepwell.record import KEEP, Address, Change, Head, Keep, Version
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
@@ -29,6 +29,8 @@ FIRST_POLL, LONGEST_POLL = 0.005, 0.1
 #: After so many hand-overs inside this process, another process gets a chance.
 HAND_OVERS = 8
 
+_IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
+
 
 class Slot:
     """A record that this task holds, from ``async with`` to its end.
@@ -36,6 +38,12 @@ class Slot:
     Change ``flow``, ``state``, ``revision``, ``history`` and ``data`` freely, then ``commit()``; what was
     not committed is forgotten. A commit writes only the fields that differ from what was loaded.
     """
+
+    __slots__ = (
+        "_base", "_data", "_deleted", "_fields", "_head", "_holding", "_lease", "_loaded", "_lost", "_memo",
+        "_memo_value", "_renewal", "_seal", "_timer", "_token", "_wait", "address", "deadline", "expires_at", "flow",
+        "history", "now", "revision", "state", "storage", "tags", "version",
+    )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
         self.storage = storage
@@ -57,9 +65,12 @@ class Slot:
         self._token = ""
         self._base = ""
         self._memo: str | None = None
+        self._memo_value: Any = None
         self._fields: dict[str, str] = {}
         self._head: tuple[Any, ...] = (None, None, None, [])
         self._data: dict[Any, Any] | None = None
+        #: The data as it was decoded, to know what is still the same object.
+        self._loaded: dict[Any, Any] = {}
         self._deleted = False
         self._holding = False
         self._lost = False
@@ -69,7 +80,10 @@ class Slot:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._wait
-        await _enter_line(self.storage, self.address, self._wait)
+        if self.address in self.storage.lines:
+            await _enter_line(self.storage, self.address, self._wait)
+        else:
+            self.storage.lines[self.address] = _Line(asyncio.current_task())
         try:
             self._token = self.storage.ids()
             claimed = await self._claim(loop, give_up)
@@ -96,6 +110,7 @@ class Slot:
         """The data, decoded when it is first asked for."""
         if self._data is None:
             self._data = self._seal.data(self._fields)
+            self._loaded = self._data.copy()
         return self._data
 
     @data.setter
@@ -105,36 +120,31 @@ class Slot:
     @property
     def memo(self) -> Any:
         """What the last commits noted beside the record; it survives the record."""
-        return None if self._memo is None else self._seal.value("m", "", self._memo)
+        if self._memo is not None and self._memo_value is None:
+            self._memo_value = self._seal.value("m", "", self._memo)
+        return self._memo_value
+
+    def check_memo(self, value: Any) -> None:
+        """Raise what a commit with this in its memo would raise."""
+        self._seal.seal("m", "", value)
 
     def delete(self) -> None:
-        """Let the next commit remove the record."""
+        """Let the next commit remove the record. What is set after this makes a new one."""
         self._deleted = True
         self.flow = self.state = self.revision = None
         self.history, self._data = [], {}
 
-    def undelete(self) -> None:
-        """Take ``delete`` back: what is set from here on becomes a new record."""
-        self._deleted = False
+    def changed_data(self) -> dict[Any, Any]:
+        """The fields of the data that a commit would write."""
+        names = self._changed_fields()[0]
+        return {key: value for key, value in self.data.items() if self._seal.name(key) in names}
 
-    def changes(self) -> Change | None:
-        """What a commit would write, or ``None`` if nothing differs from what was loaded."""
-        if self._deleted:
-            return Change(write=self.storage.ids(), delete=True) if self.found else None
-        written, gone = self._changed_fields()
-        head: Head | Keep = KEEP
-        if (self.flow, self.state, self.revision, self.history) != self._head:
-            head = self._seal.head(self.flow, self.state, self.revision, self.history)
-        if not written and not gone and head is KEEP:
-            return None
-        return Change(
-            write=self.storage.ids(),
-            fresh=not self.found,
-            head=head,
-            set=written,
-            unset=gone,
-            limit=self.storage.limit_of(self.address),
-        )
+    @property
+    def changed(self) -> bool:
+        """A commit would write something."""
+        if self._deletes():
+            return self.found
+        return self._head_changed() or self._changed_fields() != ({}, ())
 
     async def commit(
         self,
@@ -153,23 +163,35 @@ class Slot:
         seconds from now. Memo, tags, deadline, expiry are written only along with a change, with parts, or
         with ``force``. Raises ``LeaseLost`` or ``RecordReplaced`` with nothing written.
         """
-        change = self.changes()
-        if change is None:
-            if not force and not parts:
+        if not self._holding:
+            raise UsageError("this slot is not held any more; a commit without keep=True was its last")
+        write = self.storage.ids()
+        if self._deletes():
+            if not self.found and not force:
                 return False
-            change = Change(write=self.storage.ids(), fresh=not self.found, limit=self.storage.limit_of(self.address))
-        if self._lost:
-            raise LeaseLost(self.address.text)
-        if change.delete:
-            change = change._replace(memo=self._sealed_memo(memo))
+            change = Change(write, delete=True, memo=self._sealed_memo(memo))
         else:
-            change = change._replace(
-                memo=self._sealed_memo(memo),
+            written, gone = self._changed_fields()
+            head: Head | Keep = KEEP
+            if self._head_changed():
+                head = self._seal.head(self.flow, self.state, self.revision, self.history)
+            if head is KEEP and not written and not gone and not parts and not force:
+                return False
+            change = Change(
+                write,
+                fresh=not self.found,
+                head=head,
+                set=written,
+                unset=gone,
                 tags=tags,
                 deadline=deadline,
                 expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
-                parts=self._sealed_parts(parts or {}),
+                memo=self._sealed_memo(memo),
+                parts=self._sealed_parts(parts) if parts else {},
+                limit=self.storage.limit_of(self.address),
             )
+        if self._lost:
+            raise LeaseLost(self.address.text)
         guard = Guard(self._token, self._base)
         apply = Apply(self.address, change, guard, "keep" if keep else "release", self._lease)
         applied: Applied = await self.storage.perform(apply)
@@ -178,15 +200,34 @@ class Slot:
             self._written(change, applied)
         return True
 
+    def _deletes(self) -> bool:
+        return self._deleted and self.flow is None and self.state is None and not self._data
+
+    def _head_changed(self) -> bool:
+        return (self.flow, self.state, self.revision, self.history) != self._head
+
     def _changed_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        if self._data is None:
+        data, old = self._data, self._fields
+        if data is None:
             return {}, ()
-        old = self._fields
-        new = self._seal.fields(self._data)
-        return (
-            {name: text for name, text in new.items() if old.get(name) != text},
-            tuple([name for name in old if name not in new]),
-        )
+        loaded, seal = self._loaded, self._seal
+        written: dict[str, str] = {}
+        kept = 0
+        for key, value in data.items():
+            # What cannot be mutated and is still the same object needs no second look.
+            if type(value) in _IMMUTABLE and loaded.get(key, loaded) is value:
+                kept += 1
+                continue
+            name = seal.name(key)
+            text = seal.field(name, value)
+            if old.get(name) != text:
+                written[name] = text
+            if name in old:
+                kept += 1
+        if kept == len(old):
+            return written, ()
+        names = {seal.name(key) for key in data}
+        return written, tuple([name for name in old if name not in names])
 
     def _sealed_memo(self, memo: Any) -> str | Keep:
         return KEEP if memo is KEEP else self._seal.seal("m", "", memo)
@@ -199,16 +240,17 @@ class Slot:
         self.now, self._base = applied.now, applied.base
         self.version = None if change.delete else applied.version
         if change.delete:
-            self._fields, self._head = {}, (None, None, None, [])
+            self._fields, self._loaded, self._head = {}, {}, (None, None, None, [])
             self._deleted = False
         else:
             self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
             self._fields.update(change.set)
+            self._loaded = {} if self._data is None else self._data.copy()
             self._head = (self.flow, self.state, self.revision, list(self.history))
             if change.tags is not KEEP:
                 self.tags = change.tags
         if change.memo is not KEEP:
-            self._memo = change.memo
+            self._memo, self._memo_value = change.memo, None
 
     async def _claim(self, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
         pause = FIRST_POLL
@@ -284,10 +326,7 @@ class _Line:
 
 async def _enter_line(storage: Storage, address: Address, wait: float) -> None:
     task = asyncio.current_task()
-    line: _Line | None = storage.lines.get(address)
-    if line is None:
-        storage.lines[address] = _Line(task)
-        return
+    line: _Line = storage.lines[address]
     if line.holder is task and task is not None:
         raise AlreadyHeld(address.text)
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tests.backends.base import Backend
 from tests.backends.memory import Memory
 from tests.backends.postgres import Postgres
+from tests.backends.sqlite import SQLite
 
-ALL: list[type[Backend]] = [Memory, Postgres]
+ALL: list[type[Backend]] = [Memory, SQLite, Postgres]
 
 __all__ = ["ALL", "Backend"]

@@ -2,7 +2,7 @@
 
 from stepwell.codec.keys import address_of, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.codec.seal import Seal
-from stepwell.codec.types import record_type
+from stepwell.codec.types import ensure_registered, record_type
 
 __all__ = [
     "Seal",
@@ -11,5 +11,6 @@ __all__ = [
     "decode_namespace",
     "encode_key",
     "encode_namespace",
+    "ensure_registered",
     "record_type",
 ]

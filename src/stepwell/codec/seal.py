@@ -31,19 +31,20 @@ class Seal:
 
     def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
         """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written."""
-        return {name: self.field(name, value) for name, value in self.named(data).items()}
-
-    def named(self, data: Mapping[Any, Any]) -> dict[str, Any]:
-        """The data under the names of its stored fields."""
         if not isinstance(data, Mapping):
             raise EncodeError("$", type(data).__qualname__, "is not a mapping; data is a dict of fields")
-        named: dict[str, Any] = {}
+        fields = {}
         for key, value in data.items():
-            try:
-                named[encode_name(key, self._limits)] = value
-            except EncodeError as error:
-                raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
-        return named
+            name = self.name(key)
+            fields[name] = self.field(name, value)
+        return fields
+
+    def name(self, key: Any) -> str:
+        """The name of the stored field for a key of the data."""
+        try:
+            return encode_name(key, self._limits)
+        except EncodeError as error:
+            raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
 
     def field(self, name: str, value: Any) -> str:
         """One field of the data, sealed."""
@@ -66,7 +67,12 @@ class Seal:
     def head(self, flow: str | None, state: str | None, revision: int | None, history: list[Any]) -> Head:
         """Flow and state with what belongs to them."""
         row = [flow, state, revision, history] if history else [flow, state, revision] if revision else [flow, state]
-        return Head(flow, state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
+        try:
+            # Names and numbers only: JSON says them exactly, without a walk.
+            body = values.to_json(row)
+        except UnicodeEncodeError:
+            body = values.encode(row, self._limits, "$head")
+        return Head(flow, state, self._sealed("h", "", body))
 
     def head_back(self, text: str | None) -> tuple[str | None, str | None, int | None, list[Any]]:
         """Flow, state, revision and history."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
-__all__ = ["PACKERS", "record_type", "unpack"]
+__all__ = ["PACKERS", "ensure_registered", "record_type", "unpack"]
 
 T = TypeVar("T", bound=type)
 
@@ -35,6 +35,12 @@ def record_type(cls: Any = None, *, name: str | None = None) -> Any:
     if cls is None:
         return lambda decorated: _registered(decorated, name)
     return _registered(cls, name)
+
+
+def ensure_registered(cls: type, name: str) -> None:
+    """Register a class under this name unless it has one; a TypedDict needs none, its values are plain dicts."""
+    if cls not in PACKERS and not issubclass(cls, dict):
+        _registered(cls, name)
 
 
 def _registered(cls: Any, name: str | None) -> Any:

@@ -22,7 +22,7 @@ from stepwell.codec.types import PACKERS, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
-__all__ = ["DecodeError", "decode", "encode", "from_json", "quote", "step", "to_json"]
+__all__ = ["DecodeError", "conform", "decode", "encode", "from_json", "quote", "step", "to_json"]
 
 to_json = msgspec.json.Encoder().encode
 from_json = msgspec.json.Decoder().decode
@@ -53,7 +53,8 @@ def encode(value: Any, limits: Limits, path: str = "$") -> bytes:
 
 def decode(text: str, depth: int = 64) -> Any:
     """The value that ``encode`` was given."""
-    if text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
+    # Shorter than the limit is not deeper than it, and fewer brackets neither: most texts need no counting.
+    if len(text) > depth and text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
         raise DecodeError(f"it is nested deeper than the limit of {depth}")
     try:
         value = from_json(text)
@@ -247,3 +248,18 @@ def _nesting(text: str) -> int:
         elif char in "]}":
             depth -= 1
     return deepest
+
+
+# These are kept as they are, so a str in place of a date is a mistake and not its encoding.
+_KEPT = (bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, UUID)
+
+
+def conform(value: Any, kind: Any) -> tuple[Any, str | None]:
+    """A value as the declared type, and ``None``; or the value itself, and what is wrong with it."""
+    try:
+        return msgspec.convert(value, kind, builtin_types=_KEPT), None
+    except msgspec.ValidationError as error:
+        return value, str(error)
+    except TypeError:
+        # An annotation that msgspec does not read (a union of two classes): the value stays as it is.
+        return value, None

@@ -47,19 +47,19 @@ class Callbacks(ABC):
         """How large a record at this address may be."""
         return self.limits.record if address.namespace not in (RUNS, QUARANTINE) else self.limits.run
 
-    async def init(self, bot: str, *, ttl: float | None = None, **unknown: Any) -> None:
+    async def init(self, bot: str, *, ttl: float | Keep | None = KEEP, **unknown: Any) -> None:
         """Prepare the storage for a bot. May be called any number of times, or not at all.
 
-        ``ttl``: a record that nobody writes for so many seconds expires.
+        ``ttl``: a record that nobody writes for so many seconds expires; left out, it stays what it was.
         """
         if unknown:
             raise InvalidOption(f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl")
-        if ttl is not None and not ttl > 0:
+        if ttl is not None and ttl is not KEEP and not ttl > 0:
             raise InvalidOption(f"ttl is a positive number of seconds or None, not {ttl!r}")
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
             self._ttls.pop(namespace, None)
-        else:
+        elif ttl is not KEEP:
             self._ttls[namespace] = float(ttl)
         await self.open()
 
@@ -177,9 +177,20 @@ def _quarantine_of(address: Address) -> Address:
     return Address(QUARANTINE, encode_key((address.namespace, address.key)))
 
 
+_drawn: list[str] = []
+if hasattr(os, "register_at_fork"):
+    # A forked worker must not use the ids of its parent.
+    os.register_at_fork(after_in_child=_drawn.clear)
+
+
 def _random_id() -> str:
-    # Not from a seeded generator: forked workers would share its state.
-    return os.urandom(8).hex()
+    try:
+        return _drawn.pop()
+    except IndexError:
+        # One call to the system for many ids.
+        drawn = os.urandom(8 * 64).hex()
+        _drawn.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
+        return drawn[:16]
 
 
 def _head(seal: Seal, state: State) -> Head:

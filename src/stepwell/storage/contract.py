@@ -196,6 +196,11 @@ class Storage(Callbacks):
         """A storage for a URL of one of the schemes that this class is registered for."""
         raise Unsupported(cls.__name__, "be opened by URL")
 
+    @property
+    def is_open(self) -> bool:
+        """It was opened, and not closed since."""
+        return self._loop is not None
+
     async def open(self) -> None:
         """Connect and prepare. Any number of calls do it once; the first operation does it too."""
         loop = asyncio.get_running_loop()

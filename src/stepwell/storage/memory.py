@@ -55,17 +55,17 @@ class MemoryStorage(Storage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
         now = self._now()
-        cell = self._cells.get(address)
-        if cell is None:
-            cell = self._cell()
+        known = self._cells.get(address)
+        cell = known or self._cell()
         result = cell.do(operation, now)
-        if cell.removable(now) and not cell.alive:
-            self._cells.pop(address, None)
-        else:
+        if not cell.alive and cell.removable(now):
+            if known is not None:
+                del self._cells[address]
+        elif known is None:
             self._cells[address] = cell
         if cell.deadline is not None:
             self._waiting.add(address)
-        else:
+        elif self._waiting:
             self._waiting.discard(address)
         return result
 

@@ -14,6 +14,7 @@ __all__ = ["open_storage"]
 _GROUP = "stepwell.storage"
 _OURS = {
     "memory": "stepwell.storage.memory:MemoryStorage",
+    "sqlite": "stepwell.storage.sqlite:SQLiteStorage",
     "postgresql": "stepwell.storage.postgres:PostgresStorage",
     "postgres": "stepwell.storage.postgres:PostgresStorage",
 }
@@ -22,7 +23,7 @@ _OURS = {
 def open_storage(url: str, **options: Any) -> Storage:
     """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
 
-    ``memory://``, ``postgresql://``, or the scheme of a backend that is installed
+    ``memory://``, ``sqlite:///bot.db``, ``postgresql://``, or the scheme of a backend that is installed
     under the entry point group ``stepwell.storage``. Options are those of the storage's class.
     """
     scheme, separator, _ = url.partition(":")

@@ -1,0 +1,205 @@
+"""SQLite with synchronous=FULL beside the standard library's sqlite3 and aiosqlite, all on one disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import aiosqlite
+
+from stepwell import SQLiteStorage
+from stepwell.slot import Slot
+
+TASKS = 50
+ROUNDS = int(os.environ.get("ROUNDS", "7"))
+#: Each figure of a round takes about so many seconds.
+SECONDS = 0.5
+STORED = int(os.environ.get("STORED", "1000000"))
+
+Step = Callable[[int, int], Awaitable[object]]
+
+
+async def main() -> int:
+    # Not in /tmp, which may be memory: there fsync is free and nothing is to be gained by sharing it.
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as name:
+        folder = Path(name)
+        bad = await side_by_side(folder)
+        bad += await a_million_stored(folder)
+    return bad
+
+
+async def side_by_side(folder: Path) -> int:
+    async with (
+        SQLiteStorage(str(folder / "ours.db")) as ours,
+        # Each statement commits by itself: with commit() apart, one task's would take along what others wrote.
+        aiosqlite.connect(folder / "theirs.db", isolation_level=None) as theirs,
+    ):
+        raw = sqlite3.connect(folder / "raw.db", isolation_level=None)
+        for pragma in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL"):
+            raw.execute(pragma)
+            await theirs.execute(pragma)
+        table = "CREATE TABLE conversation (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+        raw.execute(table)
+        raw.execute("INSERT INTO conversation VALUES ('alone', '0')")
+        await theirs.execute(table)
+
+        async def upsert(task: int, turn: int) -> None:
+            await theirs.execute(
+                "INSERT INTO conversation VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                (f"({task},{task})", f'{{"name": "Alice", "count": {turn}}}'),
+            )
+
+        async def update(task: int, turn: int) -> None:
+            async with Slot(ours, "bot", (task, task)) as slot:
+                slot.data["count"] = turn
+                slot.data["name"] = "Alice"
+                await slot.commit()
+
+        async def merge(task: int, turn: int) -> None:
+            await ours.update_data("bot", (task, task), {"count": turn})
+
+        async def select_and_update(task: int, turn: int) -> None:
+            (value,) = raw.execute("SELECT value FROM conversation WHERE key = 'alone'").fetchone()
+            raw.execute("UPDATE conversation SET value = ? WHERE key = 'alone'", (str(int(value) + 1),))
+
+        steps = {
+            "upsert": (upsert, TASKS),
+            "update": (update, TASKS),
+            "merge": (merge, TASKS),
+            "alone": (update, 1),
+            "raw": (select_and_update, 1),
+        }
+        rates = await interleaved(steps)
+        raw.close()
+    print(f"{TASKS} tasks, aiosqlite upsert with commit:    {middle(rates['upsert']):9,.0f}/s")
+    print(f"{TASKS} tasks, claim + change + commit:         {middle(rates['update']):9,.0f}/s")
+    print(f"{TASKS} tasks, merge without a claim:           {middle(rates['merge']):9,.0f}/s")
+    print(f"1 task,   sqlite3 SELECT + UPDATE + commit: {middle(rates['raw']):9,.0f}/s")
+    print(f"1 task,   claim + change + commit:          {middle(rates['alone']):9,.0f}/s")
+    return (
+        bound("claim + change + commit over aiosqlite upserts", ratios(rates["update"], rates["upsert"]), least=2.5)
+        + bound("merges over aiosqlite upserts", ratios(rates["merge"], rates["upsert"]), least=4)
+        + bound("cost alone over raw sqlite3", ratios(rates["raw"], rates["alone"]), most=4)
+    )
+
+
+async def a_million_stored(folder: Path) -> int:
+    """The same updates on an empty file and on one that holds very many conversations."""
+    async with (
+        SQLiteStorage(str(folder / "empty.db")) as empty,
+        SQLiteStorage(str(folder / "full.db")) as full,
+    ):
+        started = time.perf_counter()
+        fill(folder / "full.db", await template(full), STORED)
+        print(f"{STORED:,} conversations stored in {time.perf_counter() - started:.0f} s")
+
+        def updates(storage: SQLiteStorage) -> Step:
+            async def update(task: int, turn: int) -> None:
+                # Keys of people who write now, spread over all that are stored.
+                key = (task * 7919 + turn * 104_729) % 2000 * (STORED // 2000)
+                async with Slot(storage, "bot", (key, key)) as slot:
+                    slot.data["count"] = turn
+                    await slot.commit()
+
+            return update
+
+        steps = {"empty": (updates(empty), TASKS), "full": (updates(full), TASKS)}
+        await interleaved(steps, rounds=2)
+        rates = await interleaved(steps, rounds=ROUNDS)
+    print(f"{TASKS} tasks on 2,000 stored conversations:    {middle(rates['empty']):9,.0f}/s")
+    print(f"{TASKS} tasks on {STORED:,} stored:          {middle(rates['full']):9,.0f}/s")
+    return bound("rate with many stored over rate with few", ratios(rates["full"], rates["empty"]), least=0.85)
+
+
+async def template(storage: SQLiteStorage) -> tuple[str, str]:
+    """A conversation as the library stores it, to be copied in bulk."""
+    async with Slot(storage, "template", (0, 0)) as slot:
+        slot.flow, slot.state = "registration", "get_email"
+        slot.data.update(name="Alice", email="alice@example.com", count=0)
+        await slot.commit(tags=("user:0", "chat:0"))
+    return storage.address("bot", (0, 0)).namespace, storage.address("template", (0, 0)).namespace
+
+
+def fill(path: Path, namespaces: tuple[str, str], count: int) -> None:
+    """Copies of the template under very many keys; the copies' checksums are made as the library makes them."""
+    from stepwell.codec import Seal
+    from stepwell.record import Address, Limits
+
+    target, _ = namespaces
+    limits = Limits()
+
+    def rows() -> Iterable[tuple[tuple[object, ...], list[tuple[str, str, str, str]]]]:
+        for number in range(count):
+            address = Address(target, f"({number},{number})")
+            seal = Seal(address, limits, limits.record)
+            head = seal.head("registration", "get_email", None, [])
+            fields = seal.fields({"name": "Alice", "email": "alice@example.com", "count": 0})
+            size = sum(len(name) + len(text) for name, text in fields.items())
+            yield (
+                (*address, 1, "w", "", 0.0, 1, head.flow, head.state, head.text, size),
+                [(*address, name, text) for name, text in fields.items()],
+            )
+
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA synchronous = OFF")
+    db.execute("BEGIN")
+    for record, fields in rows():
+        db.execute(
+            "INSERT INTO record (namespace, key, number, write, base, written_at, alive, flow, state, head, size) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            record,
+        )
+        db.executemany("INSERT INTO field VALUES (?, ?, ?, ?)", fields)
+    db.execute("COMMIT")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+
+
+async def interleaved(steps: dict[str, tuple[Step, int]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, (step, tasks) in steps.items():
+            rates[name].append(await rate(step, tasks))
+    return rates
+
+
+async def rate(step: Step, tasks: int) -> float:
+    """Steps a second, made by so many tasks at once."""
+    clock = time.perf_counter
+    started = clock()
+    end = started + SECONDS
+    done = 0
+
+    async def work(task: int) -> None:
+        nonlocal done
+        turn = 0
+        while clock() < end:
+            turn += 1
+            await step(task, turn)
+            done += 1
+
+    await asyncio.gather(*(work(task) for task in range(tasks)))
+    return done / (clock() - started)
+
+
+def ratios(ones: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(ones, others, strict=True)]
+
+
+def middle(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def bound(what: str, values: list[float], *, least: float | None = None, most: float | None = None) -> int:
+    """Print a ratio with its bound; 1 if it misses it."""
+    value = middle(values)
+    good = (least is None or value >= least) and (most is None or value <= most)
+    wanted = f"at least {least:g}" if least is not None else f"at most {most:g}"
+    print(f"{what}: {value:.2f} (from {min(values):.2f} to {max(values):.2f}; {wanted}) {'' if good else 'MISSED'}")
+    return 0 if good else 1

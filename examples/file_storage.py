@@ -1,0 +1,62 @@
+"""A storage over a directory of files: three small methods make a whole storage.
+
+Safe within one process. For more, use ``sqlite:///bot.db``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from stepwell import KeyValueStorage, State
+from stepwell.record import Address
+
+
+class FileStorage(KeyValueStorage):
+    """One file per record."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.folder = folder
+
+    async def read(self, address: Address) -> str | None:
+        try:
+            return await asyncio.to_thread(self._path(address).read_text, encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    async def write(self, address: Address, text: str) -> None:
+        await asyncio.to_thread(_replace, self._path(address), text)
+
+    async def delete(self, address: Address) -> None:
+        await asyncio.to_thread(self._path(address).unlink, missing_ok=True)
+
+    def _path(self, address: Address) -> Path:
+        # Keys may be longer than a file's name may be, and differ only in case.
+        return self.folder / f"{sha256(address.text.encode()).hexdigest()}.json"
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old text or the new one, also after a crash."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with FileStorage(Path(folder)) as storage:
+            await storage.set_state("my_bot", (42, 42), State("registration", "get_name"))
+            await storage.update_data("my_bot", (42, 42), {"name": "Alice"})
+        async with FileStorage(Path(folder)) as storage:
+            print(await storage.get_state("my_bot", (42, 42)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

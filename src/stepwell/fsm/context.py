@@ -1,0 +1,275 @@
+"""The context: what a handler sees of its conversation, and all that it may do to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepwell.errors import ContextClosed, DuplicateUpdate, NoKeyError, TransitionError, UsageError
+from stepwell.fsm import typed
+from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.update import Update
+
+if TYPE_CHECKING:
+    from stepwell.fsm.machine import FSM
+    from stepwell.slot import Slot
+
+__all__ = ["Context", "NoRecord"]
+
+T = TypeVar("T")
+
+#: How many states ``back()`` can go back through.
+HISTORY = 16
+
+
+class NoRecord:
+    """Stands in for a record where the update has no key: empty, and never stored."""
+
+    __slots__ = ("data", "flow", "history", "revision", "state")
+
+    def __init__(self) -> None:
+        self.flow: str | None = None
+        self.state: str | None = None
+        self.revision: int | None = None
+        self.history: list[Any] = []
+        self.data: dict[Any, Any] = {}
+
+
+class _Closed:
+    """Stands in for the record after the block."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ContextClosed
+
+
+_CLOSED = _Closed()
+
+
+class Context:
+    """One conversation while one update is handled.
+
+    Nothing is stored before the block ends well. What changes here changes in memory, and is written at
+    the end in one step; if the block raises, it is as if it had never run.
+    """
+
+    __slots__ = ("_calls", "_fsm", "_record", "duplicate", "key", "match", "saved", "update")
+
+    #: What is handled; without a raw update where the key was given by hand.
+    update: Update
+    #: Where the conversation is kept; ``None`` where the update has no key.
+    key: Any
+    #: This update was handled before (only with ``on_duplicate="enter"``); changes are refused.
+    duplicate: bool
+    #: What the regex of the filter that chose this handler matched.
+    match: re.Match[str] | None
+
+    def __init__(self, fsm: FSM, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
+        self._fsm = fsm
+        self._record: Any = record
+        self._calls: list[dict[str, Any]] | None = [] if collects else None
+        self.update = update
+        self.key = key
+        self.duplicate = False
+        self.match = None
+        #: ``save()`` has written something.
+        self.saved = False
+
+    # Reading
+
+    @property
+    def flow(self) -> str | None:
+        """The name of the active flow."""
+        flow: str | None = self._record.flow
+        return flow
+
+    @property
+    def state(self) -> str | None:
+        """The name of the state in that flow."""
+        state: str | None = self._record.state
+        return state
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """The data. It may be changed in place."""
+        data: dict[Any, Any] = self._record.data
+        return data
+
+    def data_as(self, kind: type[T]) -> T:
+        """The data as one object of a type; ``IncompleteData`` names what is missing."""
+        return typed.build(kind, self._record.data)
+
+    @property
+    def text(self) -> str | None:
+        """The text of the message."""
+        return self.update.text
+
+    @property
+    def args(self) -> str:
+        """What follows a command: ``/start hello`` gives ``"hello"``."""
+        command = self.update.command
+        return command.args if command is not None else ""
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The Bot API calls collected so far."""
+        return self._collected()
+
+    # Moving. Each returns True when it moved, else what the policy returned.
+
+    def start_flow(self, flow: object) -> Any:
+        """Begin a flow at its default state with empty data; the same flow begins anew."""
+        description = self._fsm.flows.find(flow)
+        if self._refuses():
+            return False
+        active = self._active()
+        if active is not None and active.name != description.name:
+            return self._invalid(active.name, active.name, description.name, starting=True)
+        self._enter(description, description.default_state, history=[])
+        self._record.data = {}
+        return True
+
+    def transition(self, to: str) -> Any:
+        """Move along a declared edge of the active flow."""
+        if self._refuses():
+            return False
+        record, flow = self._record, self._active()
+        if flow is None or not flow.allowed(record.state, to):
+            allowed = () if flow is None else flow.targets(record.state)
+            return self._invalid(record.flow if flow else None, record.state, str(to), allowed=allowed)
+        self._enter(flow, to, history=self._with_present())
+        return True
+
+    def set_state(self, state: str | None, *, flow: object = None) -> Any:
+        """Jump to a state of the active flow, or of the flow given, whatever the edges say; the data stays."""
+        target = None if flow is None else self._fsm.flows.find(flow)
+        if self._refuses():
+            return False
+        record = self._record
+        description = target or self._active()
+        if description is None or not (state is None or description.declares(state)):
+            allowed = () if description is None else description.states
+            name = None if description is None else description.name
+            return self._invalid(name, record.state, None if state is None else str(state), allowed=allowed)
+        self._enter(description, state, history=self._with_present() if description.name == record.flow else [])
+        return True
+
+    def back(self) -> Any:
+        """Return to the state before, whatever the edges say; the data stays."""
+        if self._refuses():
+            return False
+        record, flow = self._record, self._active()
+        if flow is None or not record.history:
+            return self._invalid(record.flow if flow else None, record.state, None)
+        self._enter(flow, record.history[-1], history=record.history[:-1])
+        return True
+
+    def clear_flow(self) -> None:
+        """Leave the conversation: the record is removed. Safe when nothing is active."""
+        if not self._refuses():
+            self._record.delete()
+
+    # Data
+
+    def update_data(self, changes: Mapping[Any, Any] | None = None, /, **fields: Any) -> dict[Any, Any]:
+        """Merge fields into the data, and return it."""
+        merged = {**(changes or {}), **fields}
+        if not self._refuses():
+            self._check(merged)
+            self._record.data.update(merged)
+        return self.data
+
+    def set_data(self, data: Mapping[Any, Any]) -> None:
+        """Replace the data."""
+        if not self._refuses():
+            self._check(data)
+            self._record.data = dict(data)
+
+    async def save(self) -> None:
+        """Write now and go on holding the conversation. Only the end of the block marks the update handled."""
+        if not self._refuses():
+            await self._fsm.save(self, self._record)
+
+    # Answering. Collected, and given back by the Router.
+
+    def answer(self, text: str, **params: Any) -> None:
+        """Send a message to the chat that the update came from."""
+        update = self.update
+        place = update.chat or update.user
+        if place is None:
+            raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
+        call: dict[str, Any] = {"chat_id": place.id, "text": text}
+        if update.thread_id is not None and update.in_topic:
+            call["message_thread_id"] = update.thread_id
+        if update.business_connection_id is not None:
+            call["business_connection_id"] = update.business_connection_id
+        self.call("sendMessage", **{**call, **params})
+
+    def answer_callback(self, text: str | None = None, **params: Any) -> None:
+        """Answer a pressed button, which ends its waiting animation."""
+        pressed = self.update.callback_id
+        if pressed is None:
+            raise UsageError("answer_callback() is for a pressed button; this update is none: use answer()")
+        said = {} if text is None else {"text": text}
+        self.call("answerCallbackQuery", **{"callback_query_id": pressed, **said, **params})
+
+    def call(self, method: str, **params: Any) -> None:
+        """Any call of the Bot API."""
+        self._collected().append({"method": method, **params})
+
+    # For the machine
+
+    def close(self) -> None:
+        """The block is over: whatever is asked of this context from here on raises."""
+        self._record = _CLOSED
+
+    def refusal(self) -> DuplicateUpdate | NoKeyError | None:
+        """Why nothing can be changed here."""
+        if self.duplicate:
+            return DuplicateUpdate(self._record.address.text, self._fsm.id_of(self.update) or "")
+        return self._fsm.no_key(self.update) if isinstance(self._record, NoRecord) else None
+
+    def _refuses(self) -> bool:
+        record = self._record
+        if not self.duplicate and type(record) is not NoRecord:
+            if record is _CLOSED:
+                raise ContextClosed
+            return False
+        refusal = self.refusal()
+        if isinstance(refusal, NoKeyError):
+            return not self._fsm.missing_key.refuse(refusal)
+        if refusal is not None:
+            raise refusal
+        return False
+
+    def _active(self) -> FlowDescription | None:
+        """The active flow; one that is not declared here counts as none."""
+        flow = self._record.flow
+        return None if flow is None else self._fsm.flows.get(flow)
+
+    def _enter(self, flow: FlowDescription, state: str | None, *, history: list[Any]) -> None:
+        record = self._record
+        record.flow, record.state = flow.name, None if state is None else str(state)
+        record.revision, record.history = flow.revision, history
+
+    def _with_present(self) -> list[Any]:
+        record = self._record
+        return record.history if record.state is None else [*record.history, record.state][-HISTORY:]
+
+    def _check(self, fields: Mapping[Any, Any]) -> None:
+        flow = self._active()
+        if flow is not None and flow.data is not None:
+            typed.check_fields(flow.name, flow.data, fields)
+
+    def _invalid(self, flow: str | None, from_: str | None, to: str | None, **details: Any) -> Any:
+        return self._fsm.transitions.refuse(self, TransitionError(flow, from_, to, **details))
+
+    def _collected(self) -> list[dict[str, Any]]:
+        if self._record is _CLOSED:
+            raise ContextClosed
+        if self._calls is None:
+            raise UsageError("calls are collected by a Router; here, send the message yourself")
+        return self._calls
+
+
+Handler = Callable[[Context], Any]

@@ -1,0 +1,286 @@
+"""Filters: which handler an update is for.
+
+A filter is called with a context and says yes or no. Filters combine with ``&``, ``|`` and ``~``;
+a plain function of the context joins them on either side.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from stepwell.errors import InvalidOption
+from stepwell.fsm.description import name_of
+from stepwell.fsm.update import Update
+
+__all__ = [
+    "Filter",
+    "FilterContext",
+    "as_filter",
+    "callback",
+    "command",
+    "fsm_flow",
+    "fsm_in_flow",
+    "fsm_state",
+    "kind",
+    "text",
+]
+
+
+class FilterContext(Protocol):
+    """What a filter may read of a context, and the one thing that it leaves there."""
+
+    @property
+    def flow(self) -> str | None: ...
+    @property
+    def state(self) -> str | None: ...
+    @property
+    def data(self) -> Mapping[Any, Any]: ...
+    @property
+    def update(self) -> Update: ...
+
+    #: Set by the last ``text`` or ``callback`` filter whose regex matched.
+    match: re.Match[str] | None
+
+
+class Filter(ABC):
+    """Says whether a handler is for this update."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        """Must not change the conversation."""
+
+    @property
+    def flows(self) -> frozenset[str]:
+        """The flows that it names, so that a router can say which are not registered."""
+        return frozenset()
+
+    def __and__(self, other: Filter | Callable[[Any], Any]) -> Filter:
+        return _All(self, as_filter(other))
+
+    def __rand__(self, other: Callable[[Any], Any]) -> Filter:
+        return _All(as_filter(other), self)
+
+    def __or__(self, other: Filter | Callable[[Any], Any]) -> Filter:
+        return _Any(self, as_filter(other))
+
+    def __ror__(self, other: Callable[[Any], Any]) -> Filter:
+        return _Any(as_filter(other), self)
+
+    def __invert__(self) -> Filter:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        # "a and b" would silently be b.
+        raise TypeError("filters are combined with & | ~, not with and, or, not")
+
+
+def as_filter(given: Filter | Callable[[Any], Any]) -> Filter:
+    """A filter, or a function of the context made into one."""
+    if isinstance(given, Filter):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return _Function(given)
+    raise InvalidOption(f"{given!r} is no filter; give one of stepwell.fsm, or a function of the context")
+
+
+class _Function(Filter):
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return bool(self.function(ctx))
+
+
+class _Several(Filter):
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Filter) -> None:
+        self.parts = parts
+
+    @property
+    def flows(self) -> frozenset[str]:
+        return frozenset().union(*(part.flows for part in self.parts))
+
+
+class _All(_Several):
+    __slots__ = ()
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return all(part(ctx) for part in self.parts)
+
+
+class _Any(_Several):
+    __slots__ = ()
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return any(part(ctx) for part in self.parts)
+
+
+class _Not(_Several):
+    __slots__ = ()
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return not self.parts[0](ctx)
+
+
+class fsm_flow(Filter):  # noqa: N801
+    """The active flow is this one, given as class, object or name; ``None``: no flow is active."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, flow: object) -> None:
+        self.name = None if flow is None else name_of(flow)
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return ctx.flow == self.name
+
+    @property
+    def flows(self) -> frozenset[str]:
+        return frozenset() if self.name is None else frozenset({self.name})
+
+
+class fsm_state(Filter):  # noqa: N801
+    """The state is this one: ``"email"`` in any flow, ``Form.email`` in its own, ``None`` for no state.
+
+    ``fsm_state(("key", value))`` asks for a field of the data; one that is missing never matches.
+    """
+
+    __slots__ = ("field", "flow", "state", "value")
+
+    def __init__(self, state: str | tuple[Any, Any] | None) -> None:
+        self.flow: str | None = None
+        self.state: str | None = None
+        self.field: tuple[Any, ...] = ()
+        self.value: Any = None
+        if isinstance(state, tuple) and len(state) == 2:
+            self.field, self.value = state[:1], state[1]
+        elif isinstance(state, str):
+            self.flow, self.state = getattr(state, "flow_name", None), str(state)
+        elif state is not None:
+            raise InvalidOption(f"fsm_state({state!r}): give a state, its name, None, or a (key, value) pair")
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        if self.field:
+            data = ctx.data
+            return self.field[0] in data and bool(data[self.field[0]] == self.value)
+        return ctx.state == self.state and (self.flow is None or ctx.flow == self.flow)
+
+    @property
+    def flows(self) -> frozenset[str]:
+        return frozenset() if self.flow is None else frozenset({self.flow})
+
+
+class fsm_in_flow(Filter):  # noqa: N801
+    """Some flow is active."""
+
+    __slots__ = ()
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return ctx.flow is not None
+
+
+class command(Filter):  # noqa: N801
+    """The text is one of these commands, or any command: ``/start``, ``/start@my_bot hello``.
+
+    Commands and bots' names are compared without regard to case. ``bot="my_bot"`` leaves commands
+    to other bots alone. New messages only, unless ``edited=True``. The rest is ``ctx.args``.
+    """
+
+    __slots__ = ("bot", "edited", "names")
+
+    def __init__(self, *names: str, bot: str | None = None, edited: bool = False) -> None:
+        for name in names:
+            if not isinstance(name, str) or not re.fullmatch(r"/?[A-Za-z0-9_]+", name):
+                raise InvalidOption(f"command({name!r}): a command has letters, digits and _, such as 'start'")
+        self.names = frozenset(name.removeprefix("/").lower() for name in names)
+        self.bot = bot.removeprefix("@").lower() if bot else None
+        self.edited = edited
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        found = ctx.update.command
+        if found is None or (self.names and found.name not in self.names):
+            return False
+        if self.bot is not None and found.bot not in (None, self.bot):
+            return False
+        return self.edited or not _is_edit(ctx.update)
+
+
+class text(Filter):  # noqa: N801
+    """The text is exactly this string, or the compiled regex is found in it (``ctx.match``).
+
+    Without a pattern: any text but a command, so that ``/cancel`` is never taken for a name.
+    New messages only, unless ``edited=True``.
+    """
+
+    __slots__ = ("edited", "pattern")
+
+    def __init__(self, pattern: str | re.Pattern[str] | None = None, *, edited: bool = False) -> None:
+        self.pattern = _pattern("text", pattern)
+        self.edited = edited
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        update = ctx.update
+        if update.text is None or (_is_edit(update) and not self.edited):
+            return False
+        if self.pattern is None:
+            return update.command is None
+        return _matches(self.pattern, update.text, ctx)
+
+
+class callback(Filter):  # noqa: N801
+    """A button was pressed whose data is exactly this string, or in which the compiled regex is found
+    (``ctx.match``). Without a pattern: any button."""
+
+    __slots__ = ("pattern",)
+
+    def __init__(self, pattern: str | re.Pattern[str] | None = None) -> None:
+        self.pattern = _pattern("callback", pattern)
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        update = ctx.update
+        if self.pattern is None:
+            return update.kind == "callback_query"
+        return update.callback_data is not None and _matches(self.pattern, update.callback_data, ctx)
+
+
+class kind(Filter):  # noqa: N801
+    """The update is of one of these kinds, in the words of the Bot API: ``kind("my_chat_member")``."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, *names: str) -> None:
+        if not names or not all(isinstance(name, str) for name in names):
+            raise InvalidOption("kind(...) takes the names of one or more kinds of update, such as 'message'")
+        self.names = frozenset(names)
+
+    def __call__(self, ctx: FilterContext, /) -> bool:
+        return ctx.update.kind in self.names
+
+
+def _is_edit(update: Update) -> bool:
+    return update.kind is not None and update.kind.startswith("edited_")
+
+
+def _pattern(name: str, pattern: Any) -> str | re.Pattern[str] | None:
+    if pattern is None or isinstance(pattern, str):
+        return pattern
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return pattern
+    raise InvalidOption(f"{name}({pattern!r}): give a string, or a regex made with re.compile()")
+
+
+def _matches(pattern: str | re.Pattern[str], value: str, ctx: FilterContext) -> bool:
+    if isinstance(pattern, str):
+        return value == pattern
+    found = pattern.search(value)
+    if found is None:
+        return False
+    ctx.match = found
+    return True

@@ -1,0 +1,182 @@
+"""Flows: the declared graph of a conversation, checked when the class is made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from math import inf
+from typing import Any, ClassVar, Self
+
+from stepwell.errors import InvalidFlow
+from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
+from stepwell.fsm.diagram import diagram as draw
+
+__all__ = ["Flow", "state"]
+
+
+def state(
+    *,
+    to: Iterable[str] | None = None,
+    timeout: float | timedelta | None = None,
+    on_timeout: str | Callable[..., Any] | None = None,
+) -> StateName:
+    """Declare a state in the body of a ``Flow``.
+
+    ``to`` lists the states that may follow: ``[]`` for a last one. When no state of a flow says
+    ``to``, every move is allowed. ``timeout`` (seconds) counts from entering the state;
+    ``on_timeout`` is the state that is then moved to, or a handler.
+    """
+    if isinstance(to, Iterable) and not isinstance(to, str):
+        to = tuple(to)
+    return _Declaration(to=to, timeout=timeout, on_timeout=on_timeout)
+
+
+class _Declaration(StateName):
+    """What ``state()`` gives until its class is complete: it has no name yet."""
+
+    to: Iterable[str] | None
+    given_timeout: float | timedelta | None
+    given_on_timeout: str | Callable[..., Any] | None
+
+    def __new__(
+        cls,
+        *,
+        to: Iterable[str] | None,
+        timeout: float | timedelta | None,
+        on_timeout: str | Callable[..., Any] | None,
+    ) -> Self:
+        self = super().__new__(cls, "")
+        self.to, self.given_timeout, self.given_on_timeout = to, timeout, on_timeout
+        return self
+
+
+class Flow:
+    """Subclass it to declare a flow::
+
+        class Registration(Flow, name="registration"):
+            get_name = state(to=["get_email"])
+            get_email = state(to=["confirm", "get_name"], timeout=600, on_timeout="get_name")
+            confirm = state(to=[])
+            default_state = get_name
+
+    What describes the flow is a class argument, so that states may be called ``name`` or ``data``:
+    ``name`` is what is stored, ``data`` is the type of the data (a dataclass, msgspec Struct,
+    TypedDict or pydantic model), ``revision`` grows when a release changes states or data.
+    """
+
+    #: The name that is stored.
+    flow_name: ClassVar[str]
+    #: Every state, in the order of declaration.
+    states: ClassVar[tuple[StateName, ...]]
+    #: The declared targets of each state that has some; empty when every move is allowed.
+    transitions: ClassVar[Mapping[str, tuple[str, ...]]]
+    #: The state that ``start_flow`` enters.
+    default_state: ClassVar[str | None] = None
+
+    __flow__: ClassVar[FlowDescription]
+
+    def __init_subclass__(
+        cls, *, name: str | None = None, data: type | None = None, revision: int = 1, **rest: Any
+    ) -> None:
+        super().__init_subclass__(**rest)
+        parent = next((base for base in cls.__mro__[1:] if "__flow__" in vars(base)), None)
+        if parent is not None:
+            raise InvalidFlow(
+                cls.__name__,
+                f"{parent.__name__} is a complete flow; derive from Flow and declare all states again",
+            )
+        if not isinstance(name, str) or not name:
+            raise InvalidFlow(
+                cls.__name__,
+                f'a flow needs a name, a string: class {cls.__name__}(Flow, name="..."); got {name!r}',
+            )
+        for computed in ("flow_name", "states", "transitions"):
+            if computed in vars(cls) and not isinstance(vars(cls)[computed], _Declaration):
+                raise InvalidFlow(name, f"{computed!r} follows from the name= and the state()s; leave it out")
+        declarations = _declarations(cls, name)
+        default = vars(cls).get("default_state")
+        names = {id(declaration): state_name for state_name, declaration in declarations.items()}
+        if isinstance(default, _Declaration) and id(default) not in names:
+            raise _reserved(name, "default_state")
+
+        def resolved(value: Any) -> Any:
+            # Inside the class body a state is its declaration; outside it is its name.
+            return names.get(id(value), value) if isinstance(value, _Declaration) else value
+
+        timeouts = {
+            each: timeout
+            for each, declaration in declarations.items()
+            if (timeout := _timeout(name, each, declaration, resolved)) is not None
+        }
+        description, unreachable = checked(
+            FlowDescription(
+                name=name,
+                states=tuple(StateName(each, flow_name=name, timeout=timeouts.get(each)) for each in declarations),
+                transitions={
+                    each: _targets(name, each, declaration.to, resolved)
+                    for each, declaration in declarations.items()
+                    if declaration.to is not None
+                },
+                default_state=resolved(default),
+                data=data,
+                revision=revision,
+                timeouts=timeouts,
+                source=cls,
+            )
+        )
+        for unreached in unreachable:
+            warnings.warn(unreached, stacklevel=2)
+        for each in description.states:
+            setattr(cls, each, each)
+        cls.flow_name = name
+        cls.states = description.states
+        cls.transitions = description.transitions
+        cls.default_state = description.default_state
+        cls.__flow__ = description
+
+    @classmethod
+    def diagram(cls, current: str | None = None) -> str:
+        """The flow as Mermaid text, with the current state marked."""
+        return draw(cls.__flow__, current)
+
+
+def _declarations(cls: type, flow: str) -> dict[str, _Declaration]:
+    found: dict[str, _Declaration] = {}
+    # States may come from plain mixins too; those first, as Python reads them.
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if not isinstance(value, _Declaration) or name == "default_state":
+                continue
+            if name in RESERVED:
+                raise _reserved(flow, name)
+            twin = next((other for other, declaration in found.items() if declaration is value), None)
+            if twin is not None:
+                raise InvalidFlow(flow, f"{twin!r} and {name!r} are one and the same state(); write state() for each")
+            found[name] = value
+    return found
+
+
+def _reserved(flow: str, name: str) -> InvalidFlow:
+    return InvalidFlow(flow, f"a state cannot be called {name!r}; these names are reserved: {', '.join(RESERVED)}")
+
+
+def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], Any]) -> tuple[str, ...]:
+    if isinstance(to, str) and not isinstance(to, _Declaration):
+        raise InvalidFlow(flow, f"state {name!r}: to= takes a list of states, write to=[{to!r}]")
+    if isinstance(to, _Declaration) or not isinstance(to, Iterable):
+        raise InvalidFlow(flow, f"state {name!r}: to= takes a list of states")
+    return tuple(dict.fromkeys(resolved(target) for target in to))
+
+
+def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable[[Any], Any]) -> Timeout | None:
+    seconds, then = declaration.given_timeout, resolved(declaration.given_on_timeout)
+    if seconds is None:
+        if then is not None:
+            raise InvalidFlow(flow, f"state {name!r}: on_timeout= needs a timeout=")
+        return None
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
+        raise InvalidFlow(flow, f"state {name!r}: timeout= is a number of seconds above 0, got {seconds!r}")
+    return Timeout(seconds=float(seconds), then=then)

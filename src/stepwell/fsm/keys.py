@@ -1,0 +1,181 @@
+"""Key strategies: which conversation an update belongs to.
+
+A strategy is anything with ``extract(update)``, or a function of the update. It gets an ``Update`` and
+returns a key, or ``None`` for "no key". 0 stands for a chat or thread that an update does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from stepwell.errors import InvalidOption
+from stepwell.fsm.update import Update
+
+__all__ = [
+    "Business",
+    "Chat",
+    "ChatTopic",
+    "ChatTopicUser",
+    "ChatUser",
+    "KeyStrategy",
+    "User",
+    "name_of",
+    "strategy",
+    "tags_of",
+]
+
+
+@runtime_checkable
+class KeyStrategy(Protocol):
+    """Must give the same key for every update of one conversation."""
+
+    def extract(self, update: Update, /) -> Any:
+        """The key, any nesting of ``str, int, bool, None, bytes, tuple``; ``None`` for no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUser:
+    """Each user in each chat: ``(chat, user)``. The default."""
+
+    def extract(self, update: Update) -> tuple[int, int] | None:
+        user, chat = update.user, update.chat
+        if user is None:
+            return None
+        if chat is None:
+            return (0, user.id) if update.chatless else None
+        return (chat.id, user.id)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Each user, wherever they write: ``(user,)``."""
+
+    def extract(self, update: Update) -> tuple[int] | None:
+        return (update.user.id,) if update.user is not None else None
+
+    def tags(self, update: Update) -> Iterable[str]:
+        return [f"user:{update.user.id}"] if update.user is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Each chat, shared by everybody in it: ``(chat,)``."""
+
+    def extract(self, update: Update) -> tuple[int] | None:
+        return (update.chat.id,) if update.chat is not None else None
+
+    def tags(self, update: Update) -> Iterable[str]:
+        return [f"chat:{update.chat.id}"] if update.chat is not None else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTopic:
+    """Each forum topic, shared by everybody in it: ``(chat, thread)``, thread 0 outside of topics.
+
+    Replies in an ordinary group have a thread too; ``strict_topics`` counts forum topics only.
+    """
+
+    strict_topics: bool = False
+
+    def extract(self, update: Update) -> tuple[int, int] | None:
+        topic = update.topic(strict=self.strict_topics)
+        if update.chat is None or topic is None:
+            return None
+        return (update.chat.id, topic)
+
+    def tags(self, update: Update) -> Iterable[str]:
+        return [f"chat:{update.chat.id}"] if update.chat is not None else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTopicUser:
+    """Each user in each forum topic: ``(chat, thread, user)``, thread 0 outside of topics."""
+
+    strict_topics: bool = False
+
+    def extract(self, update: Update) -> tuple[int, int, int] | None:
+        topic = update.topic(strict=self.strict_topics)
+        if update.chat is None or update.user is None or topic is None:
+            return None
+        return (update.chat.id, topic, update.user.id)
+
+
+class Business:
+    """Any other strategy, kept apart for each business account: ``(connection, key)``.
+
+    The connection is 0 for what reaches the bot itself.
+    """
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: object) -> None:
+        self.inner = strategy(inner)
+
+    def extract(self, update: Update) -> tuple[str | int, Any] | None:
+        key = self.inner.extract(update)
+        return (update.business_connection_id or 0, key) if key is not None else None
+
+    def tags(self, update: Update) -> Iterable[str]:
+        return tags_of(self.inner, update, self.inner.extract(update))
+
+    def __repr__(self) -> str:
+        return f"Business({self.inner!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    function: Callable[[Update], Any]
+
+    def extract(self, update: Update) -> Any:
+        return self.function(update)
+
+
+def strategy(key: object) -> KeyStrategy:
+    """The strategy that was given as an instance, a class or a function."""
+    if isinstance(key, type) and callable(getattr(key, "extract", None)):
+        try:
+            key = key()
+        except TypeError as error:
+            raise InvalidOption(f"key={key!r} cannot be made without arguments; give an instance") from error
+    if isinstance(key, KeyStrategy):
+        return key
+    if callable(key) and not isinstance(key, type):
+        return _Function(key)
+    raise InvalidOption(
+        f"key={key!r} is no key strategy; give keys.ChatUser() or another of stepwell.fsm.keys, "
+        "a function of the update, or an object with extract(update)"
+    )
+
+
+def name_of(key: KeyStrategy) -> str:
+    """What a strategy is called in messages."""
+    if isinstance(key, _Function):
+        return getattr(key.function, "__name__", repr(key.function))
+    return type(key).__name__
+
+
+def tags_of(key: KeyStrategy, update: Update, value: Any) -> tuple[str, ...]:
+    """Under which people and chats a record is found again: ``("user:42", "chat:-100")``.
+
+    A strategy says it with ``tags(update)``. Where it does not, the user and the chat count
+    whose ids are in its key.
+    """
+    own = getattr(key, "tags", None)
+    if callable(own):
+        return tuple(own(update))
+    parts = list(_parts(value))
+    return tuple(
+        f"{name}:{peer.id}"
+        for name, peer in (("user", update.user), ("chat", update.chat))
+        if peer is not None and peer.id in parts
+    )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _parts(part)
+    else:
+        yield value

@@ -1,0 +1,122 @@
+"""A router: which handler an update is for, without any framework."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+from stepwell import background
+from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError
+from stepwell.fsm.context import Context, Handler
+from stepwell.fsm.filters import Filter, as_filter
+from stepwell.fsm.machine import FSM
+
+__all__ = ["Router"]
+
+H = TypeVar("H", bound=Handler)
+
+
+class Router:
+    """Handlers with their filters; the first that matches handles the update.
+
+    ``Router(fsm)`` handles updates. One without a machine only collects handlers, for another to ``include``.
+    With ``send`` each Bot API call is also passed to it, after the commit.
+    """
+
+    def __init__(
+        self, fsm: FSM | None = None, *, send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
+    ) -> None:
+        if fsm is not None and not isinstance(fsm, FSM):
+            raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
+        self.fsm = fsm
+        self.send = send
+        self._routes: list[tuple[tuple[Filter, ...], Handler | Router]] = []
+        self._scope: tuple[Filter, ...] = ()
+
+    def on(self, *filters: Filter | Callable[[Any], Any]) -> Callable[[H], H]:
+        """Decorate a handler ``async def handler(ctx)`` that is for updates that pass all these filters."""
+        chosen = tuple(as_filter(given) for given in filters)
+        self._check_flows(chosen)
+
+        def register(handler: H) -> H:
+            if not callable(handler):
+                raise InvalidOption(f"@router.on(...) decorates a function of the context, got {handler!r}")
+            self._routes.append((self._scope + chosen, handler))
+            return handler
+
+        return register
+
+    def scope(self, *filters: Filter | Callable[[Any], Any]) -> Router:
+        """A router whose handlers all have these filters too; they keep their place in the order of this one."""
+        inner = Router(self.fsm, send=self.send)
+        inner._scope = self._scope + tuple(as_filter(given) for given in filters)
+        self._check_flows(inner._scope)
+        inner._routes = self._routes
+        return inner
+
+    def include(self, other: Router) -> None:
+        """Ask another router here; what is added to it later counts too."""
+        if other is self or any(inner is self for inner in other._included()):
+            raise InvalidOption("a router cannot include itself")
+        for filters, _ in other._flat():
+            self._check_flows(filters)
+        self._routes.append((self._scope, other))
+
+    async def handle(self, update: Any) -> list[dict[str, Any]]:
+        """Handle an update and return the Bot API calls to make, each a dict with ``method`` and its parameters.
+
+        Without a matching handler: ``[]``, and nothing is written. An update that was handled before: the
+        calls of the first time if it is the newest of its key (they may never have been sent), else ``[]``.
+        """
+        if self.fsm is None:
+            raise InvalidOption(
+                "this router has no machine; give it one with Router(fsm), or include it in one that has"
+            )
+        calls: list[dict[str, Any]] = []
+        try:
+            async with self.fsm.open(update, collects=True, enters=False) as ctx:
+                handler = self._find(ctx)
+                if handler is not None:
+                    result = handler(ctx)
+                    if inspect.isawaitable(result):
+                        await result
+                    calls = ctx.calls
+        except DuplicateUpdate as duplicate:
+            calls = duplicate.calls
+        if self.send is not None:
+            for call in calls:
+                await self.send(call)
+        return calls
+
+    def handle_sync(self, update: Any) -> list[dict[str, Any]]:
+        """``handle`` for code without an event loop."""
+        return background.sync(self.handle(update))
+
+    def _find(self, ctx: Context) -> Handler | None:
+        for filters, handler in self._flat():
+            ctx.match = None
+            if all(accepts(ctx) for accepts in filters):
+                return handler
+        return None
+
+    def _flat(self) -> Iterator[tuple[tuple[Filter, ...], Handler]]:
+        for filters, target in self._routes:
+            if isinstance(target, Router):
+                for inner, handler in target._flat():
+                    yield filters + inner, handler
+            else:
+                yield filters, target
+
+    def _included(self) -> Iterator[Router]:
+        for _, target in self._routes:
+            if isinstance(target, Router):
+                yield target
+                yield from target._included()
+
+    def _check_flows(self, filters: tuple[Filter, ...]) -> None:
+        if self.fsm is None:
+            return
+        for name in sorted({name for given in filters for name in given.flows}):
+            if name not in self.fsm.flows:
+                raise UnknownFlowError(name, self.fsm.flows)

@@ -1,0 +1,65 @@
+-- A record, or the tombstone of one (alive = 0). Times are seconds since 1970.
+CREATE TABLE record (
+    namespace  TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    number     INTEGER NOT NULL,  -- the version; 0: nothing was ever written, the row is here for its memo
+    write      TEXT    NOT NULL,  -- the id of the write that made this version
+    base       TEXT    NOT NULL,  -- the id of the last replace or delete
+    written_at REAL    NOT NULL,
+    alive      INTEGER NOT NULL,
+    flow       TEXT,              -- for the indexes; what is true is in head
+    state      TEXT,
+    head       TEXT,
+    tags       TEXT,              -- JSON, in the order given; the table tag is its index
+    size       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
+    expires_at REAL,              -- of a tombstone: when nobody needs it any more
+    deadline   REAL,
+    PRIMARY KEY (namespace, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX record_by_flow ON record (namespace, flow, key) WHERE alive = 1;
+CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
+CREATE INDEX record_by_deadline ON record (namespace, deadline, key) WHERE deadline IS NOT NULL;
+CREATE INDEX record_by_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
+
+-- A row per field: a counter changes without its neighbours being written again.
+CREATE TABLE field (
+    namespace TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    value     TEXT NOT NULL,
+    PRIMARY KEY (namespace, key, name)
+) STRICT, WITHOUT ROWID;
+
+-- Parts are large; in a table WITHOUT ROWID they would crowd the inner nodes of the tree.
+CREATE TABLE part (
+    namespace TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    value     TEXT NOT NULL,
+    PRIMARY KEY (namespace, key, name)
+) STRICT;
+
+CREATE TABLE memo (
+    namespace TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    value     TEXT NOT NULL,
+    until     REAL NOT NULL,
+    PRIMARY KEY (namespace, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tag (
+    namespace TEXT NOT NULL,
+    tag       TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    PRIMARY KEY (namespace, tag, key)
+) STRICT, WITHOUT ROWID;
+
+-- Only what is held now: this table stays small, so a batch of claims writes a page or two.
+CREATE TABLE lease (
+    namespace TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    token     TEXT NOT NULL,
+    until     REAL NOT NULL,
+    PRIMARY KEY (namespace, key)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,160 @@
+-- Every statement of the backend by name, except UPDATE record, whose columns are those that differ.
+
+-- name: get
+SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2 AND alive = 1
+UNION ALL
+SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: get_with_parts
+SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2 AND alive = 1
+UNION ALL
+SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT name, value, -1, NULL, NULL, NULL, NULL, NULL, NULL
+FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: claimed
+SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline, alive
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT NULL, value, NULL, NULL, NULL, NULL, NULL, until, NULL, NULL
+FROM memo WHERE namespace = ?1 AND key = ?2;
+
+-- name: lease
+SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: record
+SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2;
+
+-- name: fields
+SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: field_size
+SELECT octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: part_size
+SELECT octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: take_lease
+INSERT INTO lease (namespace, key, token, until) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until
+WHERE lease.until <= ?5 OR lease.token = excluded.token;
+
+-- name: extend_lease
+UPDATE lease SET until = ?4 WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?5;
+
+-- name: end_lease
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
+
+-- name: add_record
+INSERT INTO record
+    (number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, namespace, key)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
+
+-- name: drop_record
+DELETE FROM record WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_field
+INSERT INTO field (namespace, key, name, value) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key, name) DO UPDATE SET value = excluded.value;
+
+-- name: unset_field
+DELETE FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: drop_fields
+DELETE FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_part
+INSERT INTO part (namespace, key, name, value) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key, name) DO UPDATE SET value = excluded.value;
+
+-- name: unset_part
+DELETE FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: drop_parts
+DELETE FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_memo
+INSERT INTO memo (namespace, key, value, until) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, until = excluded.until;
+
+-- name: drop_memo
+DELETE FROM memo WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_tag
+INSERT INTO tag (namespace, key, tag) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING;
+
+-- name: unset_tag
+DELETE FROM tag WHERE namespace = ?1 AND key = ?2 AND tag = ?3;
+
+-- name: page
+SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+FROM record
+WHERE namespace = :namespace AND key > :after AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_flow
+SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+FROM record INDEXED BY record_by_flow
+WHERE namespace = :namespace AND flow IS :flow AND key > :after
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_state
+SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+FROM record INDEXED BY record_by_state
+WHERE namespace = :namespace AND state IS :state AND key > :after AND (:any_flow OR flow IS :flow)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_tag
+SELECT record.key, head, number, write, base, written_at, tags, expires_at, deadline
+FROM tag CROSS JOIN record USING (namespace, key)
+WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
+  AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY tag.key LIMIT :limit;
+
+-- name: due
+SELECT key, deadline FROM record
+WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
+  AND (deadline, key) > (:after_deadline, :after_key)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY deadline, key LIMIT :limit;
+
+-- name: over
+SELECT record.namespace, record.key, alive, head, tags, memo.until
+FROM record
+LEFT JOIN memo ON memo.namespace = record.namespace AND memo.key = record.key
+WHERE expires_at IS NOT NULL AND expires_at <= :now
+  AND NOT EXISTS (
+      SELECT 1 FROM lease
+      WHERE lease.namespace = record.namespace AND lease.key = record.key AND lease.until > :now
+  )
+ORDER BY expires_at LIMIT :limit;
+
+-- name: leave_memo
+UPDATE record
+SET number = 0, write = '', base = '', written_at = 0.0, alive = 0, flow = NULL, state = NULL, head = NULL,
+    tags = NULL, size = 0, expires_at = ?3, deadline = NULL
+WHERE namespace = ?1 AND key = ?2;
+
+-- name: drop_lease
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: leases_over
+SELECT lease.namespace, lease.key, record.number
+FROM lease
+LEFT JOIN record ON record.namespace = lease.namespace AND record.key = lease.key
+WHERE lease.until <= :now LIMIT :limit;
+
+-- name: memos_after
+SELECT namespace, key, until FROM memo WHERE (namespace, key) > (?1, ?2) ORDER BY namespace, key LIMIT ?3;

@@ -1,0 +1,205 @@
+"""One file on one machine: the durable default. It survives kill -9 and, with ``FULL``, power loss."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from stepwell.errors import InvalidOption, StepwellError, StorageClosed
+from stepwell.record import Address, Limits
+from stepwell.storage.contract import Due, Page, Query, Storage, Swept
+from stepwell.storage.operations import Apply, Claim, Get, Operation, Release, Result
+from stepwell.storage.sqlite_file import SQLiteError, SQLiteFile
+from stepwell.storage.sqlite_listing import Listing
+from stepwell.storage.sqlite_rows import Rows
+from stepwell.storage.sqlite_thread import StorageThread
+
+__all__ = ["SQLiteStorage"]
+
+T = TypeVar("T")
+
+#: How much a sweep removes before it lets others write.
+SWEEP_AT_ONCE = 100
+
+
+class SQLiteStorage(Storage):
+    """Keeps records in an SQLite file, which any number of processes of one machine may use at once.
+
+    ``synchronous="FULL"``: what was acknowledged survives power loss. ``"NORMAL"`` survives the end of
+    the process only, and is quicker. ``patience``: how long to wait for another program's lock.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        synchronous: str = "FULL",
+        limits: Limits | None = None,
+        clock: Callable[[], float] | None = None,
+        ids: Callable[[], str] | None = None,
+        sweep_every: float | None = 60.0,
+        patience: float = 10.0,
+    ) -> None:
+        super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
+        if synchronous not in ("FULL", "NORMAL"):
+            raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
+        self.path = str(path)
+        self.synchronous = synchronous
+        self._now = clock or time.time
+        self._thread: StorageThread | None = None
+        self._file: SQLiteFile
+        self._rows: Rows
+        self._reading: Rows
+        self._listing: Listing
+        self._restarting = True
+        self._crowded = False
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``sqlite:///bot.db`` (relative), ``sqlite:////var/lib/bot.db``, ``sqlite:///:memory:``.
+
+        ``?synchronous=NORMAL``, ``?patience=5`` and ``?sweep_every=60`` may follow.
+        """
+        parts = urlsplit(url)
+        path = unquote(parts.path)[1:]
+        if parts.netloc or parts.fragment or not path:
+            raise InvalidOption(
+                f"{url!r} is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program "
+                "runs, sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
+            )
+        return cls(path, **_url_options(parts.query), **options)
+
+    async def _open(self) -> None:
+        thread = StorageThread("stepwell-sqlite")
+        try:
+            file = await thread.call(lambda: SQLiteFile(self.path, self.synchronous, self._patience))
+        except BaseException:
+            thread.end()
+            raise
+        self._thread, self._file = thread, file
+        self._rows = Rows(file.writer)
+        self._reading = Rows(file.reader)
+        self._listing = Listing(file.writer.cursor().execute, self._rows)
+        self._restarting = True
+
+    async def _close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None or thread.forked:
+            # A forked process must not touch its parent's connections, not even to close them.
+            return
+        try:
+            await thread.call(self._file.close)
+        finally:
+            thread.end()
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
+        durable = any(type(operation) is Apply for operation in operations)
+        results = await self._write(lambda now: [self._rows.do(operation, now) for operation in operations], durable)
+        self._restarting = False
+        self._keep_small()
+        return results
+
+    async def perform(self, operation: Operation) -> Any:
+        if isinstance(operation, Apply):
+            return await super().perform(operation)
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        try:
+            result = self._read(operation) if isinstance(operation, Get) else self._at_once(operation)
+        except (SQLiteError, StepwellError):
+            # Whatever is in the way, the thread can wait for it, or finds the words.
+            result = _LATER
+        if result is _LATER:
+            return await super().perform(operation)
+        if isinstance(result, StepwellError):
+            raise result
+        return result
+
+    def _read(self, get: Get) -> Any:
+        if self._file.memory and not self._idle():
+            return _LATER
+        self._file.check()
+        return self._reading.get(get, self._now())
+
+    def _at_once(self, operation: Claim | Release) -> Any:
+        """A claim does not wait for the disk, so with nobody ahead of it a hop to the thread would cost more."""
+        # The first write into a WAL that starts anew does wait. And where many come in one turn of the
+        # loop, all but the first are better off together.
+        if self._restarting or self._crowded or not self._idle():
+            return _LATER
+        self._crowded = True
+        asyncio.get_running_loop().call_soon(self._thin_out)
+        result = self._file.write(lambda: self._rows.do(operation, self._now()), durable=False, wait=False)
+        self._keep_small()
+        return result
+
+    def _thin_out(self) -> None:
+        self._crowded = False
+
+    def _idle(self) -> bool:
+        return self._thread is not None and self._thread.pending == 0
+
+    def _keep_small(self) -> None:
+        if self._thread is not None and self._file.wants_checkpoint():
+            self._restarting = True
+            self._thread.start(self._file.checkpoint)
+
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        return await self._look(lambda now: self._listing.page(query, after, limit, now))
+
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        return await self._look(lambda now: self._listing.due(namespace, before, limit, after, now))
+
+    async def sweep(self, limit: int = 1000) -> Swept:
+        expired: list[tuple[Address, str | None]] = []
+        removed = 0
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        while removed < limit:
+            most = min(SWEEP_AT_ONCE, limit - removed)
+            swept = await self._write(partial(self._listing.sweep, most), durable=False)
+            expired += swept.expired
+            removed += swept.removed
+            if swept.removed < most:
+                break
+        return Swept(expired, removed)
+
+    async def _write(self, work: Callable[[float], T], durable: bool) -> T:
+        thread = self._opened_thread()
+        # The clock is read under the lock: times then grow in the order of the commits.
+        return await thread.call(lambda: self._file.write(lambda: work(self._now()), durable=durable))
+
+    async def _look(self, work: Callable[[float], T]) -> T:
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        return await self._opened_thread().call(lambda: self._file.read(lambda: work(self._now())))
+
+    def _opened_thread(self) -> StorageThread:
+        if self._thread is None:
+            raise StorageClosed
+        return self._thread
+
+
+_LATER = object()
+
+
+def _url_options(query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _URL_OPTIONS:
+            raise InvalidOption(f"an SQLite URL has no option {name!r}; it has {', '.join(sorted(_URL_OPTIONS))}")
+        try:
+            options[name] = _URL_OPTIONS[name](value)
+        except ValueError:
+            raise InvalidOption(f"{name} in an SQLite URL is a number of seconds, not {value!r}") from None
+    return options
+
+
+_URL_OPTIONS: dict[str, Callable[[str], Any]] = {"synchronous": str.upper, "patience": float, "sweep_every": float}

@@ -1,0 +1,326 @@
+"""An SQLite file: found, created, opened, watched, and its errors in our words.
+
+The only module that imports apsw, which brings its own SQLite; see docs/decisions for why.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import apsw
+
+from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable
+from stepwell.storage.sqlite_schema import prepare
+
+__all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Connection = apsw.Connection
+SQLiteError = apsw.Error
+MEMORY: Final = ":memory:"
+_NORMAL, _FULL = 1, 2
+#: Small pages: an update touches a few of them, and each is written whole. Only new files have it.
+PAGE_SIZE: Final = 1024
+#: A WAL of so many pages is copied into the file, and one of eight times as many is also cut off.
+CHECKPOINT_PAGES: Final = 16_000
+#: File systems whose locks or shared memory SQLite cannot rely on.
+_NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
+_NETWORK |= {"ocfs2", "smb2", "smb3", "smbfs", "fuse.glusterfs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs"}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class SQLiteFile:
+    """The connections to one file: ``writer`` for its thread, ``reader`` for point reads in the loop's thread."""
+
+    def __init__(self, path: str, synchronous: str, patience: float) -> None:
+        self.path = path
+        self.memory = path == MEMORY
+        #: Pages in the WAL after the last commit of this connection.
+        self.wal_pages = 0
+        self._patience = patience
+        self._until = 0.0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        self._durable = _FULL if synchronous == "FULL" else _NORMAL
+        self._level = -1
+        self._identity: tuple[int, int] | None = None
+        if not self.memory:
+            _find(path)
+        try:
+            self.writer = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+        except apsw.Error as error:
+            raise self.problem(error) from error
+        try:
+            self._prepare()
+            self.reader = self.writer if self.memory else self._reader()
+        except apsw.Error as error:
+            self.writer.close()
+            raise self.problem(error) from error
+        except BaseException:
+            self.writer.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file. The last one to do so in any process copies the WAL into it."""
+        if self.reader is not self.writer:
+            self.reader.close()
+        self._until = time.monotonic() + self._patience
+        self.writer.close()
+
+    # Transactions
+
+    def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True) -> T:
+        """Do some work in one transaction, all of it or nothing.
+
+        What is not durable survives a crash of the process, but perhaps not of the machine. Without
+        ``wait``, another process's lock is an error at once.
+        """
+        self.check()
+        self._until = time.monotonic() + self._patience if wait else 0.0
+        writer, committing = self.writer, False
+        try:
+            self._set_level(self._durable if durable else _NORMAL)
+            writer.execute("BEGIN IMMEDIATE")
+            result = work()
+            committing = True
+            writer.execute("COMMIT")
+        except apsw.Error as error:
+            self._roll_back()
+            raise self.problem(error, committing=committing) from error
+        except BaseException:
+            self._roll_back()
+            raise
+        if durable:
+            self.check(written=True)
+        return result
+
+    def read(self, work: Callable[[], T]) -> T:
+        """Do some reading on one snapshot, with the writer's connection."""
+        self.check()
+        self._until = time.monotonic() + self._patience
+        try:
+            self.writer.execute("BEGIN")
+            return work()
+        except apsw.Error as error:
+            raise self.problem(error) from error
+        finally:
+            self._roll_back()
+
+    def _set_level(self, level: int) -> None:
+        if level != self._level:
+            # It takes effect while it is compiled, so it must be compiled each time.
+            self.writer.execute(f"PRAGMA synchronous = {level}", can_cache=False)
+            self._level = level
+
+    def _roll_back(self) -> None:
+        if self.writer.in_transaction:
+            self.writer.execute("ROLLBACK")
+
+    def _busy(self, calls: int) -> bool:
+        # SQLite's own handler backs off to 100 ms; a batch of another process lasts a few.
+        if time.monotonic() >= self._until:
+            return False
+        time.sleep(random.uniform(0.0002, 0.0004 * min(calls + 1, 10)))
+        return True
+
+    # The WAL
+
+    def wants_checkpoint(self) -> bool:
+        """The WAL has grown enough to be worth copying into the file."""
+        return self.wal_pages >= self._checkpoint_at
+
+    def checkpoint(self) -> None:
+        """Copy the WAL into the file. What fails here is tried again after some more writes."""
+        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
+        if self.wal_pages >= 8 * CHECKPOINT_PAGES:
+            # Readers always overlapped, so the WAL never could start anew: wait for a gap between them.
+            mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
+        self._until = time.monotonic() + min(self._patience, 1.0)
+        try:
+            pages, copied = self.writer.wal_checkpoint(mode=mode)
+        except apsw.Error as error:
+            logger.warning("the WAL of %s could not be copied into it now (%s); it keeps growing", self.path, error)
+            pages, copied = self.wal_pages, -1
+        self.wal_pages = 0 if pages == copied else pages
+        self._checkpoint_at = CHECKPOINT_PAGES + (0 if pages == copied else pages)
+
+    def _committed(self, _: Any, __: str, pages: int) -> int:
+        self.wal_pages = pages
+        return 0
+
+    # What may be wrong with it
+
+    def check(self, *, written: bool = False) -> None:
+        """Raise if the file at our path is not the one we opened: what we write would be lost with it."""
+        if self._identity is None:
+            return
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 on the way of every batch
+            if (found.st_dev, found.st_ino) == self._identity:
+                return
+        except OSError:
+            pass
+        raise StorageUnavailable(
+            f"{self.path} was deleted or replaced while it was open; put it back, or close this storage "
+            "and open it again",
+            sent=written,
+            final=True,
+        )
+
+    def problem(self, error: apsw.Error, *, committing: bool = False) -> StepwellError:
+        """An error of SQLite's in our words. Anything but a failed COMMIT left nothing behind."""
+        path = self.path
+        if isinstance(error, apsw.FullError):
+            return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
+        if isinstance(error, apsw.BusyError | apsw.LockedError):
+            return StorageUnavailable(
+                f"{path} has been locked by another program for {self._patience:g} s; nothing was written; "
+                "look for a transaction left open, or wait longer with patience=...",
+                sent=False,
+                final=True,
+            )
+        if isinstance(error, apsw.NotADBError):
+            return StorageUnavailable(
+                f"{path} is not an SQLite database; give the path of one, or of a file that does not exist yet",
+                sent=False,
+                final=True,
+            )
+        if isinstance(error, apsw.CorruptError):
+            return DamagedStorage(path, str(error))
+        if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError | apsw.CantOpenError):
+            return _unwritable(path)
+        if isinstance(error, apsw.IOError):
+            if _system_errno(error, self) in _NO_ROOM:
+                return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
+            return StorageUnavailable(
+                f"{path} cannot be read or written ({error}); look at the disk", sent=committing, final=True
+            )
+        return StorageUnavailable(f"SQLite failed on {path}: {error}", sent=committing, final=True)
+
+    # Opening
+
+    def _prepare(self) -> None:
+        self._until = time.monotonic() + self._patience
+        writer = self.writer
+        writer.set_busy_handler(self._busy)
+        version = tuple(map(int, apsw.sqlite_lib_version().split(".")))
+        if has_wal_reset_bug(version):
+            logger.warning(
+                "SQLite %s can damage a file that several connections write (the WAL-reset bug, fixed in 3.51.3); "
+                "install apsw from its wheels: pip install --only-binary apsw -U apsw",
+                apsw.sqlite_lib_version(),
+            )
+        for pragma in ("trusted_schema = 0", "cell_size_check = 1", "temp_store = 2", "cache_size = -16384"):
+            writer.execute(f"PRAGMA {pragma}")
+        writer.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        if self.memory:
+            prepare(writer.execute, self.path)
+            return
+        if writer.readonly("main"):
+            raise _unwritable(self.path)
+        # Looked at before anything is changed: it may be somebody else's.
+        if writer.execute("SELECT count(*) FROM sqlite_schema").get:
+            prepare(writer.execute, self.path)
+        self._insist(lambda: writer.execute("PRAGMA journal_mode = WAL").get)
+        writer.set_wal_hook(self._committed)
+        writer.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}")
+        prepare(writer.execute, self.path)
+        found = os.stat(self.path)  # noqa: PTH116
+        self._identity = (found.st_dev, found.st_ino)
+        filesystem = _filesystem(self.path)
+        if is_network(filesystem):
+            logger.warning(
+                "%s is on a network file system (%s), whose locks SQLite cannot rely on: keep it on a local disk, "
+                "or use Redis or PostgreSQL to share state between machines",
+                self.path,
+                filesystem,
+            )
+
+    def _insist(self, action: Callable[[], Any]) -> None:
+        # Changing the journal mode does not ask the busy handler.
+        while True:
+            try:
+                action()
+            except apsw.BusyError:
+                if not self._busy(10):
+                    raise
+            else:
+                return
+
+    def _reader(self) -> apsw.Connection:
+        reader = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)
+        for pragma in ("query_only = 1", "trusted_schema = 0", "cell_size_check = 1", "cache_size = -4096"):
+            reader.execute(f"PRAGMA {pragma}")
+        return reader
+
+
+def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
+    """This SQLite may damage a file in WAL mode that several connections write."""
+    if (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51):
+        return False
+    return (3, 7, 0) <= version < (3, 51, 3)
+
+
+def is_network(filesystem: str) -> bool:
+    """A file system of this type may be on another machine."""
+    return filesystem in _NETWORK
+
+
+def _filesystem(path: str) -> str:
+    """The type of the file system that a file is on; empty where that cannot be told."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return ""
+    place = Path(path).resolve()
+    best, found = -1, ""
+    for mount in mounts:
+        _, point, kind, *_ = mount.split(" ")
+        folder = point.replace("\\040", " ")
+        # Of several mounts on one folder the last is on top.
+        if len(folder) >= best and place.is_relative_to(folder):
+            best, found = len(folder), kind
+    return found
+
+
+def _find(path: str) -> None:
+    """Make the file, for its owner's eyes only, unless it is there."""
+    place = Path(path)
+    if place.is_dir():
+        raise StorageUnavailable(f"{path} is a folder; give the path of a file in it", sent=False, final=True)
+    try:
+        # SQLite gives its -wal and -shm files the same mode.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    except FileNotFoundError as error:
+        raise StorageUnavailable(
+            f"the folder {place.parent} does not exist; create it first", sent=False, final=True
+        ) from error
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFull(f"there is no room left for {path}; make room and go on") from error
+        raise _unwritable(path) from error
+
+
+def _unwritable(path: str) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"{path} cannot be written by this user; both the file and its folder must be writable, "
+        "because SQLite keeps two more files beside it",
+        sent=False,
+        final=True,
+    )
+
+
+def _system_errno(error: apsw.Error, file: SQLiteFile) -> int:
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+        return errno.ENOSPC
+    return file.writer.system_errno

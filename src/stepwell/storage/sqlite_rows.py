@@ -1,0 +1,368 @@
+"""What each operation does to the rows of one address, inside a transaction that somebody else ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import ne
+from typing import Any, NamedTuple
+
+from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
+from stepwell.storage.cell import weight
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
+from stepwell.storage.sqlite_file import Connection
+from stepwell.storage.sqlite_schema import QUERIES
+
+__all__ = ["Rows", "stored"]
+
+
+class _Row(NamedTuple):
+    """The columns of a record."""
+
+    number: int = 0
+    write: str = ""
+    base: str = ""
+    written_at: float = 0.0
+    alive: int = 0
+    flow: str | None = None
+    state: str | None = None
+    head: str | None = None
+    tags: str | None = None
+    size: int = 0
+    expires_at: float | None = None
+    deadline: float | None = None
+
+    def expired(self, now: float) -> bool:
+        """Its time is over; a tombstone is never asked."""
+        return self.expires_at is not None and self.expires_at <= now
+
+
+_NOTHING = _Row()
+#: Nobody holds it.
+_FREE: tuple[str | None, float] = (None, 0.0)
+
+
+class Rows:
+    """The operations on a connection's rows."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._execute: Callable[..., Any] = connection.cursor().execute
+        #: By which columns differ: the statement that writes them.
+        self._updates: dict[tuple[bool, ...], str] = {}
+
+    def do(self, operation: Operation, now: float) -> Result:
+        """Make one operation; an error is returned, with nothing changed."""
+        if isinstance(operation, Apply):
+            return self._apply(operation, now)
+        if isinstance(operation, Claim):
+            return self._claim(operation, now)
+        if isinstance(operation, Get):
+            return self.get(operation, now)
+        self._execute(_END_LEASE, (*operation.address, operation.token))
+        return None
+
+    def get(self, get: Get, now: float) -> Stored | None:
+        """A record as readers see it. One statement, so that it needs no transaction."""
+        query = _GET_WITH_PARTS if get.parts else _GET
+        return stored(self.read(query, get.address), now, get.parts)
+
+    def fields(self, address: Sequence[str]) -> dict[str, str]:
+        """All fields of a record."""
+        return dict(self.read(_FIELDS, address))
+
+    def put(self, address: Sequence[str], old: _Row | None, new: _Row) -> None:
+        """Write what differs of a record's row: an index is touched only if one of its columns is."""
+        if old is None:
+            self._execute(_ADD_RECORD, (*new, *address))
+            return
+        changed = tuple(map(ne, old, new))
+        update = self._updates.get(changed)
+        if update is None:
+            columns = ", ".join(f"{name} = ?" for name in compress(_Row._fields, changed))
+            # Column names are ours; values are always bound.
+            update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
+            self._updates[changed] = update
+        self._execute(update, (*compress(new, changed), *address))
+
+    def read(self, query: str, bindings: Any) -> list[Any]:
+        """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
+        try:
+            found: list[Any] = self._execute(query, bindings).fetchall()
+        except UnicodeDecodeError:
+            found = self._execute(_as_bytes(query), bindings).fetchall()
+            found = [tuple([_text(value) for value in row]) for row in found]
+        return found
+
+    def drop_contents(self, address: Sequence[str]) -> None:
+        """Remove all fields and parts."""
+        self._execute(_DROP_FIELDS, address)
+        self._execute(_DROP_PARTS, address)
+
+    def retag(self, address: Sequence[str], old: str | None, new: Sequence[str]) -> None:
+        """Make the index of tags say what the record says."""
+        before = set(_tags(old))
+        for tag in before.difference(new):
+            self._execute(_UNSET_TAG, (*address, tag))
+        for tag in new:
+            if tag not in before:
+                self._execute(_SET_TAG, (*address, tag))
+
+    def _claim(self, claim: Claim, now: float) -> Result:
+        address, token, lease, renew = claim
+        execute = self._execute
+        execute(_EXTEND_LEASE if renew else _TAKE_LEASE, (*address, token, now + lease, now))
+        if not self._connection.changes():
+            return LeaseLost(address.text) if renew else Taken(self._lease(address)[1] - now)
+        rows = self.read(_CLAIMED, address)
+        memo = None
+        if rows and rows[-1][0] is None and rows[-1][2] is None:
+            _, text, _, _, _, _, _, until, _, _ = rows.pop()
+            memo = text if until > now else None
+        if not rows:
+            return Claimed(None, "", memo, now)
+        _, head, number, write, base, written_at, tags, expires_at, deadline, alive = rows[0]
+        record = None
+        if alive and (expires_at is None or expires_at > now):
+            record = Stored(
+                version=Version(number, write),
+                base=base,
+                written_at=written_at,
+                head=head,
+                fields={row[0]: row[1] for row in rows[1:]},
+                tags=_tags(tags),
+                expires_at=expires_at,
+                deadline=deadline,
+            )
+        return Claimed(record, base, memo, now)
+
+    def _lease(self, address: Address) -> tuple[str | None, float]:
+        found = self.read(_LEASE, address)
+        return found[0] if found else _FREE
+
+    def _record(self, address: Address) -> _Row | None:
+        found = self.read(_RECORD, address)
+        return _Row._make(found[0]) if found else None
+
+    def _apply(self, apply: Apply, now: float) -> Result:
+        address, change, guard, then, lease, returning = apply
+        old = self._record(address)
+        token = None
+        if guard is not None:
+            token = guard.token
+            refused = self._refused(guard, address, old or _NOTHING, now)
+            if refused is not None:
+                return refused
+        if change.delete:
+            row = self._delete(address, change, old, now)
+        else:
+            written = self._write(address, change, old, token is not None, now)
+            if isinstance(written, TooLarge):
+                return written
+            row = written
+        if change.memo is not KEEP and not change.forget:
+            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
+        if token is not None:
+            if then == "keep":
+                self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
+            else:
+                self._execute(_END_LEASE, (*address, token))
+        record = _stored(row, self.fields(address)) if returning and row.alive else None
+        return Applied(Version(row.number, row.write), row.base, now, record)
+
+    def _refused(self, guard: Guard, address: Address, row: _Row, now: float) -> StepwellError | None:
+        if guard.token is not None:
+            holder, until = self._lease(address)
+            if guard.token != holder or until <= now:
+                return LeaseLost(address.text)
+        if guard.base is not None and guard.base != row.base:
+            return RecordReplaced(address.text)
+        if guard.version is not None and (
+            guard.version != (row.number, row.write) or not row.alive or row.expired(now)
+        ):
+            return VersionChanged(address.text)
+        return None
+
+    def _delete(self, address: Address, change: Change, old: _Row | None, now: float) -> _Row:
+        row = old or _NOTHING
+        if row.alive:
+            self.drop_contents(address)
+            self.retag(address, row.tags, ())
+            row = _Row(row.number + 1, change.write, change.write, now, expires_at=now + DAY)
+        if change.forget:
+            row = _NOTHING
+            self._execute(_DROP_RECORD, address)
+            self._execute(_DROP_MEMO, address)
+            return row
+        if change.memo is not KEEP:
+            # A memo always has a row to be swept with.
+            row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
+        if row is not _NOTHING and row != old:
+            self.put(address, old, row)
+        return row
+
+    def _write(self, address: Address, change: Change, old: _Row | None, held: bool, now: float) -> _Row | TooLarge:
+        row = old or _NOTHING
+        alive = row.alive
+        # An expired record is only hidden: its holder brings it back, anybody else starts anew.
+        anew = bool(alive) and row.expired(now) and (change.fresh or not held)
+        dropped = change.replace or anew
+        if dropped or not alive:
+            size = sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
+        else:
+            size = self._size_after(address, change, row.size)
+        if size > change.limit and size > row.size:
+            return TooLarge("the record", size, change.limit)
+
+        flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
+        expires_at = row.expires_at if alive else None
+        if anew:
+            flow = state = head = tags = deadline = expires_at = None
+        if change.head is not KEEP:
+            flow, state, head = change.head
+        if change.tags is not KEEP:
+            tags = json.dumps(change.tags, ensure_ascii=False) if change.tags else None
+        if change.deadline is not KEEP:
+            deadline = None if change.deadline is None else now + change.deadline
+        if change.expiry is not KEEP:
+            expires_at = None if change.expiry is None else now + change.expiry
+        elif held and expires_at is not None and expires_at <= now:
+            expires_at = None
+        number = row.number + 1
+        new = _Row(
+            number if alive else max(number, int(now * 1e6)),
+            change.write,
+            change.write if dropped else row.base,
+            now,
+            1,
+            flow,
+            state,
+            head,
+            tags,
+            size,
+            expires_at,
+            deadline,
+        )
+        self.put(address, old, new)
+        if tags != row.tags:
+            self.retag(address, row.tags, _tags(tags))
+        self._write_contents(address, change, bool(alive) and dropped)
+        return new
+
+    def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
+        execute = self._execute
+        namespace, key = address
+        if dropped:
+            self.drop_contents(address)
+        for name in change.unset:
+            execute(_UNSET_FIELD, (namespace, key, name))
+        for name, text in change.set.items():
+            execute(_SET_FIELD, (namespace, key, name, text))
+        for name, part in change.parts.items():
+            if part is None:
+                execute(_UNSET_PART, (namespace, key, name))
+            else:
+                execute(_SET_PART, (namespace, key, name, part))
+
+    def _size_after(self, address: Address, change: Change, size: int) -> int:
+        for name in change.unset:
+            if name not in change.set:
+                size -= self._weight(_FIELD_SIZE, address, name)
+        for name, text in change.set.items():
+            size += weight(name, text) - self._weight(_FIELD_SIZE, address, name)
+        for name, part in change.parts.items():
+            size += weight(name, part) - self._weight(_PART_SIZE, address, name)
+        return size
+
+    def _weight(self, query: str, address: Address, name: str) -> int:
+        found = self._execute(query, (*address, name)).fetchall()
+        length: int = found[0][0] + weight(name, "") if found else 0
+        return length
+
+
+def stored(rows: list[tuple[Any, ...]], now: float, parts: bool = False) -> Stored | None:
+    """A record from the rows of the query ``get``: its own first, then those of its fields and parts."""
+    if not rows or rows[0][0] is not None:
+        return None
+    _, head, number, write, base, written_at, tags, expires_at, deadline = rows[0]
+    if expires_at is not None and expires_at <= now:
+        return None
+    row = _Row(number, write, base, written_at, 1, None, None, head, tags, 0, expires_at, deadline)
+    if not parts:
+        return _stored(row, {found[0]: found[1] for found in rows[1:]})
+    record = _stored(row, {found[0]: found[1] for found in rows[1:] if found[2] is None})
+    record.parts = {found[0]: found[1] for found in rows[1:] if found[2] is not None}
+    return record
+
+
+def _stored(row: _Row, fields: dict[str, str]) -> Stored:
+    return Stored(
+        version=Version(row.number, row.write),
+        base=row.base,
+        written_at=row.written_at,
+        head=row.head,
+        fields=fields,
+        tags=_tags(row.tags),
+        expires_at=row.expires_at,
+        deadline=row.deadline,
+    )
+
+
+def _tags(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(text)) if text else ()
+    except ValueError:
+        # Damaged, and only an index: what was tagged can still be read, replaced and removed.
+        return ()
+
+
+def _as_bytes(query: str) -> str:
+    """The same query with its texts as bytes."""
+    columns = [f"c{number}" for number in range(_WIDTHS[query])]
+    chosen = ", ".join(f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in columns)
+    return f"WITH damaged ({', '.join(columns)}) AS ({query}) SELECT {chosen} FROM damaged"  # noqa: S608
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+_GET = QUERIES["get"]
+_GET_WITH_PARTS = QUERIES["get_with_parts"]
+_LEASE = QUERIES["lease"]
+_CLAIMED = QUERIES["claimed"]
+_RECORD = QUERIES["record"]
+_FIELDS = QUERIES["fields"]
+_FIELD_SIZE = QUERIES["field_size"]
+_PART_SIZE = QUERIES["part_size"]
+_TAKE_LEASE = QUERIES["take_lease"]
+_EXTEND_LEASE = QUERIES["extend_lease"]
+_END_LEASE = QUERIES["end_lease"]
+_ADD_RECORD = QUERIES["add_record"]
+_DROP_RECORD = QUERIES["drop_record"]
+_SET_FIELD = QUERIES["set_field"]
+_UNSET_FIELD = QUERIES["unset_field"]
+_DROP_FIELDS = QUERIES["drop_fields"]
+_SET_PART = QUERIES["set_part"]
+_UNSET_PART = QUERIES["unset_part"]
+_DROP_PARTS = QUERIES["drop_parts"]
+_SET_MEMO = QUERIES["set_memo"]
+_DROP_MEMO = QUERIES["drop_memo"]
+_SET_TAG = QUERIES["set_tag"]
+_UNSET_TAG = QUERIES["unset_tag"]
+
+#: How many columns a query that gives stored text has.
+_WIDTHS = {
+    **dict.fromkeys((_GET, _GET_WITH_PARTS), 9),
+    **{QUERIES[name]: 9 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
+    _CLAIMED: 10,
+    _RECORD: 12,
+    _FIELDS: 2,
+    _LEASE: 2,
+    QUERIES["over"]: 6,
+    QUERIES["due"]: 2,
+    QUERIES["leases_over"]: 3,
+    QUERIES["memos_after"]: 3,
+}

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepwell.errors import InvalidFlow, InvalidOption
+from stepwell.fsm import (
+    Filter,
+    Flow,
+    Update,
+    callback,
+    command,
+    fsm_flow,
+    fsm_in_flow,
+    fsm_state,
+    kind,
+    state,
+    text,
+)
+from stepwell.fsm.filters import as_filter
+from tests.fsm.updates import find
+
+
+class Form(Flow, name="form"):
+    email = state()
+
+
+class Other(Flow, name="other"):
+    email = state()
+
+
+@dataclass
+class Context:
+    flow: str | None = None
+    state: str | None = None
+    data: dict[Any, Any] = field(default_factory=dict)
+    update: Update = field(default_factory=lambda: Update.of({}))
+    match: re.Match[str] | None = None
+
+
+EMPTY = Context()
+IN_FORM = Context(flow="form", state="email", data={"age": 7, "none": None})
+IN_OTHER = Context(flow="other", state="email")
+BEFORE = Context(flow="form", state=None)
+
+
+def said(words: str, *, where: str = "message") -> Context:
+    return Context(update=Update.of({"update_id": 1, where: {"chat": {"id": 1}, "from": {"id": 1}, "text": words}}))
+
+
+def pressed(data: str | None) -> Context:
+    update = find("callback_query", "in a private chat")
+    update["callback_query"]["data"] = data
+    return Context(update=Update.of(update))
+
+
+@pytest.mark.parametrize("flow", [Form, Form(), "form", SimpleNamespace(flow_name="form")])
+def test_fsm_flow_is_the_active_flow_as_class_object_or_name(flow: object) -> None:
+    wanted = fsm_flow(flow)
+    assert [wanted(ctx) for ctx in (IN_FORM, BEFORE, IN_OTHER, EMPTY)] == [True, True, False, False]
+
+
+def test_fsm_flow_none_is_no_active_flow() -> None:
+    assert [fsm_flow(None)(ctx) for ctx in (EMPTY, IN_FORM)] == [True, False]
+
+
+def test_fsm_state_by_name_is_that_state_in_any_flow() -> None:
+    assert [fsm_state("email")(ctx) for ctx in (IN_FORM, IN_OTHER, BEFORE, EMPTY)] == [True, True, False, False]
+
+
+def test_fsm_state_by_state_is_that_state_in_its_flow() -> None:
+    assert [fsm_state(Form.email)(ctx) for ctx in (IN_FORM, IN_OTHER, EMPTY)] == [True, False, False]
+
+
+def test_fsm_state_none_is_no_state() -> None:
+    assert [fsm_state(None)(ctx) for ctx in (EMPTY, BEFORE, IN_FORM)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [(("age", 7), True), (("age", 8), False), (("none", None), True), (("missing", None), False)],
+)
+def test_fsm_state_of_a_pair_asks_the_data_and_a_missing_key_never_matches(
+    pair: tuple[Any, Any], expected: bool
+) -> None:
+    assert fsm_state(pair)(IN_FORM) is expected
+    assert fsm_state(pair)(EMPTY) is False
+
+
+def test_fsm_in_flow_is_any_active_flow() -> None:
+    assert [fsm_in_flow()(ctx) for ctx in (IN_FORM, BEFORE, EMPTY)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("/start", True),
+        ("/start@my_bot deep-link", True),
+        ("/START", True),
+        ("/help\nme", True),
+        ("/starting", False),
+        ("start", False),
+        ("please /start", False),
+    ],
+)
+def test_command_is_one_of_these(words: str, expected: bool) -> None:
+    assert command("start", "/Help")(said(words)) is expected
+
+
+def test_command_without_names_is_any_command() -> None:
+    assert command()(said("/whatever"))
+    assert not command()(said("whatever"))
+
+
+def test_a_command_for_another_bot_can_be_left_alone() -> None:
+    mine = command("start", bot="@My_Bot")
+    assert [mine(said(words)) for words in ("/start", "/start@my_bot", "/start@other_bot")] == [True, True, False]
+
+
+@pytest.mark.parametrize("where", ["edited_message", "edited_channel_post", "edited_business_message"])
+def test_an_edited_message_counts_only_when_asked_for(where: str) -> None:
+    assert not command("start")(said("/start", where=where))
+    assert command("start", edited=True)(said("/start", where=where))
+    assert not text("hi")(said("hi", where=where))
+    assert text("hi", edited=True)(said("hi", where=where))
+
+
+@pytest.mark.parametrize("name", ["two words", "", "start!", 5])
+def test_what_cannot_be_a_command_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidOption, match="command"):
+        command(name)
+
+
+def test_text_of_a_string_is_equal() -> None:
+    assert [text("yes")(said(words)) for words in ("yes", "Yes", "yes!")] == [True, False, False]
+
+
+def test_text_of_a_regex_is_found_and_its_match_is_kept() -> None:
+    ctx = said("I am 42 years old")
+    assert text(re.compile(r"(\d+) years"))(ctx)
+    assert ctx.match is not None
+    assert ctx.match.group(1) == "42"
+    assert not text(re.compile(r"^\d+$"))(ctx)
+
+
+def test_text_alone_is_any_text_but_a_command() -> None:
+    assert text()(said("Alice"))
+    assert text(re.compile("^/"))(said("/cancel"))
+    assert not text()(said("/cancel"))
+    assert not text()(Context(update=Update.of(find("message", "a contact"))))
+    assert not text()(pressed("yes"))
+
+
+def test_callback_is_the_data_of_a_button() -> None:
+    assert [callback("yes")(ctx) for ctx in (pressed("yes"), pressed("no"), said("yes"))] == [True, False, False]
+    ctx = pressed("buy:7")
+    assert callback(re.compile(r"^buy:(\d+)$"))(ctx)
+    assert ctx.match is not None
+    assert ctx.match.group(1) == "7"
+
+
+def test_callback_alone_is_any_button_even_one_without_data() -> None:
+    assert [callback()(ctx) for ctx in (pressed("x"), pressed(None), said("x"))] == [True, True, False]
+    assert not callback("x")(pressed(None))
+
+
+def test_kind_is_one_of_these() -> None:
+    wanted = kind("message", "poll")
+    assert [wanted(ctx) for ctx in (said("x"), pressed("x"), EMPTY)] == [True, False, False]
+
+
+@pytest.mark.parametrize("names", [(), (5,)])
+def test_kind_needs_names(names: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidOption, match="kind"):
+        kind(*names)
+
+
+def test_filters_combine_with_and_or_not() -> None:
+    yes, no = fsm_flow("form"), fsm_flow("other")
+    assert (yes & yes)(IN_FORM) and not (yes & no)(IN_FORM)
+    assert (yes | no)(IN_FORM) and not (no | no)(IN_FORM)
+    assert (~no)(IN_FORM) and not (~yes)(IN_FORM)
+    assert (yes & ~no | no)(IN_FORM)
+
+
+def test_a_function_of_the_context_joins_on_either_side() -> None:
+    def grown(ctx: Any) -> Any:
+        return ctx.data.get("age")
+
+    for joined in (fsm_in_flow() & grown, grown & fsm_in_flow(), as_filter(grown)):
+        assert [joined(ctx) for ctx in (IN_FORM, BEFORE)] == [True, False]
+    for joined in (fsm_flow("x") | grown, grown | fsm_flow("x")):
+        assert joined(IN_FORM) is True
+
+
+def test_the_second_filter_is_not_asked_when_the_first_decides() -> None:
+    def never(ctx: Any) -> bool:
+        raise AssertionError
+
+    assert not (fsm_flow("other") & never)(IN_FORM)
+    assert (fsm_flow("form") | never)(IN_FORM)
+
+
+def test_and_or_not_are_refused_before_they_mislead() -> None:
+    with pytest.raises(TypeError, match=r"& \| ~"):
+        fsm_flow("form") and fsm_in_flow()
+
+
+def test_a_filter_tells_which_flows_it_names() -> None:
+    filters: Filter = (fsm_flow(Form) | ~fsm_state(Other.email)) & fsm_state("x") & text() & fsm_flow(None)
+    assert filters.flows == {"form", "other"}
+
+
+@pytest.mark.parametrize("given", [5, None, "form", fsm_flow])
+def test_what_is_no_filter_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidOption, match="no filter"):
+        as_filter(given)
+
+
+def test_wrong_arguments_are_refused_when_the_filter_is_made() -> None:
+    with pytest.raises(InvalidFlow):
+        fsm_flow(5)
+    for wrong in (5, ("a", "b", "c"), ["a", "b"]):
+        with pytest.raises(InvalidOption, match="fsm_state"):
+            fsm_state(wrong)  # type: ignore[arg-type]
+    for make in (text, callback):
+        for pattern in (5, re.compile(rb"x")):
+            with pytest.raises(InvalidOption, match=r"re\.compile"):
+                make(pattern)  # type: ignore[arg-type]

@@ -1,0 +1,262 @@
+"""The router: first match wins, calls come back, duplicates get the same answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from stepwell import State
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import (
+    FSM,
+    Context,
+    Router,
+    UnknownFlowError,
+    callback,
+    command,
+    fsm_flow,
+    fsm_in_flow,
+    fsm_state,
+    keys,
+    kind,
+    text,
+)
+from stepwell.storage import Claim, Release
+from stepwell.testing import FaultyStorage
+from tests.fsm.conftest import POLL, Form, Make, Open, message
+
+KEY = (42, 42)
+
+
+@pytest.fixture
+def router(fsm: FSM) -> Router:
+    router = Router(fsm)
+
+    @router.on(command("register"))
+    async def begin(ctx: Context) -> None:
+        ctx.start_flow(Form)
+        ctx.answer("What's your name?")
+
+    @router.on(fsm_state(Form.name), text())
+    async def name(ctx: Context) -> None:
+        ctx.update_data(name=ctx.text)
+        ctx.transition(Form.email)
+        ctx.answer(f"Hello, {ctx.text}!")
+
+    return router
+
+
+def press(data: str = "yes", update_id: int | None = None) -> dict[str, Any]:
+    pressed = {
+        "callback_query": {
+            "id": "77",
+            "chat_instance": "1",
+            "from": {"id": 42, "is_bot": False, "first_name": "A"},
+            "message": {"message_id": 5, "date": 1, "chat": {"id": 42, "type": "private"}},
+            "data": data,
+        }
+    }
+    return pressed if update_id is None else {"update_id": update_id, **pressed}
+
+
+async def test_the_calls_to_make_come_back(router: Router) -> None:
+    assert await router.handle(message("/register", update_id=1)) == [
+        {"method": "sendMessage", "chat_id": 42, "text": "What's your name?"}
+    ]
+    assert await router.handle(message("Ann", update_id=2)) == [
+        {"method": "sendMessage", "chat_id": 42, "text": "Hello, Ann!"}
+    ]
+    assert router.fsm is not None
+    assert await router.fsm.storage.get_state("bot", KEY) == State("form", "email", {"name": "Ann"})
+
+
+async def test_no_match_gives_no_calls_and_writes_nothing() -> None:
+    async with FaultyStorage() as storage:
+        router = Router(FSM("bot", storage=storage, flows=[Form]))
+        assert await router.handle(message("hi", update_id=1)) == []
+        assert await router.handle(POLL) == []
+        assert [type(operation) for batch in storage.batches for operation in batch] == [Claim, Release]
+
+
+async def test_the_first_match_wins_in_the_order_of_registration(fsm: FSM) -> None:
+    router = Router(fsm)
+    seen: list[str] = []
+    for name, filters in {"cancel": [command("cancel")], "any": [], "never": [text()]}.items():
+        router.on(*filters)(lambda ctx, name=name: seen.append(name))
+    for words in ("/cancel", "hello", "/other"):
+        await router.handle(message(words))
+    assert seen == ["cancel", "any", "any"]
+
+
+async def test_the_newest_update_again_gets_the_calls_of_the_first_time(router: Router) -> None:
+    first = await router.handle(message("/register", update_id=1))
+    assert await router.handle(message("/register", update_id=1)) == first
+    second = await router.handle(message("Ann", update_id=2))
+    assert await router.handle(message("/register", update_id=1)) == []
+    assert await router.handle(message("Ann", update_id=2)) == second
+    assert router.fsm is not None
+    assert await router.fsm.storage.get_data("bot", KEY) == {"name": "Ann"}
+
+
+async def test_calls_that_cannot_be_remembered_do_not_stop_the_update(
+    fsm: FSM, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router(fsm)
+    huge = "x" * fsm.storage.limits.record
+
+    @router.on()
+    async def send(ctx: Context) -> None:
+        ctx.update_data(sent=ctx.text)
+        ctx.call("sendPhoto", photo=object() if ctx.text == "object" else huge)
+
+    for number, words in enumerate(("object", "huge"), 1):
+        assert len(await router.handle(message(words, update_id=number))) == 1
+        assert await router.handle(message(words, update_id=number)) == []
+    assert caplog.text.count("cannot be remembered") == 2
+    assert await fsm.storage.get_data("bot", KEY) == {"sent": "huge"}
+
+
+async def test_a_handler_that_raises_changes_nothing_and_answers_nothing(fsm: FSM) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call)
+
+    router = Router(fsm, send=send)
+
+    @router.on()
+    async def fail(ctx: Context) -> None:
+        ctx.start_flow(Form)
+        ctx.answer("never sent")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await router.handle(message(update_id=1))
+    assert sent == []
+    assert await fsm.storage.get_state("bot", KEY) is None
+
+
+async def test_calls_are_sent_after_the_commit(fsm: FSM) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append((call["text"], await fsm.storage.get_state("bot", KEY)))
+
+    router = Router(fsm, send=send)
+
+    @router.on()
+    def begin(ctx: Context) -> None:
+        ctx.start_flow(Form)
+        ctx.answer("one")
+        ctx.answer("two")
+
+    await router.handle(message(update_id=1))
+    assert sent == [("one", State("form", "name", {})), ("two", State("form", "name", {}))]
+
+
+async def test_a_scope_adds_its_filters_and_keeps_its_place(fsm: FSM) -> None:
+    router = Router(fsm)
+    seen: list[str] = []
+    inside = router.scope(fsm_flow(Form))
+    deeper = inside.scope(text())
+    deeper.on(fsm_state("name"))(lambda ctx: seen.append("name"))
+    router.on()(lambda ctx: seen.append("outside"))
+    inside.on()(lambda ctx: seen.append("too late"))
+    await router.handle(message("hi"))
+    await fsm.storage.set_state("bot", KEY, State("form", "name"))
+    await router.handle(message("hi"))
+    await router.handle(message("/hi"))
+    assert seen == ["outside", "name", "outside"]
+
+
+async def test_an_included_router_is_asked_in_its_place(fsm: FSM) -> None:
+    router, other = Router(fsm), Router()
+    seen: list[str] = []
+    other.on(command("a"))(lambda ctx: seen.append("a"))
+    router.scope(~fsm_in_flow()).include(other)
+    router.on()(lambda ctx: seen.append("rest"))
+    other.on(command("b"))(lambda ctx: seen.append("b, added later"))
+    for words in ("/a", "/b", "/c"):
+        await router.handle(message(words))
+    assert seen == ["a", "b, added later", "rest"]
+    with pytest.raises(InvalidOption, match="itself"):
+        router.include(router)
+    other.include(Router())
+    with pytest.raises(InvalidOption, match="itself"):
+        loop = Router()
+        loop.include(other)
+        other.include(loop)
+
+
+async def test_a_router_without_a_machine_only_collects(fsm: FSM) -> None:
+    with pytest.raises(InvalidOption, match=r"Router\(fsm\)"):
+        await Router().handle(message("hi"))
+    with pytest.raises(InvalidOption, match="FSM"):
+        Router("bot")  # type: ignore[arg-type]
+
+
+async def test_an_unregistered_flow_in_a_filter_is_an_error_at_once(make_fsm: Make) -> None:
+    router = Router(make_fsm(flows=[Form]))
+    with pytest.raises(UnknownFlowError, match="'open'"):
+        router.on(fsm_flow(Open))
+    with pytest.raises(UnknownFlowError):
+        router.on(text() & ~fsm_state(Open.a))
+    with pytest.raises(UnknownFlowError):
+        router.scope(fsm_flow("nowhere"))
+    other = Router()
+    other.on(fsm_flow(Open))(lambda ctx: None)
+    with pytest.raises(UnknownFlowError):
+        router.include(other)
+
+
+async def test_filters_combine(fsm: FSM) -> None:
+    router = Router(fsm)
+    seen: list[Any] = []
+    router.on((command("a") | text(re.compile(r"(\d+)"))) & ~text("13"))(
+        lambda ctx: seen.append(ctx.match and ctx.match[1])
+    )
+    router.on(callback("yes"))(lambda ctx: seen.append("pressed"))
+    router.on(kind("poll"))(lambda ctx: seen.append("poll"))
+    for update in (message("/a"), message("room 12"), message("13"), message("x"), press("yes"), press("no"), POLL):
+        await router.handle(update)
+    assert seen == [None, "12", "pressed", "poll"]
+
+
+async def test_an_answer_goes_where_the_update_came_from(make_fsm: Make) -> None:
+    router = Router(make_fsm(key=keys.User()))
+
+    @router.on()
+    def answer(ctx: Context) -> None:
+        if ctx.update.kind == "callback_query":
+            ctx.answer_callback("ok", show_alert=True)
+        ctx.answer("hi", parse_mode="HTML")
+
+    said = {"method": "sendMessage", "text": "hi", "parse_mode": "HTML"}
+    assert await router.handle(message(chat=-5)) == [{**said, "chat_id": -5}]
+    topic = message(chat=-5, message_thread_id=9, is_topic_message=True)
+    assert await router.handle(topic) == [{**said, "chat_id": -5, "message_thread_id": 9}]
+    assert await router.handle(message(chat=-5, message_thread_id=9)) == [{**said, "chat_id": -5}]
+    assert await router.handle(press()) == [
+        {"method": "answerCallbackQuery", "callback_query_id": "77", "text": "ok", "show_alert": True},
+        {**said, "chat_id": 42},
+    ]
+    inline = {"update_id": 1, "inline_query": {"id": "1", "from": {"id": 42}, "query": "", "offset": ""}}
+    assert await router.handle(inline) == [{**said, "chat_id": 42}]
+
+
+async def test_answers_that_cannot_be_given_are_errors(fsm: FSM) -> None:
+    router = Router(fsm)
+    router.on(text())(lambda ctx: ctx.answer_callback())
+    router.on(kind("poll"))(lambda ctx: ctx.answer("to whom?"))
+    with pytest.raises(UsageError, match="button"):
+        await router.handle(message("hi"))
+    with pytest.raises(UsageError, match="chat_id"):
+        await router.handle(POLL)
+
+
+def test_without_a_loop_there_is_handle_sync() -> None:
+    router = Router(FSM("bot", storage="memory://", flows=[Form]))
+    router.on(command("start"))(lambda ctx: ctx.answer("hello"))
+    assert router.handle_sync(message("/start")) == [{"method": "sendMessage", "chat_id": 42, "text": "hello"}]

@@ -1,0 +1,22 @@
+"""The SQLite backend keeps every promise of the contract, in a file and in memory."""
+
+from pathlib import Path
+
+import pytest
+
+from stepwell import SQLiteStorage, Storage
+from stepwell.testing import Clock, StorageContract
+
+
+class TestSQLiteStorage(StorageContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def open_storage(self, clock: Clock) -> Storage:
+        return SQLiteStorage(str(self.folder / "bot.db"), clock=clock)
+
+
+class TestSQLiteStorageInMemory(StorageContract):
+    def open_storage(self, clock: Clock) -> Storage:
+        return SQLiteStorage(":memory:", clock=clock)

@@ -1,0 +1,100 @@
+"""The names that other programs are written against."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stepwell
+import stepwell.errors
+import stepwell.fsm
+import stepwell.testing
+
+SOURCE = Path(stepwell.__file__).parent
+
+NAMES = {
+    "stepwell": [
+        "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
+        "__version__", "configure", "open_storage", "record_type", "sync",
+    ],
+    "stepwell.fsm": [
+        "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
+        "TransitionError", "UnknownFlowError", "UnreachableState", "Update", "callback", "command", "fsm_flow",
+        "fsm_in_flow", "fsm_state", "keys", "kind", "state", "text",
+    ],
+    "stepwell.testing": ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"],
+}  # fmt: skip
+
+STANDARD = sys.stdlib_module_names | {"stepwell"}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_exports_just_these_names(module: str) -> None:
+    exported = sys.modules[module]
+    assert sorted(exported.__all__) == sorted(NAMES[module])
+    for name in NAMES[module]:
+        assert getattr(exported, name) is not None
+
+
+def test_every_error_is_in_the_tree_and_below_stepwell_error() -> None:
+    errors = {
+        name: value
+        for name, value in vars(stepwell.errors).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == "stepwell.errors"
+    }
+    tree = stepwell.errors.__doc__ or ""
+    for name, value in errors.items():
+        assert issubclass(value, stepwell.StepwellError)
+        assert any(line.strip(" │├└─").split(" ")[0] == name for line in tree.splitlines()), (
+            f"{name} is not in the tree"
+        )
+
+
+def imports() -> list[tuple[str, str]]:
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            found += [(name.partition(".")[0], str(path.relative_to(SOURCE))) for name in names]
+    return found
+
+
+def test_a_third_party_package_is_imported_in_one_module_only() -> None:
+    homes: dict[str, set[str]] = {}
+    for package, module in imports():
+        if package not in STANDARD and not module.startswith("testing/"):
+            homes.setdefault(package, set()).add(module)
+    assert {package: modules for package, modules in homes.items() if len(modules) > 1} == {}
+    assert homes, "this test looks at nothing"
+
+
+def test_nothing_stored_is_ever_unpickled_or_imported_by_name() -> None:
+    packages = {package for package, _ in imports()}
+    assert not packages & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    text = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert "eval(" not in text
+    assert "exec(" not in text.replace(".exec(", "").replace("def exec(", "")
+
+
+def test_importing_stepwell_loads_no_driver_and_no_framework() -> None:
+    code = "import stepwell, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "msgspec" in loaded
+    assert not loaded & {
+        "apsw",
+        "sqlite3",
+        "redis",
+        "asyncpg",
+        "pydantic",
+        "aiogram",
+        "telegram",
+        "pytest",
+        "hypothesis",
+    }
