@@ -102,10 +102,10 @@ class Change(NamedTuple):
     write: str
     #: Drop all fields and parts first.
     replace: bool = False
-    #: Drop everything but version, base, memo and lease, and leave that as a tombstone for a day.
+    #: Drop everything but version, base, tags, memo and lease, and leave that as a tombstone for a day.
     #: Where there is no record this does nothing. Head, fields, tags and parts are not given with it.
     delete: bool = False
-    #: With ``delete``: leave no tombstone and no memo either.
+    #: With ``delete``: leave no tombstone, no tags and no memo either.
     forget: bool = False
     #: The writer saw no record: if an expired one is still there, drop its fields, parts and tags first.
     fresh: bool = False

@@ -143,10 +143,11 @@ class Cell:
         if self.alive:
             self.version = Version(self.version.number + 1, change.write)
             self.base, self.written_at, self.alive = change.write, now, False
-            self.head, self.fields, self.parts, self.tags, self.size = None, {}, {}, (), 0
+            # The tags stay: whoever they name must be able to have the tombstone forgotten too.
+            self.head, self.fields, self.parts, self.size = None, {}, {}, 0
             self.expires_at = self.deadline = None
         if change.forget:
-            self.version, self.base, self.memo, self.memo_until = NEVER, "", None, 0.0
+            self.version, self.base, self.memo, self.memo_until, self.tags = NEVER, "", None, 0.0, ()
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.

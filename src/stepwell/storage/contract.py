@@ -179,6 +179,10 @@ class Storage(Callbacks):
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        """Addresses with a tag: records, and what cleared or expired ones leave behind for a day."""
+        raise Unsupported(type(self).__name__, "find what was cleared")
+
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:

@@ -34,6 +34,7 @@ class MemoryStorage(Storage):
         self._cells: dict[Address, Cell] = {}
         #: Addresses with a deadline: few, so a tick looks at these only.
         self._waiting: set[Address] = set()
+        self._tagged: dict[tuple[str, str], set[Address]] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -57,10 +58,14 @@ class MemoryStorage(Storage):
         now = self._now()
         known = self._cells.get(address)
         cell = known or self._cell()
+        tags = cell.tags
         result = cell.do(operation, now)
+        if cell.tags is not tags:
+            self._retag(address, tags, cell.tags)
         if not cell.alive and cell.removable(now):
             if known is not None:
                 del self._cells[address]
+                self._retag(address, cell.tags, ())
         elif known is None:
             self._cells[address] = cell
         if cell.deadline is not None:
@@ -69,15 +74,28 @@ class MemoryStorage(Storage):
             self._waiting.discard(address)
         return result
 
+    def _retag(self, address: Address, old: tuple[str, ...], new: tuple[str, ...]) -> None:
+        for tag in old:
+            tagged = self._tagged[address.namespace, tag]
+            tagged.discard(address)
+            if not tagged:
+                del self._tagged[address.namespace, tag]
+        for tag in new:
+            self._tagged.setdefault((address.namespace, tag), set()).add(address)
+
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         now = self._now()
+        places = self._cells if query.tag is None else self._tagged.get((query.namespace, query.tag), ())
         matching = sorted(
             address
-            for address, cell in self._cells.items()
-            if cell.visible(now) and (after is None or address > after) and _matches(query, address, cell)
+            for address in places
+            if (after is None or address > after) and _matches(query, address, self._cells[address], now)
         )
         records = [(address, self._cells[address].stored(parts=False)) for address in matching[:limit]]
         return Page(records, records[-1][0] if len(matching) > limit else None)
+
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        return sorted(self._tagged.get((namespace, tag), ()))[:limit]
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
@@ -104,9 +122,10 @@ class MemoryStorage(Storage):
             self._waiting.discard(address)
             if cell.memo_until > now:
                 # Handled updates stay known for a day, whatever becomes of the record.
-                self._cells[address] = self._cell(memo=cell.memo, memo_until=cell.memo_until)
+                self._cells[address] = self._cell(memo=cell.memo, memo_until=cell.memo_until, tags=cell.tags)
             else:
                 del self._cells[address]
+                self._retag(address, cell.tags, ())
         return Swept(expired, len(gone))
 
 
@@ -114,11 +133,11 @@ def _order(due: Due) -> tuple[float, Address]:
     return due.deadline, due.address
 
 
-def _matches(query: Query, address: Address, cell: Cell) -> bool:
+def _matches(query: Query, address: Address, cell: Cell, now: float) -> bool:
     flow, state = (cell.head.flow, cell.head.state) if cell.head else (None, None)
     return (
         address.namespace == query.namespace
+        and cell.visible(now)
         and (isinstance(query.flow, Any_) or flow == query.flow)
         and (isinstance(query.state, Any_) or state == query.state)
-        and (query.tag is None or query.tag in cell.tags)
     )

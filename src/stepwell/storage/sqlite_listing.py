@@ -67,6 +67,10 @@ class Listing:
         found = self._rows.read(QUERIES["due"], bindings)
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
+    def traces(self, namespace: str, tag: str, limit: int) -> list[Address]:
+        """Addresses with a tag, whatever is left there."""
+        return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["traces"], (namespace, tag, limit))]
+
     def sweep(self, limit: int, now: float) -> Swept:
         """Remove up to ``limit`` addresses that are over and that nobody holds."""
         expired: list[tuple[Address, str | None]] = []
@@ -79,13 +83,13 @@ class Listing:
             if alive:
                 expired.append((address, head))
                 self._rows.drop_contents(address)
-                self._rows.retag(address, tags, ())
             if remembered:
                 # Handled updates stay known for a day, whatever becomes of the record.
                 self._execute(QUERIES["leave_memo"], (*address, memo_until))
             else:
                 self._execute(QUERIES["drop_record"], address)
                 self._execute(QUERIES["drop_memo"], address)
+                self._rows.retag(address, tags, ())
             self._execute(QUERIES["drop_lease"], address)
             removed += 1 if alive or not remembered else 0
         return Swept(expired, removed + self._leftovers(limit - removed, now))

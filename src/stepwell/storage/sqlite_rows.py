@@ -189,9 +189,9 @@ class Rows:
         row = old or _NOTHING
         if row.alive:
             self.drop_contents(address)
-            self.retag(address, row.tags, ())
-            row = _Row(row.number + 1, change.write, change.write, now, expires_at=now + DAY)
+            row = _Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
         if change.forget:
+            self.retag(address, row.tags, ())
             row = _NOTHING
             self._execute(_DROP_RECORD, address)
             self._execute(_DROP_MEMO, address)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.record import DAY, State
-from stepwell.storage import Claimed, Due, Storage, Taken
+from stepwell.record import DAY, Change, State
+from stepwell.storage import Apply, Claimed, Due, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, get, memo, release
 
@@ -53,6 +53,39 @@ class ListingPromises(Suite):
         assert [entry.tags async for entry in storage.scan(BOT, tag="user:1")] == [("user:1",)]
         await storage.clear(BOT, 2)
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_what_a_cleared_or_expired_record_leaves_behind_is_found_by_its_tags(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        for key in ("there", "cleared", "expired", "forgotten"):
+            held = await claim(storage, "A", key)
+            await apply(
+                storage,
+                key,
+                data={},
+                tags=("user:1",),
+                memo=["m"],
+                held=("A", held),
+                expiry=10.0 if key == "expired" else None,
+            )
+        await apply(storage, "other", data={}, tags=("user:2",))
+        await storage.clear(BOT, "cleared")
+        await apply(storage, "forgotten", delete=True, forget=True)
+        clock.advance(11)
+        for _ in range(2):
+            traces = await storage.traces(BOT, "user:1")
+            assert set(traces) == {storage.address(BOT, key) for key in ("there", "cleared", "expired")}
+            await storage.sweep()
+        assert len(await storage.traces(BOT, "user:1", limit=2)) == 2
+        for address in await storage.traces(BOT, "user:1"):
+            await storage.perform(Apply(address, Change(write=storage.ids(), delete=True, forget=True)))
+        assert await storage.traces(BOT, "user:1") == []
+        assert (await claim(storage, "B", "cleared")).memo is None
+        await apply(storage, "other", data={}, tags=("user:2",))
+        await storage.clear(BOT, "other")
+        clock.advance(DAY + 1)
+        await storage.sweep()
+        assert await storage.traces(BOT, "user:2") == []
 
     async def test_a_scan_sees_no_tombstones_no_claims_and_nothing_expired(
         self, storage: Storage, clock: Clock

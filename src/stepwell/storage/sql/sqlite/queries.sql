@@ -123,6 +123,9 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY tag.key LIMIT :limit;
 
+-- name: traces
+SELECT key FROM tag WHERE namespace = ?1 AND tag = ?2 ORDER BY key LIMIT ?3;
+
 -- name: due
 SELECT key, deadline FROM record
 WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
@@ -144,7 +147,7 @@ ORDER BY expires_at LIMIT :limit;
 -- name: leave_memo
 UPDATE record
 SET number = 0, write = '', base = '', written_at = 0.0, alive = 0, flow = NULL, state = NULL, head = NULL,
-    tags = NULL, size = 0, expires_at = ?3, deadline = NULL
+    size = 0, expires_at = ?3, deadline = NULL
 WHERE namespace = ?1 AND key = ?2;
 
 -- name: drop_lease
