@@ -151,6 +151,17 @@ class PostgresStorage(Storage):
         sql = f"select r.key, {STORED} from {tables} where {' and '.join(where)} order by {key} limit $3"  # noqa: S608
         return sql, args
 
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        rows = await self._fetch(
+            self._aside,
+            f"select g.key from {self._quoted}.tags g "  # noqa: S608 checked and quoted
+            f"where g.namespace = $1 and g.tag = {self._quoted}.indexed($2) order by g.key limit $3",
+            namespace,
+            escaped(tag),
+            limit,
+        )
+        return [Address(namespace, row[0]) for row in rows]
+
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:

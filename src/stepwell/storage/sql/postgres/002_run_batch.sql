@@ -434,17 +434,13 @@ begin
                     write := '';
                     base := '';
                     if v_there then
-                        if v_alive then
-                            if r.has_parts then
-                                delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
-                            end if;
-                            if r.tags <> '{}' then
-                                delete from @schema@.tags g
-                                    where g.namespace = op.namespace and g.key = op.key
-                                        and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
-                            end if;
+                        if r.has_parts then
+                            delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
                         end if;
                         if op.flags & f_forget <> 0 then
+                            delete from @schema@.tags g
+                                where g.namespace = op.namespace and g.key = op.key
+                                    and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
                             delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
                             v_memo_until := 0;
                         else
@@ -481,7 +477,8 @@ begin
                             flow = null,
                             state = null,
                             head = null,
-                            tags = '{}',
+                            -- They stay: whoever they name must be able to have the tombstone forgotten too.
+                            tags = case when op.flags & f_forget <> 0 then '{}' else r_.tags end,
                             data = '{}',
                             large = null
                             where r_.namespace = op.namespace and r_.key = op.key;
@@ -660,9 +657,12 @@ begin
                 using unnest(p_kinds, p_namespaces, p_keys) u(kind, namespace, key)
                 where u.kind <> 1 and r_.namespace = u.namespace and r_.key = u.key
                     and not r_.alive and r_.removable_at <= t and (r_.token is null or r_.leased_until <= t)
-                returning r_.namespace, r_.key
+                returning r_.namespace, r_.key, r_.tags
+        ), memos as (
+            delete from @schema@.memos m using gone g where m.namespace = g.namespace and m.key = g.key
         )
-        delete from @schema@.memos m using gone g where m.namespace = g.namespace and m.key = g.key;
+        delete from @schema@.tags t_ using gone g, unnest(g.tags) x(tag)
+            where t_.namespace = g.namespace and t_.tag = @schema@.indexed(x.tag) and t_.key = g.key;
     end if;
 
     if v_journal then

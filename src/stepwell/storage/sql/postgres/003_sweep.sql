@@ -26,20 +26,20 @@ begin
         if r.has_parts then
             delete from @schema@.parts p where p.namespace = r.namespace and p.key = r.key;
         end if;
-        if r.tags <> '{}' then
-            delete from @schema@.tags g
-                where g.namespace = r.namespace and g.key = r.key
-                    and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
-        end if;
         if r.memo_until > t then
             -- Handled updates stay known for a day, whatever becomes of the record.
             update @schema@.records r_ set
                 version = 0, write = '', base = '', written_at = 0, alive = false, has_parts = false, size = 0,
                 expires_at = null, removable_at = r_.memo_until, deadline = null, token = null, leased_until = 0,
-                flow = null, state = null, head = null, tags = '{}', data = '{}', large = null
+                flow = null, state = null, head = null, data = '{}', large = null
                 where r_.namespace = r.namespace and r_.key = r.key;
         else
             delete from @schema@.records r_ where r_.namespace = r.namespace and r_.key = r.key;
+            if r.tags <> '{}' then
+                delete from @schema@.tags g
+                    where g.namespace = r.namespace and g.key = r.key
+                        and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
+            end if;
             if r.memo_until > 0 then
                 delete from @schema@.memos m where m.namespace = r.namespace and m.key = r.key;
             end if;
