@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from typing import Any
+from collections.abc import AsyncIterator
 
-import asyncpg
+import pytest
 
-from stepwell import Storage, open_storage
+from stepwell import State, Storage, open_storage
 from stepwell.errors import LeaseLost, OutcomeUnknown, StorageUnavailable
+from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Get
+from stepwell.storage import Applied, Apply
 from tests.servers.postgres import PostgresServer, shared
+from tests.servers.proxy import Proxy
 
 LARGE_DOSE = os.environ.get("STEPWELL_DOSE") == "large"
 KILLS = 30 if LARGE_DOSE else 2
@@ -70,48 +72,60 @@ async def _write(storage: Storage, task: int, acknowledged: list[int], over: asy
         acknowledged.append(number)
 
 
-async def test_connections_that_break_neither_lose_nor_double_a_write() -> None:
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
     seed = int(os.environ.get("STEPWELL_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
     print(f"STEPWELL_SEED={seed}")
-    chance = random.Random(seed)
-    admin = await asyncpg.connect(shared().url())
-    try:
-        name = f"cut_{seed}"
-        async with open_storage(f"{shared().url()}?schema={name}", patience=30) as storage:
-            await storage.update_data("bot", 1, {})
-            first = await _version(storage)
-            writes = 0
-            cuts = 0
-
-            async def work(task: int) -> None:
-                nonlocal writes
-                number = 0
-                while cuts < CUTS:
-                    number += 1
-                    merged = await storage.update_data("bot", 1, {f"t{task}": number})
-                    assert merged[f"t{task}"] == number
-                    writes += 1
-
-            async def cut() -> None:
-                nonlocal cuts
-                while cuts < CUTS:
-                    await asyncio.sleep(0.02 + chance.random() * 0.02)
-                    ended = await admin.fetchval(
-                        "select count(pg_terminate_backend(pid)) from pg_stat_activity "
-                        "where application_name = 'stepwell' and query like '%' || $1 || '%'",
-                        name,
-                    )
-                    cuts += ended
-
-            await asyncio.gather(cut(), *(work(task) for task in range(8)))
-            assert writes > CUTS
-            # Each applied write counts the version up by exactly one.
-            assert await _version(storage) - first == writes
-    finally:
-        await admin.close()
+    async with Proxy(shared().port, seed=seed) as proxy:
+        yield proxy
 
 
-async def _version(storage: Storage) -> int:
-    stored: Any = await storage.perform(Get(storage.address("bot", 1)))
-    number: int = stored.version.number
-    return number
+def through(proxy: Proxy) -> Storage:
+    url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema=cut_{proxy.port}"
+    return open_storage(url, sweep_every=None, patience=30)
+
+
+async def test_cut_connections_neither_lose_nor_double_a_write(proxy: Proxy) -> None:
+    async with through(proxy) as storage:
+        address = storage.address("bot", "hot-key")
+        seal = storage.seal(address)
+
+        async def merge(name: str) -> int:
+            change = Change(write=storage.ids(), set=seal.fields({name: 1}), limit=1 << 24)
+            applied: Applied = await storage.perform(Apply(address, change))
+            return applied.version.number
+
+        first = await merge("first")
+        proxy.cut_rate, proxy.cut_what, proxy.most_cuts = 0.4, b"hot-key", CUTS
+        versions: list[int] = []
+
+        async def work(task: int) -> None:
+            number = 0
+            while proxy.cuts < CUTS or number < 20:
+                number += 1
+                versions.append(await merge(f"{task}/{number}"))
+
+        await asyncio.gather(*(work(task) for task in range(8)))
+        data = await storage.get_data("bot", "hot-key")
+    assert proxy.cuts >= CUTS
+    assert data is not None
+    assert len(data) == len(versions) + 1
+    # Every write was acknowledged once and counted the version up by one.
+    assert sorted(versions) == list(range(first + 1, first + 1 + len(versions)))
+
+
+async def test_cut_claims_and_commits_still_make_each_update_once(proxy: Proxy) -> None:
+    async with through(proxy) as storage:
+        await storage.set_state("bot", "hot-key", State("f", "s", {"n": 0}))
+        proxy.cut_rate, proxy.cut_what, proxy.most_cuts = 0.3, b"hot-key", CUTS // 5
+
+        async def update() -> None:
+            async with Slot(storage, "bot", "hot-key") as slot:
+                slot.data["n"] += 1
+                await slot.commit()
+
+        done = 0
+        while proxy.cuts < CUTS // 5:
+            await asyncio.gather(*(update() for _ in range(10)))
+            done += 10
+        assert await storage.get_data("bot", "hot-key") == {"n": done}
