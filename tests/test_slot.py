@@ -82,6 +82,18 @@ async def test_a_commit_that_keeps_can_be_followed_by_another(storage: Storage) 
     assert await storage.get_state("bot", 1) == State(None, "again", {"c": 1})
 
 
+async def test_a_rollback_takes_back_what_was_not_committed(storage: Storage) -> None:
+    await storage.set_state("bot", 1, State("f", "s", {"list": [1]}))
+    async with Slot(storage, "bot", 1) as slot:
+        slot.state = "t"
+        await slot.commit(keep=True)
+        slot.data["list"].append(2)
+        slot.delete()
+        slot.rollback()
+        assert (slot.state, slot.data) == ("t", {"list": [1]})
+        assert not await slot.commit()
+
+
 async def test_deleting_nothing_writes_nothing(storage: Storage) -> None:
     async with Slot(storage, "bot", 1) as slot:
         slot.delete()

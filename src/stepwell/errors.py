@@ -25,6 +25,7 @@ StepwellError
 │   └── VersionChanged                         not the version that was shown; nothing was written
 ├── InvalidFlow (also TypeError, ValueError)   a flow that cannot work, found when it is defined
 ├── TransitionError (also ValueError)          a move that the flow does not declare
+├── MigrationError (also ValueError)           a record that its flow's migrate() cannot bring to this revision
 ├── UnknownFlowError (also LookupError)        a flow that is not registered here
 ├── UnknownStateError (also LookupError)       a stored state that is no longer declared
 ├── NoKeyError (also LookupError)              a change where the update has no key
@@ -320,6 +321,17 @@ class TransitionError(StepwellError, ValueError):
         return (
             f"flow {self.flow!r} does not lead from {self.from_!r} to {self.to!r}; allowed is {allowed}; "
             "declare the edge with state(to=[...]), or jump with set_state(...)"
+        )
+
+
+class MigrationError(StepwellError, ValueError):
+    """A record of an earlier revision cannot be migrated; it stays as it was."""
+
+    def __init__(self, flow: str, revision: int, problem: str) -> None:
+        self.flow, self.revision, self.problem = flow, revision, problem
+        super().__init__(
+            f"flow {flow!r}: a record of revision {revision} cannot be migrated: {problem}; "
+            "it stays as it was: mend migrate(old_revision, state, data) and deploy again"
         )
 
 

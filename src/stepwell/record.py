@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 __all__ = [
     "DAY",
     "KEEP",
+    "NOWHERE",
     "QUARANTINE",
     "RUNS",
     "Address",
@@ -18,6 +19,7 @@ __all__ = [
     "Head",
     "Keep",
     "Limits",
+    "Place",
     "ReservedNamespace",
     "State",
     "Stored",
@@ -79,13 +81,29 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
+class Place(NamedTuple):
+    """Where a conversation or a run stands, without its data."""
+
+    flow: str | None
+    state: str | None
+    #: Of the flow, when the state was entered.
+    revision: int | None = None
+    #: The states before this one, the last one last.
+    history: tuple[str, ...] = ()
+    #: The flows that wait for this one to end, the outermost first, each with its place and data.
+    stack: tuple[Any, ...] = ()
+
+
+NOWHERE: Final = Place(None, None)
+
+
 class Head(NamedTuple):
     """Flow and state, which change together."""
 
     #: For the indexes only; what is true is in ``text``.
     flow: str | None
     state: str | None
-    #: Sealed by the codec: flow, state, revision and history.
+    #: A ``Place``, sealed by the codec.
     text: str
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from stepwell.codec import Seal
 from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, LeaseLost, StorageError, UsageError
-from stepwell.record import KEEP, Address, Change, Head, Keep, Version
+from stepwell.record import KEEP, NOWHERE, Address, Change, Head, Keep, Place, Version
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
 
@@ -35,14 +35,14 @@ _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 class Slot:
     """A record that this task holds, from ``async with`` to its end.
 
-    Change ``flow``, ``state``, ``revision``, ``history`` and ``data`` freely, then ``commit()``; what was
+    Change ``flow``, ``state`` (or ``place`` as a whole) and ``data`` freely, then ``commit()``; what was
     not committed is forgotten. A commit writes only the fields that differ from what was loaded.
     """
 
     __slots__ = (
-        "_base", "_data", "_deleted", "_fields", "_head", "_holding", "_lease", "_loaded", "_lost", "_memo",
-        "_memo_value", "_renewal", "_seal", "_timer", "_token", "_wait", "address", "deadline", "expires_at", "flow",
-        "history", "now", "revision", "state", "storage", "tags", "version",
+        "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_value",
+        "_place", "_renewal", "_seal", "_timer", "_token", "_wait", "address", "deadline", "expires_at", "flow",
+        "history", "now", "revision", "stack", "state", "storage", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -51,7 +51,9 @@ class Slot:
         self.flow: str | None = None
         self.state: str | None = None
         self.revision: int | None = None
-        self.history: list[Any] = []
+        self.history: tuple[str, ...] = ()
+        #: The flows that wait for this one to end.
+        self.stack: tuple[Any, ...] = ()
         #: The last write, or ``None`` if there is no record.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
@@ -67,7 +69,7 @@ class Slot:
         self._memo: str | None = None
         self._memo_value: Any = None
         self._fields: dict[str, str] = {}
-        self._head: tuple[Any, ...] = (None, None, None, [])
+        self._place = NOWHERE
         self._data: dict[Any, Any] | None = None
         #: The data as it was decoded, to know what is still the same object.
         self._loaded: dict[Any, Any] = {}
@@ -124,6 +126,21 @@ class Slot:
             self._memo_value = self._seal.value("m", "", self._memo)
         return self._memo_value
 
+    @property
+    def place(self) -> Place:
+        """Flow, state, revision, history and waiting flows, all at once."""
+        return Place(self.flow, self.state, self.revision, self.history, self.stack)
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self.flow, self.state, self.revision, self.history, self.stack = place
+        # Stored sequences come back as lists.
+        self.history, self.stack = tuple(self.history), tuple(self.stack)
+
+    def copy_of_data(self) -> dict[Any, Any]:
+        """The data, decoded once more: what is done to it leaves this slot alone."""
+        return self._seal.data(self._seal.fields(self.data))
+
     def check_memo(self, value: Any) -> None:
         """Raise what a commit with this in its memo would raise."""
         self._seal.seal("m", "", value)
@@ -131,8 +148,11 @@ class Slot:
     def delete(self) -> None:
         """Let the next commit remove the record. What is set after this makes a new one."""
         self._deleted = True
-        self.flow = self.state = self.revision = None
-        self.history, self._data = [], {}
+        self.place, self._data = NOWHERE, {}
+
+    def rollback(self) -> None:
+        """Take back what was changed since the load or the last commit."""
+        self.place, self._data, self._deleted = self._place, None, False
 
     def changed_data(self) -> dict[Any, Any]:
         """The fields of the data that a commit would write."""
@@ -144,7 +164,7 @@ class Slot:
         """A commit would write something."""
         if self._deletes():
             return self.found
-        return self._head_changed() or self._changed_fields() != ({}, ())
+        return self.place != self._place or self._changed_fields() != ({}, ())
 
     async def commit(
         self,
@@ -173,8 +193,8 @@ class Slot:
         else:
             written, gone = self._changed_fields()
             head: Head | Keep = KEEP
-            if self._head_changed():
-                head = self._seal.head(self.flow, self.state, self.revision, self.history)
+            if self.place != self._place:
+                head = self._seal.head(self.place)
             if head is KEEP and not written and not gone and not parts and not force:
                 return False
             change = Change(
@@ -202,9 +222,6 @@ class Slot:
 
     def _deletes(self) -> bool:
         return self._deleted and self.flow is None and self.state is None and not self._data
-
-    def _head_changed(self) -> bool:
-        return (self.flow, self.state, self.revision, self.history) != self._head
 
     def _changed_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
         data, old = self._data, self._fields
@@ -240,15 +257,20 @@ class Slot:
         self.now, self._base = applied.now, applied.base
         self.version = None if change.delete else applied.version
         if change.delete:
-            self._fields, self._loaded, self._head = {}, {}, (None, None, None, [])
+            self._fields, self._loaded, self._place = {}, {}, NOWHERE
             self._deleted = False
+            self.deadline = self.expires_at = None
         else:
             self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
             self._fields.update(change.set)
             self._loaded = {} if self._data is None else self._data.copy()
-            self._head = (self.flow, self.state, self.revision, list(self.history))
+            self._place = self.place
             if change.tags is not KEEP:
                 self.tags = change.tags
+            if change.deadline is not KEEP:
+                self.deadline = None if change.deadline is None else applied.now + change.deadline
+            if change.expiry is not KEEP:
+                self.expires_at = None if change.expiry is None else applied.now + change.expiry
         if change.memo is not KEEP:
             self._memo, self._memo_value = change.memo, None
 
@@ -275,8 +297,8 @@ class Slot:
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                self.flow, self.state, self.revision, self.history = self._seal.head_back(stored.head)
-                self._head = (self.flow, self.state, self.revision, list(self.history))
+                self.place = self._seal.head_back(stored.head)
+                self._place = self.place
             # Decoding later would let a handler run on a record that cannot be read.
             _ = self.data
         except CorruptRecord:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from stepwell import State
 from stepwell.errors import LeaseLost, RecordReplaced
-from stepwell.record import Change
+from stepwell.record import Change, Place
 from stepwell.storage import Apply, Claim, Claimed, Guard, Release, Taken
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
             write=self.storage.ids(),
             fresh=fresh,
             set=seal.fields(data),
-            head=seal.head("f", state, None, []),
+            head=seal.head(Place("f", state)),
             expiry=expiry,
         )
         apply = Apply(address, change, Guard(token, self.bases[token]))

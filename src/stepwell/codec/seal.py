@@ -13,7 +13,7 @@ from zlib import crc32
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge, UnknownType
-from stepwell.record import Address, Head, Limits
+from stepwell.record import NOWHERE, Address, Head, Limits, Place
 
 __all__ = ["Seal"]
 
@@ -64,23 +64,25 @@ class Seal:
                 raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
         return data
 
-    def head(self, flow: str | None, state: str | None, revision: int | None, history: list[Any]) -> Head:
-        """Flow and state with what belongs to them."""
-        row = [flow, state, revision, history] if history else [flow, state, revision] if revision else [flow, state]
-        try:
-            # Names and numbers only: JSON says them exactly, without a walk.
-            body = values.to_json(row)
-        except UnicodeEncodeError:
-            body = values.encode(row, self._limits, "$head")
-        return Head(flow, state, self._sealed("h", "", body))
+    def head(self, place: Place) -> Head:
+        """Flow and state with what belongs to them; what is empty at the end is left out."""
+        row = list(place)
+        while len(row) > 2 and not row[-1]:
+            row.pop()
+        if len(row) < len(place):
+            try:
+                # Names and numbers only: JSON says them exactly, without a walk.
+                return Head(place.flow, place.state, self._sealed("h", "", values.to_json(row)))
+            except UnicodeEncodeError:
+                pass  # encode() finds the words for it
+        return Head(place.flow, place.state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
 
-    def head_back(self, text: str | None) -> tuple[str | None, str | None, int | None, list[Any]]:
-        """Flow, state, revision and history."""
+    def head_back(self, text: str | None) -> Place:
+        """What ``head`` was given."""
         if text is None:
-            return None, None, None, []
+            return NOWHERE
         row = self.value("h", "", text)
-        flow, state, *rest = row
-        return flow, state, rest[0] if rest else None, rest[1] if len(rest) > 1 else []
+        return Place(*row, *NOWHERE[len(row) :])
 
     def seal(self, kind: str, name: str, value: Any) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""

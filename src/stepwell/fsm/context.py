@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stepwell.errors import ContextClosed, DuplicateUpdate, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import typed
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.hooks import Move
 from stepwell.fsm.update import Update
+from stepwell.record import NOWHERE, Place
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
@@ -21,18 +23,18 @@ T = TypeVar("T")
 
 #: How many states ``back()`` can go back through.
 HISTORY = 16
+#: How many flows can wait for each other.
+NESTED = 8
 
 
 class NoRecord:
     """Stands in for a record where the update has no key: empty, and never stored."""
 
-    __slots__ = ("data", "flow", "history", "revision", "state")
+    __slots__ = ("data",)
+
+    flow = state = None
 
     def __init__(self) -> None:
-        self.flow: str | None = None
-        self.state: str | None = None
-        self.revision: int | None = None
-        self.history: list[Any] = []
         self.data: dict[Any, Any] = {}
 
 
@@ -53,7 +55,19 @@ class Context:
     the end in one step; if the block raises, it is as if it had never run.
     """
 
-    __slots__ = ("_calls", "_fsm", "_record", "duplicate", "key", "match", "saved", "update")
+    __slots__ = (
+        "_calls",
+        "_fsm",
+        "_record",
+        "duplicate",
+        "entered",
+        "key",
+        "match",
+        "moves",
+        "result",
+        "saved",
+        "update",
+    )
 
     #: What is handled; without a raw update where the key was given by hand.
     update: Update
@@ -63,6 +77,8 @@ class Context:
     duplicate: bool
     #: What the regex of the filter that chose this handler matched.
     match: re.Match[str] | None
+    #: What the flow that ended last (``pop_flow``) gave back.
+    result: Any
 
     def __init__(self, fsm: FSM, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
         self._fsm = fsm
@@ -72,8 +88,13 @@ class Context:
         self.key = key
         self.duplicate = False
         self.match = None
+        self.result = None
         #: ``save()`` has written something.
         self.saved = False
+        #: A state was entered since the last write.
+        self.entered = False
+        #: All steps so far, for the hooks.
+        self.moves: list[Move] = []
 
     # Reading
 
@@ -125,7 +146,8 @@ class Context:
         active = self._active()
         if active is not None and active.name != description.name:
             return self._invalid(active.name, active.name, description.name, starting=True)
-        self._enter(description, description.default_state, history=[])
+        stack = self._record.stack if active is not None else ()
+        self._move(Place(description.name, _plain(description.default_state), description.revision, (), stack))
         self._record.data = {}
         return True
 
@@ -137,7 +159,7 @@ class Context:
         if flow is None or not flow.allowed(record.state, to):
             allowed = () if flow is None else flow.targets(record.state)
             return self._invalid(record.flow if flow else None, record.state, str(to), allowed=allowed)
-        self._enter(flow, to, history=self._with_present())
+        self._step(to, self._with_present())
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -151,7 +173,10 @@ class Context:
             allowed = () if description is None else description.states
             name = None if description is None else description.name
             return self._invalid(name, record.state, None if state is None else str(state), allowed=allowed)
-        self._enter(description, state, history=self._with_present() if description.name == record.flow else [])
+        if description.name == record.flow:
+            self._step(state, self._with_present())
+        else:
+            self._move(Place(description.name, _plain(state), description.revision))
         return True
 
     def back(self) -> Any:
@@ -161,12 +186,50 @@ class Context:
         record, flow = self._record, self._active()
         if flow is None or not record.history:
             return self._invalid(record.flow if flow else None, record.state, None)
-        self._enter(flow, record.history[-1], history=record.history[:-1])
+        self._step(record.history[-1], record.history[:-1])
+        return True
+
+    def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
+        """Begin another flow inside the active one, which waits with its state and data until ``pop_flow``.
+
+        The inner flow has data of its own. Its result is put into the field ``into`` of the outer data.
+        """
+        inner = self._fsm.flows.find(flow)
+        if self._refuses():
+            return False
+        record, active = self._record, self._active()
+        if active is None:
+            return self._invalid(None, record.state, inner.name)
+        if len(record.stack) >= NESTED:
+            raise UsageError(f"flows can wait for each other {NESTED} deep; end one with pop_flow() first")
+        if inner.data is not None:
+            typed.check_fields(inner.name, inner.data, data or {})
+        waiting = [record.flow, record.state, record.revision, list(record.history), record.data, into]
+        self._move(Place(inner.name, _plain(inner.default_state), inner.revision, (), (*record.stack, waiting)))
+        record.data = dict(data or {})
+        return True
+
+    def pop_flow(self, result: Any = None) -> Any:
+        """End the inner flow, and go on in the one that waits for it, where it was."""
+        if self._refuses():
+            return False
+        record = self._record
+        if not record.stack:
+            return self._invalid(record.flow, record.state, None)
+        flow, state, revision, history, data, into = record.stack[-1]
+        self._move(Place(flow, state, revision, tuple(history), record.stack[:-1]))
+        record.data = data
+        self._fsm.catch_up(record)
+        self.result = result
+        if into is not None:
+            self.update_data({into: result})
         return True
 
     def clear_flow(self) -> None:
         """Leave the conversation: the record is removed. Safe when nothing is active."""
         if not self._refuses():
+            if self._record.flow is not None:
+                self._move(NOWHERE)
             self._record.delete()
 
     # Data
@@ -196,9 +259,10 @@ class Context:
         """Send a message to the chat that the update came from."""
         update = self.update
         place = update.chat or update.user
-        if place is None:
+        chat_id = place.id if place is not None else self._tagged_chat()
+        if chat_id is None:
             raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
-        call: dict[str, Any] = {"chat_id": place.id, "text": text}
+        call: dict[str, Any] = {"chat_id": chat_id, "text": text}
         if update.thread_id is not None and update.in_topic:
             call["message_thread_id"] = update.thread_id
         if update.business_connection_id is not None:
@@ -247,14 +311,28 @@ class Context:
         flow = self._record.flow
         return None if flow is None else self._fsm.flows.get(flow)
 
-    def _enter(self, flow: FlowDescription, state: str | None, *, history: list[Any]) -> None:
-        record = self._record
-        record.flow, record.state = flow.name, None if state is None else str(state)
-        record.revision, record.history = flow.revision, history
+    def _step(self, state: str | None, history: tuple[str, ...]) -> None:
+        """Enter a state of the active flow."""
+        flow, _, revision, _, stack = self._record.place
+        # A record of another revision stays one until it is migrated.
+        self._move(Place(flow, _plain(state), revision or self._fsm.flows[flow].revision, history, stack))
 
-    def _with_present(self) -> list[Any]:
+    def _move(self, place: Place) -> None:
         record = self._record
-        return record.history if record.state is None else [*record.history, record.state][-HISTORY:]
+        self.moves.append(Move((record.flow, record.state), (place.flow, place.state)))
+        self.entered = True
+        record.place = place
+
+    def _with_present(self) -> tuple[str, ...]:
+        record = self._record
+        history: tuple[str, ...] = record.history
+        return history if record.state is None else (*history, record.state)[-HISTORY:]
+
+    def _tagged_chat(self) -> int | None:
+        """Where a timer answers: the chat of the record, else its user."""
+        tags = dict(tag.partition(":")[::2] for tag in getattr(self._record, "tags", ()))
+        number = tags.get("chat") or tags.get("user")
+        return None if number is None else int(number)
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()
@@ -270,6 +348,11 @@ class Context:
         if self._calls is None:
             raise UsageError("calls are collected by a Router; here, send the message yourself")
         return self._calls
+
+
+def _plain(state: str | None) -> str | None:
+    # The codec takes exact types only, and a declared state knows more than its name.
+    return None if state is None else str(state)
 
 
 Handler = Callable[[Context], Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,8 @@ class FlowDescription:
     data: type | None = None
     #: Grows when a release changes states or data.
     revision: int = 1
+    #: Seconds that a conversation in this flow is kept for; ``None``: as long as the bot says.
+    ttl: float | None = None
     #: Only the states that have one.
     timeouts: Mapping[str, Timeout] = field(default_factory=dict)
     #: Where hooks are looked up: the class or object that was given.
@@ -97,6 +100,10 @@ class FlowDescription:
     def is_open(self) -> bool:
         """No state says ``to``, so every move is allowed."""
         return not self.transitions
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """A hook of the flow as a function of its documented arguments; ``None`` where it has none."""
+        return _hook(self.source, name)
 
     def declares(self, state: str | None) -> bool:
         """Whether this is a state of the flow. ``Other.email`` is not, even where this flow has an ``email``."""
@@ -113,6 +120,24 @@ class FlowDescription:
     def allowed(self, from_: str | None, to: str) -> bool:
         """Whether a declared edge leads there."""
         return to in self.targets(from_) and self.declares(to)
+
+
+#: How many arguments each hook is called with.
+_HOOKS = {"on_enter": 2, "on_leave": 2, "migrate": 3}
+
+
+def _hook(source: Any, name: str) -> Callable[..., Any] | None:
+    hook = getattr(source, name, None)
+    if not callable(hook):
+        return None
+    if isinstance(source, type) and inspect.isfunction(hook):
+        takes = [each for each in inspect.signature(hook).parameters.values() if each.default is each.empty]
+        if len(takes) > _HOOKS[name]:
+            # Written as a method, although the class itself was registered.
+            method: Callable[..., Any] = getattr(source(), name)
+            return method
+    found: Callable[..., Any] = hook
+    return found
 
 
 def describe(flow: object) -> FlowDescription:
@@ -148,6 +173,7 @@ def describe(flow: object) -> FlowDescription:
             default_state=_attribute(flow, "default_state"),
             data=getattr(flow, "data", None),
             revision=getattr(flow, "revision", 1),
+            ttl=getattr(flow, "ttl", None),
             source=flow,
         )
     )
@@ -190,6 +216,8 @@ def checked(flow: FlowDescription) -> tuple[FlowDescription, list[UnreachableSta
         )
     if type(flow.revision) is not int or flow.revision < 1:
         raise InvalidFlow(flow.name, f"revision= is a whole number from 1 on, got {flow.revision!r}")
+    if flow.ttl is not None and (not isinstance(flow.ttl, int | float) or not flow.ttl > 0):
+        raise InvalidFlow(flow.name, f"ttl= is a number of seconds above 0, got {flow.ttl!r}")
     frozen = replace(
         flow,
         transitions=MappingProxyType(dict(flow.transitions)),

@@ -62,7 +62,12 @@ class Flow:
 
     What describes the flow is a class argument, so that states may be called ``name`` or ``data``:
     ``name`` is what is stored, ``data`` is the type of the data (a dataclass, msgspec Struct,
-    TypedDict or pydantic model), ``revision`` grows when a release changes states or data.
+    TypedDict or pydantic model), ``revision`` grows when a release changes states or data, ``ttl`` is how many
+    seconds a conversation in this flow is kept.
+
+    Three hooks may be written, as functions, static methods or methods: ``on_enter(ctx, state)`` and
+    ``on_leave(ctx, state)``, and ``migrate(old_revision, state, data)``, which returns the state and the data
+    of a record of an earlier revision in the present form.
     """
 
     #: The name that is stored.
@@ -77,7 +82,13 @@ class Flow:
     __flow__: ClassVar[FlowDescription]
 
     def __init_subclass__(
-        cls, *, name: str | None = None, data: type | None = None, revision: int = 1, **rest: Any
+        cls,
+        *,
+        name: str | None = None,
+        data: type | None = None,
+        revision: int = 1,
+        ttl: float | None = None,
+        **rest: Any,
     ) -> None:
         super().__init_subclass__(**rest)
         parent = next((base for base in cls.__mro__[1:] if "__flow__" in vars(base)), None)
@@ -121,6 +132,7 @@ class Flow:
                 default_state=resolved(default),
                 data=data,
                 revision=revision,
+                ttl=ttl,
                 timeouts=timeouts,
                 source=cls,
             )

@@ -21,6 +21,7 @@ __all__ = [
     "ChatUser",
     "KeyStrategy",
     "User",
+    "moved",
     "name_of",
     "strategy",
     "tags_of",
@@ -120,6 +121,10 @@ class Business:
     def tags(self, update: Update) -> Iterable[str]:
         return tags_of(self.inner, update, self.inner.extract(update))
 
+    def moved(self, key: tuple[str | int, Any], old: int, new: int) -> tuple[str | int, Any] | None:
+        inner = moved(self.inner, key[1], old, new)
+        return None if inner is None else (key[0], inner)
+
     def __repr__(self) -> str:
         return f"Business({self.inner!r})"
 
@@ -171,6 +176,21 @@ def tags_of(key: KeyStrategy, update: Update, value: Any) -> tuple[str, ...]:
         for name, peer in (("user", update.user), ("chat", update.chat))
         if peer is not None and peer.id in parts
     )
+
+
+def moved(key: KeyStrategy, value: Any, old: int, new: int) -> Any:
+    """The key of a record whose chat got a new id; ``None`` to leave the record where it is.
+
+    A strategy says it with ``moved(key, old, new)``. Where it does not, the id is replaced wherever it stands.
+    """
+    own = getattr(key, "moved", None)
+    return own(value, old, new) if callable(own) else _replaced(value, old, new)
+
+
+def _replaced(value: Any, old: int, new: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_replaced(part, old, new) for part in value)
+    return new if type(value) is int and value == old else value
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from stepwell import background
-from stepwell.codec import ensure_registered
-from stepwell.errors import DuplicateUpdate, InvalidOption, NoKeyError
-from stepwell.fsm import keys, typed
+from stepwell.codec import decode_key, encode_namespace, ensure_registered
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, MigrationError, NoKeyError, StorageError
+from stepwell.fsm import keys, people, typed
 from stepwell.fsm.context import Context, Handler, NoRecord
-from stepwell.fsm.description import Flows
+from stepwell.fsm.description import FlowDescription, Flows
+from stepwell.fsm.hooks import run_hooks
 from stepwell.fsm.memo import Memo
+from stepwell.fsm.migration import Migrated, migrate_all, migrate_slot
 from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.fsm.timers import Timers, is_due, time_out
 from stepwell.fsm.update import Update
-from stepwell.record import KEEP, Keep
+from stepwell.record import KEEP, Address, Keep
 from stepwell.slot import Slot
-from stepwell.storage import Storage, open_storage
+from stepwell.storage import ANY, Entry, Storage, open_storage
 
-__all__ = ["FSM", "Conversation"]
+__all__ = ["FSM", "Conversation", "Expired"]
+
+logger = logging.getLogger(__name__)
 
 _NOT_GIVEN: Any = object()
 
@@ -44,12 +50,20 @@ class FSM:
         on_duplicate: Literal["raise", "enter"] = "raise",
         wait: float = 60.0,
         lease: float = 30.0,
+        ttl: float | None = None,
+        sliding: bool = True,
+        on_expired: Callable[[Expired], Any] | None = None,
+        run_timers: bool = True,
+        send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
         update_id: Callable[[Any], int | str | None] | None = None,
     ) -> None:
         if not lease > 0 or wait < 0:
             raise InvalidOption(f"lease is above 0 and wait not below 0 (seconds), got lease={lease!r}, wait={wait!r}")
-        if update_id is not None and not callable(update_id):
-            raise InvalidOption(f"update_id is a function of the update, got {update_id!r}")
+        for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
+            if function is not None and not callable(function):
+                raise InvalidOption(f"{name} is a function, got {function!r}")
+        if ttl is not None and not ttl > 0:
+            raise InvalidOption(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
         self.bot = bot
         self.storage = open_storage(storage) if isinstance(storage, str) else storage
         if not isinstance(self.storage, Storage):
@@ -63,9 +77,17 @@ class FSM:
         self.duplicates = DuplicatePolicy(on_duplicate)
         self.wait = wait
         self.lease = lease
+        self.ttl = ttl
+        self.sliding = sliding
+        #: Where the calls of timers go.
+        self.send = send
         self._update_id = update_id
         self.ready = False
         self._opened = False
+        self._timers = Timers(self) if run_timers else None
+        self._on_expired = on_expired
+        self._hooks = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
+        self._expires = ttl is not None or any(flow.ttl for flow in self.flows.values())
         for flow in self.flows.values():
             if flow.data is not None:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
@@ -73,11 +95,19 @@ class FSM:
     async def __aenter__(self) -> Self:
         self._opened = not self.storage.is_open
         await self.prepare()
+        if self._on_expired is not None:
+            self.storage.expired_listeners.append(self._tell_expired)
+        if self._timers is not None:
+            self._timers.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timers is not None:
+            await self._timers.stop()
+        if self._on_expired is not None:
+            self.storage.expired_listeners.remove(self._tell_expired)
         if self._opened:
             self.ready = self._opened = False
             await self.storage.close()
@@ -106,7 +136,33 @@ class FSM:
         """``handle`` for code without an event loop."""
         return background.sync(self.handle(update, handler, **options))
 
-    # For the router and the adapters
+    def find(
+        self, *, user: int | None = None, chat: int | None = None, flow: Any = ANY, state: Any = ANY
+    ) -> AsyncIterator[Entry]:
+        """Records of a user, of a chat, in a flow, in a state: ``async for entry in fsm.find(user=42)``."""
+        return people.find(self, user, chat, flow, state)
+
+    async def forget(self, *, user: int | None = None, chat: int | None = None) -> int:
+        """Remove every record of a user or a chat, with all that cleared ones leave behind; how many."""
+        return await people.forget(self, user, chat)
+
+    async def move_chat(self, old: int, new: int) -> int:
+        """Give the records of a chat its new id; how many. Doing it twice, or again after a crash, is fine.
+
+        A group that becomes a supergroup is moved by itself, when Telegram says so. Where a conversation is
+        already active under the new key, that one stays and the old one ends.
+        """
+        return await people.move_chat(self, old, new)
+
+    async def migrate(self, progress: Callable[[int], Any] | None = None) -> Migrated:
+        """Bring all records to the present revision of their flows now, instead of each at its next update."""
+        return await migrate_all(self, progress)
+
+    async def tick(self) -> int:
+        """Fire all timers that are due now; how many. ``async with fsm:`` does it by itself."""
+        return await (self._timers or Timers(self)).tick()
+
+    # For the router, the timers and the adapters
 
     def open(
         self,
@@ -145,17 +201,93 @@ class FSM:
         await self.storage.init(self.bot)
         self.ready = True
 
+    def knows(self, slot: Slot) -> bool:
+        """The flow and state of a held record are declared here."""
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        return flow is not None and (slot.state is None or flow.declares(slot.state))
+
+    def catch_up(self, slot: Slot) -> None:
+        """Migrate a held record if it is behind; one that cannot be migrated stays as it is."""
+        try:
+            migrate_slot(self.flows, slot)
+        except MigrationError:
+            logger.exception("the record at %s stays as it was", slot.address.text)
+
+    async def finish(self, ctx: Context) -> None:
+        """Run the hooks of all that the handler did."""
+        if self._hooks and ctx.moves:
+            await run_hooks(ctx, ctx.moves, self.flows)
+
     async def save(self, ctx: Context, slot: Slot) -> None:
         """Write what changed so far, and keep the claim."""
-        self._check_fields(slot)
-        if await slot.commit(keep=True, tags=self._tags(ctx, slot)):
+        if await self.write(ctx, slot, keep=True):
             ctx.saved = True
 
     async def commit(self, ctx: Context, slot: Slot, update_id: int | str | None) -> None:
         """Write what changed, with the memo of handled updates, and end the claim."""
-        self._check_fields(slot)
+        await self.finish(ctx)
         memo = KEEP if update_id is None else Memo.of(slot).with_update(update_id, ctx._calls or [])
-        await slot.commit(memo=memo, tags=self._tags(ctx, slot), force=ctx.saved and update_id is not None)
+        await self.write(ctx, slot, memo=memo, force=ctx.saved and update_id is not None)
+
+    async def write(
+        self,
+        ctx: Context,
+        slot: Slot,
+        *,
+        keep: bool = False,
+        memo: Any = KEEP,
+        force: bool = False,
+        deadline_passed: bool = False,
+    ) -> bool:
+        """Write what changed, with the deadline of the state that was entered."""
+        self._check_fields(slot)
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        deadline: float | Keep | None = KEEP
+        if ctx.entered:
+            timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
+            deadline = None if timeout is None else timeout.seconds
+            # A state that is entered anew starts its time anew, even if nothing else changes.
+            force = force or deadline is not None
+        elif deadline_passed:
+            deadline = None
+        written = await slot.commit(
+            keep=keep,
+            memo=memo,
+            tags=self._tags(ctx, slot),
+            deadline=deadline,
+            expiry=self._expiry(ctx, slot, flow) if self._expires else KEEP,
+            force=force or deadline_passed,
+        )
+        ctx.entered = False
+        return written
+
+    async def deliver(self, calls: list[dict[str, Any]]) -> None:
+        """Send what a timer answers. One that fails is logged: the state has moved on already."""
+        send = self.send
+        if send is None:
+            if calls:
+                logger.warning("a timer answers, but there is no send= to send it with")
+            return
+        for call in calls:
+            try:
+                await send(call)
+            except Exception:
+                logger.exception("a timer's call %s could not be sent", call.get("method"))
+
+    def _expiry(self, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
+        ttl = flow.ttl if flow is not None and flow.ttl is not None else self.ttl
+        began = not slot.found or any(move.left[0] != move.entered[0] for move in ctx.moves)
+        if self.sliding or began:
+            return ttl
+        return KEEP
+
+    async def _tell_expired(self, address: Address, head: str | None) -> None:
+        if self._on_expired is None or address.namespace != encode_namespace(self.bot, self.storage.limits):
+            return
+        place = self.storage.seal(address).head_back(head)
+        result = self._on_expired(Expired(decode_key(address.key), place.flow, place.state))
+        if inspect.isawaitable(result):
+            await result
 
     def _tags(self, ctx: Context, slot: Slot) -> tuple[str, ...] | Keep:
         # A key belongs to the same people and chats for good.
@@ -168,6 +300,14 @@ class FSM:
         flow = None if slot.flow is None else self.flows.get(slot.flow)
         if flow is not None and flow.data is not None:
             typed.check_fields(flow.name, flow.data, slot.changed_data())
+
+
+class Expired(NamedTuple):
+    """A conversation that nobody went on with in time; its record is gone."""
+
+    key: Any
+    flow: str | None
+    state: str | None
 
 
 class Conversation:
@@ -194,12 +334,15 @@ class Conversation:
             return self._ctx
         if not fsm.ready:
             await fsm.prepare()
+        if self._update.text is None and self._update.migration is not None:
+            await fsm.move_chat(*self._update.migration)
         slot = Slot(fsm.storage, fsm.bot, self._key, wait=fsm.wait, lease=fsm.lease)
         await slot.__aenter__()
         try:
             ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
             self._check_duplicate(ctx, slot)
-            self._meet_unknown_state(ctx, slot)
+            if slot.flow is not None and not ctx.duplicate:
+                await self._catch_up(ctx, slot)
         except BaseException:
             await slot.__aexit__(None, None, None)
             raise
@@ -241,11 +384,22 @@ class Conversation:
             raise DuplicateUpdate(slot.address.text, self._update_id, memo.calls_of(self._update_id))
         ctx.duplicate = True
 
-    def _meet_unknown_state(self, ctx: Context, slot: Slot) -> None:
-        if slot.flow is None or ctx.duplicate:
-            return
-        flow = self._fsm.flows.get(slot.flow)
-        if flow is not None and (slot.state is None or flow.declares(slot.state)):
-            return
-        if self._fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
-            slot.delete()
+    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
+        """What time and deploys did to the record since its last update."""
+        fsm = self._fsm
+        fsm.catch_up(slot)
+        if not fsm.knows(slot):
+            if fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
+                slot.delete()
+        elif is_due(slot):
+            try:
+                calls = await time_out(fsm, slot)
+            except (Conflict, StorageError):
+                raise
+            except Exception:
+                # A timeout that fails must not lock anybody out; the timers try it again.
+                logger.exception("the timeout at %s failed", slot.address.text)
+                slot.rollback()
+                fsm.catch_up(slot)
+            else:
+                await fsm.deliver(calls)

@@ -55,6 +55,13 @@ class Memo(NamedTuple):
                 calls = []
         return [ids, calls]
 
+    def merged(self, other: Memo) -> list[Any]:
+        """The updates of both, those of the other first."""
+        ids = other.ids + self.ids[1:]
+        while ids.count(" ") > REMEMBERED + 1:
+            ids = ids[ids.index(" ", 1) :]
+        return [ids, self.calls or other.calls]
+
 
 def _token(update_id: int | str) -> str:
     if isinstance(update_id, str):

@@ -31,6 +31,9 @@ class Router:
             raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
         self.fsm = fsm
         self.send = send
+        if fsm is not None and fsm.send is None:
+            # What timers answer goes the same way.
+            fsm.send = send
         self._routes: list[tuple[tuple[Filter, ...], Handler | Router]] = []
         self._scope: tuple[Filter, ...] = ()
 

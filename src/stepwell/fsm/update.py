@@ -149,6 +149,7 @@ class Update:
         "event",
         "in_topic",
         "kind",
+        "migration",
         "raw",
         "text",
         "thread_id",
@@ -180,6 +181,8 @@ class Update:
     callback_id: str | None
     #: It happened in a topic of a forum, and not merely in a thread of replies.
     in_topic: bool
+    #: Old and new id, when this message says that a group became a supergroup.
+    migration: tuple[int, int] | None
     #: The text read as a command: ``/start@my_bot hello``.
     command: Command | None
     #: The business account on whose behalf the bot reads.
@@ -271,6 +274,15 @@ def _command(update: Update) -> Command | None:
     return Command(name.lower(), bot.lower() if bot else None, (args or "").strip())
 
 
+def _migration(update: Update) -> tuple[int, int] | None:
+    if update.kind != "message" or update.chat is None:
+        return None
+    to, from_ = (_number(_read(update.event, f"migrate_{way}_chat_id")) for way in ("to", "from"))
+    if to is not None:
+        return (update.chat.id, to)
+    return None if from_ is None else (from_, update.chat.id)
+
+
 def _business_connection_id(update: Update) -> str | None:
     if update.kind == "business_connection":
         return _string(_read(update.event, "id"))
@@ -288,6 +300,7 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "callback_data": lambda update: _string(_read(update.event, "data")) if update.kind == "callback_query" else None,
     "callback_id": lambda update: _string(_read(update.event, "id")) if update.kind == "callback_query" else None,
     "in_topic": lambda update: _read(update._place, "is_topic_message") is True,
+    "migration": _migration,
     "command": _command,
     "business_connection_id": _business_connection_id,
 }

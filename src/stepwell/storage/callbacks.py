@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption
-from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Head, Keep, Limits, State, Stored
+from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Head, Keep, Limits, Place, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
 
 __all__ = ["Callbacks"]
@@ -71,8 +71,8 @@ class Callbacks(ABC):
             return None
         seal = self.seal(address)
         try:
-            flow, state, _, _ = seal.head_back(stored.head)
-            return State(flow, state, seal.data(stored.fields))
+            place = seal.head_back(stored.head)
+            return State(place.flow, place.state, seal.data(stored.fields))
         except CorruptRecord:
             await self.quarantine(address, stored)
             raise
@@ -198,4 +198,4 @@ def _head(seal: Seal, state: State) -> Head:
         if name is not None and not isinstance(name, str):
             raise EncodeError("$head", type(name).__qualname__, "cannot name a flow or state; names are str or None")
     flow = None if state.flow is None else str(state.flow)
-    return seal.head(flow, None if state.state is None else str(state.state), None, [])
+    return seal.head(Place(flow, None if state.state is None else str(state.state)))

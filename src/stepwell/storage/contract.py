@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
-from stepwell.record import Address, Limits, State, Stored, Version
+from stepwell.record import Address, Limits, Place, State, Stored, Version
 from stepwell.storage.callbacks import Callbacks
 from stepwell.storage.gather import Batch, Lane
 from stepwell.storage.operations import Operation, Result
@@ -91,8 +91,12 @@ class Entry:
     @property
     def state(self) -> State:
         """The record."""
-        flow, state, _, _ = self._seal.head_back(self._stored.head)
-        return State(flow, state, self._seal.data(self._stored.fields))
+        return State(self.place.flow, self.place.state, self._seal.data(self._stored.fields))
+
+    @property
+    def place(self) -> Place:
+        """Flow, state, revision, history and waiting flows."""
+        return self._seal.head_back(self._stored.head)
 
     @property
     def version(self) -> Version:
@@ -151,6 +155,8 @@ class Storage(Callbacks):
         self.clock = clock
         #: Who waits for which address in this process; kept by ``slot``.
         self.lines: dict[Address, Any] = {}
+        #: Called with address and sealed head of each expired record that the background sweep removed.
+        self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
         self._sweep_every = sweep_every
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -310,7 +316,11 @@ class Storage(Callbacks):
 
     async def _sweep_all(self, limit: int = 500) -> None:
         try:
-            while (await self.sweep(limit)).removed >= limit:
+            while True:
+                swept = await self.sweep(limit)
+                await self._tell_expired(swept)
+                if swept.removed < limit:
+                    break
                 # Sweeping is nobody's hurry: let everybody else go first.
                 await asyncio.sleep(0.05)
         except StorageClosed:
@@ -320,3 +330,11 @@ class Storage(Callbacks):
         finally:
             self._sweeping = None
         self._plan_sweep()
+
+    async def _tell_expired(self, swept: Swept) -> None:
+        for address, head in swept.expired:
+            for listener in self.expired_listeners:
+                try:
+                    await listener(address, head)
+                except Exception:
+                    logger.exception("a listener for expired records failed")

@@ -1,0 +1,83 @@
+"""People and chats: find their records, forget them, and move a chat that gets a new id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import InvalidOption
+from stepwell.fsm import keys
+from stepwell.fsm.description import name_of
+from stepwell.fsm.memo import Memo
+from stepwell.record import Change
+from stepwell.slot import Slot
+from stepwell.storage import ANY, Apply, Entry
+
+if TYPE_CHECKING:
+    from stepwell.fsm.machine import FSM
+
+__all__ = ["find", "forget", "move_chat"]
+
+
+async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: Any) -> AsyncIterator[Entry]:
+    """Records of a user, of a chat, in a flow, in a state; without a scan where a tag says which."""
+    tags = [f"{name}:{peer}" for name, peer in (("user", user), ("chat", chat)) if peer is not None]
+    flow_name = flow if flow is None or flow is ANY else name_of(flow)
+    if flow_name is ANY and state is not ANY and getattr(state, "flow_name", None) is not None:
+        flow_name = state.flow_name
+    state_name = state if state is None or state is ANY else str(state)
+    async for entry in fsm.storage.scan(fsm.bot, flow=flow_name, state=state_name, tag=tags[0] if tags else None):
+        if set(tags) <= set(entry.tags):
+            yield entry
+
+
+async def forget(fsm: FSM, user: int | None, chat: int | None) -> int:
+    """Remove every record of a user or a chat, with all that a cleared one leaves behind; how many."""
+    if (user is None) == (chat is None):
+        raise InvalidOption("forget() takes user=... or chat=...")
+    tag = f"user:{user}" if user is not None else f"chat:{chat}"
+    storage = fsm.storage
+    count = 0
+    # What is removed is no longer listed, so each round begins anew.
+    while addresses := await storage.traces(fsm.bot, tag):
+        for address in addresses:
+            await storage.perform(Apply(address, Change(write=storage.ids(), delete=True, forget=True)))
+            count += 1
+    return count
+
+
+async def move_chat(fsm: FSM, old: int, new: int) -> int:
+    """Give the records of a chat its new id; how many.
+
+    Each record is written under its new key before the old one is removed, so an interruption loses nothing,
+    and doing it again finishes it. A conversation that is already active under the new key wins.
+    """
+    count = 0
+    moving = [entry.key async for entry in fsm.storage.scan(fsm.bot, tag=f"chat:{old}")]
+    for key in moving:
+        target = keys.moved(fsm.key, key, old, new)
+        if target is None or target == key:
+            continue
+        async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as source:
+            if not source.found:
+                continue
+            async with Slot(fsm.storage, fsm.bot, target, wait=fsm.wait, lease=fsm.lease) as slot:
+                await _take_over(source, slot, old, new)
+            source.delete()
+            await source.commit()
+            count += 1
+    return count
+
+
+async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
+    if slot.flow is not None:
+        return
+    slot.place = source.place
+    slot.data = {**source.data, **slot.data}
+    await slot.commit(
+        force=True,
+        memo=Memo.of(slot).merged(Memo.of(source)),
+        tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
+        deadline=None if source.deadline is None else max(source.deadline - source.now, 0.0),
+        expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
+    )

@@ -1,0 +1,150 @@
+"""Timers: a state that lasts too long moves on by itself, on exactly one worker.
+
+A deadline lives in the record. Whoever claims the record after it applies the timeout: a worker's tick, or
+the next update if it is quicker. The claim and the second look at the deadline make it happen once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from typing import TYPE_CHECKING, Any
+
+from stepwell.codec import decode_key, encode_namespace
+from stepwell.errors import Busy, StepwellError, StorageError
+from stepwell.fsm.context import Context
+from stepwell.fsm.update import Update
+from stepwell.record import Address
+from stepwell.slot import Slot
+from stepwell.storage import Due
+
+if TYPE_CHECKING:
+    from stepwell.fsm.machine import FSM
+
+__all__ = ["Timers", "is_due", "time_out"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the deadlines.
+TICK = 0.5
+#: How many timers one worker fires at the same time.
+AT_ONCE = 32
+PAGE = 200
+#: Seconds before one that could not be fired is tried again: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+
+
+def is_due(slot: Slot) -> bool:
+    """The deadline of a held record has come."""
+    return slot.deadline is not None and slot.deadline <= slot.now
+
+
+async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
+    """Apply the timeout of a held record's state, write it, and go on holding; the calls that it makes.
+
+    A state that has no timeout in this release only loses its deadline.
+    """
+    flow = None if slot.flow is None else fsm.flows.get(slot.flow)
+    timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
+    ctx = Context(fsm, Update.of(None), decode_key(slot.address.key), slot, collects=True)
+    try:
+        if timeout is not None:
+            if timeout.then is None:
+                ctx.clear_flow()
+            elif isinstance(timeout.then, str):
+                ctx.set_state(timeout.then)
+            else:
+                result = timeout.then(ctx)
+                if inspect.isawaitable(result):
+                    await result
+        await fsm.finish(ctx)
+        await fsm.write(ctx, slot, keep=True, deadline_passed=True)
+        return ctx.calls
+    finally:
+        ctx.close()
+
+
+class Timers:
+    """The background task of one worker."""
+
+    def __init__(self, fsm: FSM) -> None:
+        self._fsm = fsm
+        self._task: asyncio.Task[None] | None = None
+        #: Those that could not be fired: how often, and not before when (loop time).
+        self._pauses: dict[Address, tuple[int, float]] = {}
+
+    def start(self) -> None:
+        """Begin to look for deadlines, if any flow has timeouts."""
+        if self._task is None and any(flow.timeouts for flow in self._fsm.flows.values()):
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="stepwell-timers")
+
+    async def stop(self) -> None:
+        """End it. A timer that is being fired is either committed or stays due."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.tick()
+            except StorageError as error:
+                # Timers wait in the storage: nothing is lost while it is away.
+                logger.warning("timers cannot be read: %s", error)
+            except StepwellError:
+                logger.exception("timers are switched off in this process")
+                return
+            await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
+
+    async def tick(self) -> int:
+        """Fire all that is due now; how many were fired."""
+        storage, fired = self._fsm.storage, 0
+        namespace = encode_namespace(self._fsm.bot, storage.limits)
+        seen: set[Address] = set()
+        last: Due | None = None
+        while page := await storage.due(namespace, limit=PAGE, after=last):
+            last = page[-1]
+            seen.update(due.address for due in page)
+            ready = [due.address for due in page if not self._pausing(due.address)]
+            # Workers that look at the same page begin at different places.
+            random.shuffle(ready)
+            for at in range(0, len(ready), AT_ONCE):
+                fired += sum(await asyncio.gather(*map(self._fire, ready[at : at + AT_ONCE])))
+            if len(page) < PAGE:
+                break
+        self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
+        return fired
+
+    async def _fire(self, address: Address) -> bool:
+        fsm = self._fsm
+        try:
+            async with Slot(fsm.storage, fsm.bot, decode_key(address.key), wait=0, lease=fsm.lease) as slot:
+                if not is_due(slot):
+                    return False
+                if not fsm.knows(slot):
+                    self._pause(address)
+                    return False
+                calls = await time_out(fsm, slot)
+        except Busy:
+            # Its holder applies the timeout with the next update, or the next tick does.
+            return False
+        except StorageError:
+            raise
+        except Exception:
+            logger.exception("the timeout at %s failed; it is tried again", address.text)
+            self._pause(address)
+            return False
+        self._pauses.pop(address, None)
+        await fsm.deliver(calls)
+        return True
+
+    def _pausing(self, address: Address) -> bool:
+        return address in self._pauses and self._pauses[address][1] > asyncio.get_running_loop().time()
+
+    def _pause(self, address: Address) -> None:
+        times = self._pauses.get(address, (0, 0.0))[0]
+        pause = min(FIRST_PAUSE * 2**times, LONGEST_PAUSE)
+        self._pauses[address] = (times + 1, asyncio.get_running_loop().time() + pause)

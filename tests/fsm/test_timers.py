@@ -1,0 +1,309 @@
+"""Timers: durable, once, on one worker, and never for somebody who has moved on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepwell import State, Storage
+from stepwell.errors import StorageUnavailable, Unsupported
+from stepwell.fsm import FSM, Context, Flow, Router, command, state, timers
+from stepwell.testing import Clock, FaultyStorage
+from tests.backends import Backend
+from tests.fsm.conftest import message
+
+KEY = (42, 42)
+ANSWERED: list[str] = []
+
+
+async def remind(ctx: Context) -> None:
+    ctx.update_data(reminded=ctx.data.get("reminded", 0) + 1)
+    ctx.answer("Still there?")
+
+
+async def fail(ctx: Context) -> None:
+    ctx.update_data(half=True)
+    raise ZeroDivisionError
+
+
+class Slow(Flow, name="slow"):
+    ask = state(to=["ask", "wait", "last", "handled", "broken", "chain"], timeout=60, on_timeout="late")
+    wait = state(to=["ask"])
+    late = state(to=["ask"])
+    last = state(timeout=60)
+    handled = state(to=["ask"], timeout=60, on_timeout=remind)
+    broken = state(to=["ask"], timeout=60, on_timeout=fail)
+    chain = state(timeout=60, on_timeout="ask")
+    default_state = ask
+
+
+@pytest.fixture
+def storage(backend: Backend, clock: Clock) -> Storage:
+    return backend.storage(clock=clock)
+
+
+@pytest.fixture
+def fsm(storage: Storage) -> FSM:
+    return FSM("bot", storage=storage, flows=[Slow], run_timers=False)
+
+
+async def enter(fsm: FSM, to: str | None = None, *, user: int = 42) -> None:
+    async with fsm.conversation(message(user=user, chat=user)) as ctx:
+        if ctx.flow is None:
+            ctx.start_flow(Slow)
+        if to is not None:
+            ctx.set_state(to)
+
+
+async def test_a_state_that_lasts_too_long_moves_on_by_itself(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm)
+    clock.advance(59)
+    assert await fsm.tick() == 0
+    clock.advance(2)
+    assert await fsm.tick() == 1
+    assert await fsm.storage.get_state("bot", KEY) == State("slow", "late", {})
+    assert await fsm.tick() == 0
+
+
+async def test_without_on_timeout_the_conversation_ends(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm, "last")
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert await fsm.storage.get_state("bot", KEY) is None
+
+
+async def test_a_handler_may_follow_a_timeout_and_its_answers_are_sent(storage: Storage, clock: Clock) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call)
+
+    fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False, send=send)
+    await enter(fsm, "handled")
+    clock.advance(61)
+    for _ in range(3):
+        await fsm.tick()
+    assert await storage.get_state("bot", KEY) == State("slow", "handled", {"reminded": 1})
+    assert sent == [{"method": "sendMessage", "chat_id": 42, "text": "Still there?"}]
+
+
+async def test_a_timeout_counts_from_entering_the_state(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm)
+    clock.advance(50)
+    async with fsm.conversation(message()) as ctx:
+        ctx.update_data(a=1)
+    clock.advance(11)
+    assert await fsm.tick() == 1
+
+
+async def test_a_self_transition_enters_the_state_again(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm)
+    for _ in range(3):
+        clock.advance(50)
+        assert await fsm.tick() == 0
+        async with fsm.conversation(message()) as ctx:
+            ctx.transition("ask")
+    clock.advance(61)
+    assert await fsm.tick() == 1
+
+
+async def test_nobody_who_has_moved_on_is_timed_out(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm, user=1)
+    await enter(fsm, user=2)
+    await enter(fsm, user=3)
+    clock.advance(50)
+    await enter(fsm, "wait", user=1)
+    async with fsm.conversation(message(user=2, chat=2)) as ctx:
+        ctx.clear_flow()
+    await fsm.storage.set_state("bot", (3, 3), State("slow", "ask"))
+    clock.advance(60)
+    assert await fsm.tick() == 0
+    assert await fsm.storage.get_state("bot", (1, 1)) == State("slow", "wait", {})
+
+
+async def test_an_update_after_the_deadline_finds_the_timeout_applied(storage: Storage, clock: Clock) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call["text"])
+
+    fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False, send=send)
+    await enter(fsm)
+    await enter(fsm, "handled", user=2)
+    clock.advance(61)
+    async with fsm.conversation(message(update_id=1)) as ctx:
+        assert ctx.state == "late"
+    async with fsm.conversation(message(user=2, chat=2, update_id=2)) as ctx:
+        assert ctx.data == {"reminded": 1}
+    assert sent == ["Still there?"]
+    assert await fsm.tick() == 0
+    assert await storage.get_state("bot", KEY) == State("slow", "late", {})
+
+
+async def test_a_timeout_into_a_state_with_a_timeout_goes_on(fsm: FSM, clock: Clock) -> None:
+    await enter(fsm, "chain")
+    for expected in ("ask", "late"):
+        clock.advance(61)
+        assert await fsm.tick() == 1
+        assert (await fsm.storage.get_state("bot", KEY)) == State("slow", expected, {})
+
+
+async def test_a_timer_that_fails_is_tried_again_later_and_stops_no_other(
+    fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await enter(fsm, "broken", user=1)
+    await enter(fsm, user=2)
+    clock.advance(61)
+    ticker = timers.Timers(fsm)
+    assert await ticker.tick() == 1
+    assert "tried again" in caplog.text
+    assert await fsm.storage.get_state("bot", (1, 1)) == State("slow", "broken", {})
+    caplog.clear()
+    assert await ticker.tick() == 0
+    assert caplog.text == "", "it pauses"
+    monkeypatch.setattr(timers, "FIRST_PAUSE", 0.0)
+    ticker._pauses.clear()
+    assert await ticker.tick() == 0
+    assert await ticker.tick() == 0
+    assert caplog.text.count("tried again") == 2
+
+
+async def test_a_timeout_that_fails_locks_nobody_out(fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    await enter(fsm, "broken")
+    clock.advance(61)
+    async with fsm.conversation(message()) as ctx:
+        assert (ctx.state, ctx.data) == ("broken", {})
+        ctx.transition("ask")
+    assert "failed" in caplog.text
+    assert await fsm.storage.get_state("bot", KEY) == State("slow", "ask", {})
+
+
+async def test_one_that_cannot_be_fired_does_not_starve_the_rest(
+    storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(Flow, name="gone"):
+        here = state(timeout=1, on_timeout="here")
+        default_state = here
+
+    both = FSM("bot", storage=storage, flows=[Slow, Gone], run_timers=False)
+    for user in range(1, 8):
+        async with both.conversation(message(user=user, chat=user)) as ctx:
+            ctx.start_flow(Gone)
+    await enter(both, user=100)
+    clock.advance(61)
+    monkeypatch.setattr(timers, "PAGE", 3)
+    fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False)
+    async with both.conversation(message(user=7, chat=7)) as ctx:
+        assert ctx.state == "here"
+        assert await asyncio.create_task(fsm.tick()) == 1
+    assert await storage.get_state("bot", (100, 100)) == State("slow", "late", {})
+
+
+async def test_a_state_that_lost_its_timeout_in_a_deploy_just_stays(storage: Storage, clock: Clock) -> None:
+    await enter(FSM("bot", storage=storage, flows=[Slow], run_timers=False))
+
+    class Later(Flow, name="slow"):
+        ask = state()
+        other = state(timeout=1)
+
+    fsm = FSM("bot", storage=storage, flows=[Later], run_timers=False)
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert await fsm.tick() == 0
+    assert await storage.get_state("bot", KEY) == State("slow", "ask", {})
+
+
+async def test_timers_run_by_themselves_within_a_second_and_survive_a_restart(backend: Backend) -> None:
+    class Quick(Flow, name="quick"):
+        ask = state(timeout=0.4, on_timeout="late")
+        late = state()
+        default_state = ask
+
+    storage = backend.storage()
+    async with storage:
+        async with FSM("bot", storage=storage, flows=[Quick], run_timers=False) as first:
+            async with first.conversation(key=1) as ctx:
+                ctx.start_flow(Quick)
+            await asyncio.sleep(0.6)
+            assert await storage.get_state("bot", 1) == State("quick", "ask", {})
+        async with FSM("bot", storage=storage, flows=[Quick]):
+            async with asyncio.timeout(5):
+                while await storage.get_state("bot", 1) != State("quick", "late", {}):
+                    await asyncio.sleep(0.02)
+        assert [task for task in asyncio.all_tasks() if "stepwell-timers" in task.get_name()] == []
+
+
+async def test_many_workers_fire_each_timer_once(storage: Storage, clock: Clock) -> None:
+    workers = [FSM("bot", storage=storage, flows=[Slow], run_timers=False) for _ in range(3)]
+    for user in range(1, 61):
+        await enter(workers[0], "handled", user=user)
+    clock.advance(61)
+    assert sum(await asyncio.gather(*(worker.tick() for worker in workers))) == 60
+    reminded = [entry.state.data async for entry in storage.scan("bot")]
+    assert reminded == [{"reminded": 1}] * 60
+
+
+async def test_a_storage_that_is_away_is_survived(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    class Away(FaultyStorage):
+        away = True
+
+        async def due(self, *args: Any, **options: Any) -> Any:
+            if self.away:
+                raise StorageUnavailable("away")
+            return await super().due(*args, **options)
+
+    async with Away(clock=clock) as storage:
+        async with FSM("bot", storage=storage, flows=[Slow]) as fsm:
+            await enter(fsm)
+            clock.advance(61)
+            await asyncio.sleep(0.05)
+            storage.away = False
+            async with asyncio.timeout(5):
+                while await storage.get_state("bot", KEY) != State("slow", "late", {}):
+                    await asyncio.sleep(0.02)
+    assert "timers cannot be read" in caplog.text
+
+
+async def test_a_storage_without_deadlines_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class NoTimers(FaultyStorage):
+        async def due(self, *args: Any, **options: Any) -> Any:
+            raise Unsupported("NoTimers", "find deadlines")
+
+    async with NoTimers() as storage, FSM("bot", storage=storage, flows=[Slow]):
+        await asyncio.sleep(0.05)
+    assert caplog.text.count("switched off") == 1
+
+
+async def test_without_send_an_answer_of_a_timer_is_a_warning(
+    fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await enter(fsm, "handled")
+    clock.advance(61)
+    await fsm.tick()
+    assert "no send=" in caplog.text
+
+
+async def test_a_routers_send_is_used_for_timers_too(fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call["text"])
+        raise OSError("no network")
+
+    router = Router(fsm, send=send)
+    router.on(command("x"))(lambda ctx: None)
+    await enter(fsm, "handled")
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert sent == ["Still there?"]
+    assert "could not be sent" in caplog.text
+
+
+async def test_a_conversation_without_timeouts_costs_no_query() -> None:
+    class Plain(Flow, name="plain"):
+        a = state()
+
+    async with FaultyStorage() as storage, FSM("bot", storage=storage, flows=[Plain]):
+        assert [task for task in asyncio.all_tasks() if "stepwell-timers" in task.get_name()] == []
