@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from stepwell import State, Storage, open_storage
+from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import NewerSchema
 from stepwell.record import Change
 from stepwell.slot import Slot
@@ -22,10 +22,11 @@ from stepwell.storage import Apply, Claim, Claimed, Query
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres_schema import migrations
-from stepwell.testing import Clock, StorageContract
+from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
+from tests.storage.test_differential import Script, play
 
 _numbers = itertools.count(1)
 
@@ -46,20 +47,29 @@ async def admin() -> AsyncIterator[Any]:
     await connection.close()
 
 
-class TestPostgresStorage(StorageContract):
+class TestPostgresStorage(JournaledStorageContract):
     def open_storage(self, clock: Clock) -> Storage:
         return open_storage(fresh(), clock=clock)
 
 
-class TestBehindPgBouncerInTransactionMode(StorageContract):
-    def open_storage(self, clock: Clock) -> Storage:
-        url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
-        return open_storage(url, clock=clock)
+def bounced(**options: Any) -> PostgresStorage:
+    """A fresh place behind a PgBouncer that knows nothing of prepared statements."""
+    url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
+    return PostgresStorage.from_url(url, sweep_every=None, **options)
+
+
+async def test_through_pgbouncer_operations_give_what_memory_gives() -> None:
+    clock = Clock()
+    async with MemoryStorage(clock=clock, sweep_every=None) as ours, bounced(clock=clock) as theirs:
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"seed {seed}")
+        assert await play(Script(random.Random(seed)), clock, ours, theirs) > 50
 
 
 async def test_through_pgbouncer_many_tasks_lose_nothing() -> None:
-    url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
-    async with open_storage(url) as one, open_storage(url) as other:
+    one = bounced()
+    other = bounced(schema=one.schema)
+    async with one, other:
         await asyncio.gather(*((one, other)[n % 2].update_data("bot", 1, {f"f{n}": n}) for n in range(60)))
         assert await one.get_data("bot", 1) == {f"f{n}": n for n in range(60)}
 

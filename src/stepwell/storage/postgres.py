@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres_link import Link, Options, PoolSource, Source, UrlSource, split_url
+from stepwell.storage.postgres_link import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
 from stepwell.storage.postgres_rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres_schema import checked, migrate
-
-if TYPE_CHECKING:
-    import asyncpg
 
 __all__ = ["PostgresStorage"]
 
@@ -36,7 +33,7 @@ class PostgresStorage(Storage):
 
     def __init__(
         self,
-        source: str | asyncpg.Pool[Any],
+        source: str | Pool,
         *,
         schema: str = "stepwell",
         timeout: float = 5.0,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 else:
     asyncpg = require("asyncpg", "postgres")
 
-__all__ = ["Link", "Options", "PoolSource", "Source", "UrlSource", "split_url"]
+__all__ = ["Link", "Options", "Pool", "PoolSource", "Source", "UrlSource", "split_url"]
+
+Pool: TypeAlias = "asyncpg.Pool[Any]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class UrlSource(Source):
 class PoolSource(Source):
     """Connections of somebody else's pool, each only for one call. The pool is never closed here."""
 
-    def __init__(self, pool: asyncpg.Pool[Any], options: Options) -> None:
+    def __init__(self, pool: Pool, options: Options) -> None:
         self._pool = pool
         self._options = options
         self.place = "the given pool's server"
