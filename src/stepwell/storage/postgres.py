@@ -148,6 +148,18 @@ class PostgresStorage(Storage):
         sql = f"select r.key, {STORED} from {tables} where {' and '.join(where)} order by {key} limit $3"  # noqa: S608
         return sql, args
 
+    async def namespaces(self) -> list[str]:
+        # One look into the index a namespace, however many records it has.
+        rows = await self._fetch(
+            self._aside,
+            "with recursive found (namespace) as ("  # noqa: S608 checked and quoted
+            f"(select r.namespace from {self._quoted}.records r order by r.namespace limit 1) union all "
+            f"select (select r.namespace from {self._quoted}.records r where r.namespace > f.namespace "
+            "order by r.namespace limit 1) from found f where f.namespace is not null) "
+            "select namespace from found where namespace is not null",
+        )
+        return [row[0] for row in rows]
+
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         rows = await self._fetch(
             self._aside,
