@@ -1,25 +1,94 @@
 from __future__ import annotations
 
+import os
+import re
+import select
+import signal
 import subprocess
 import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import registration
+from stepwell.cli.demo import bot, script
+from tests.backends import Backend
+
+ROOT = Path(__file__).parent.parent
+ANSWERS = [
+    "What's your name?",
+    "Got it, Alice! What's your email?",
+    "Please confirm.",
+    "Registered! Welcome, Alice!",
+]
 
 
-def stepwell(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "stepwell", *arguments], capture_output=True, text=True, check=False)
+def stepwell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepwell", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, **options)
+
+
+# Without a terminal: scripted and checked
 
 
 def test_the_demo_plays_a_registration_and_shows_the_record_after_each_step() -> None:
-    done = stepwell("demo")
-    assert done.returncode == 0, done.stderr
-    for line in (
-        "What's your name?",
-        "Got it, Alice! What's your email?",
-        "Please confirm.",
-        "Registered! Welcome, Alice!",
-    ):
+    done = stepwell("demo", cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    for line in ANSWERS:
         assert f"bot   {line}" in done.stdout
+    assert "The bot is examples/registration.py" in done.stdout
     assert "registration / get_email   {'name': 'Alice'}" in done.stdout
     assert "no record" in done.stdout
+    assert "Everything as it should be." in done.stdout
+
+
+def test_a_bot_process_is_killed_in_the_middle_and_another_goes_on() -> None:
+    done = stepwell("demo")
+    killed = re.search(r"kill -9 (\d+): the bot is dead. Another one starts, process (\d+)", done.stdout)
+    assert killed is not None
+    assert killed[1] != killed[2]
+    for pid in killed.groups():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+    before, after = done.stdout.split(killed[0])
+    assert ANSWERS[1] in before
+    assert ANSWERS[2] in after
+
+
+def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_backend: Backend) -> None:
+    url = shared_backend.place()
+    for _ in range(2):
+        done = stepwell("demo", "--storage", url)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_in_memory_nothing_is_killed() -> None:
+    done = stepwell("demo", "--storage", "memory://")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kill -9" not in done.stdout
+    assert ANSWERS[3] in done.stdout
+
+
+@pytest.mark.parametrize("url", ["memory://", None])
+def test_a_wrong_answer_is_told_and_is_the_exit_code(
+    url: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "SCRIPT", [("/register", "What is your name?"), *script.SCRIPT[1:]])
+    assert script.play(url) == 1
+    assert "An answer was not what it should be." in capsys.readouterr().out
+
+
+def test_a_reader_who_leaves_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m stepwell demo --storage memory:// | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+# What can go wrong
 
 
 def test_a_wrong_url_is_one_clear_line() -> None:
@@ -38,3 +107,134 @@ def test_wrong_arguments_say_what_there_is() -> None:
 
 def test_the_version_is_told() -> None:
     assert stepwell("--version").stdout.startswith("stepwell 0.")
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    assert bot.place_of("redis://me:secret@example.com:6379/0") == "redis://example.com/0"
+    assert bot.place_of("sqlite:////var/lib/my%20bot.db") == "/var/lib/my bot.db"
+    assert bot.place_of(f"sqlite:///{Path.home()}/bot.db") == "~/bot.db"
+
+
+def test_the_wheel_brings_the_bot_to_where_the_demo_looks_for_it() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    [(source, target)] = wheel["force-include"].items()
+    assert (ROOT / source).samefile(registration.__file__)
+    assert Path(bot.__file__).parent / "registration.py" == ROOT / "src" / target
+
+
+# In a terminal
+
+
+class Terminal:
+    """The demo on a terminal of its own."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        import pty
+
+        self.master, slave = pty.openpty()
+        env = {**os.environ, "XDG_STATE_HOME": str(home), "COLUMNS": "200", "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stepwell", "demo", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=env,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def expect(self, text: str) -> None:
+        """Wait until the terminal shows this after what was expected before."""
+        until = time.monotonic() + 20
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(until - time.monotonic(), 0))
+            if not ready:
+                raise AssertionError(f"{text!r} never came; seen: {self.seen!r}")
+            try:
+                self.seen += os.read(self.master, 4096).decode(errors="replace")
+            except OSError:  # it has ended, which Linux says so
+                raise AssertionError(f"{text!r} never came; seen: {self.seen!r}") from None
+        self.seen = self.seen[self.seen.index(text) + len(text) :]
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode(errors="surrogateescape"))
+
+    def interrupt(self) -> None:
+        """Ctrl-C. One that comes just between the prompt and the waiting for a key is not heard before the next."""
+        for _ in range(20):
+            os.kill(self.process.pid, signal.SIGINT)
+            try:
+                self.process.wait(0.5)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, terminals: list[Terminal]) -> None:
+    terminals.append(first := Terminal(tmp_path))
+    first.expect(f"kept in {tmp_path}/stepwell/demo.db")
+    first.expect(f"kill -9 {first.process.pid}")
+    first.expect("you   ")
+    first.type("/register\n")
+    first.expect("bot   What's your name?")
+    first.expect("registration / get_name")
+    first.type("\nAlice\n")
+    first.expect("bot   Got it, Alice! What's your email?")
+    first.expect("you   ")
+    os.kill(first.process.pid, signal.SIGKILL)
+
+    terminals.append(second := Terminal(tmp_path))
+    second.expect("You are in the middle of one:")
+    second.expect("registration / get_email   {'name': 'Alice'}")
+    second.type("alice@example.com\nyes\n")
+    second.expect("bot   Registered! Welcome, Alice!")
+    second.expect("no record")
+    second.expect("you   ")
+    second.type("\x04")
+    second.expect("Bye.")
+    assert second.process.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_ctrl_c_ends_politely_and_an_error_does_not_end_at_all(tmp_path: Path, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(tmp_path, "--storage", "memory://"))
+    terminal.expect("you   ")
+    terminal.type("/register\n")
+    terminal.expect("you   ")
+    terminal.type("\udcff\n")
+    terminal.expect("error ")
+    terminal.expect("you   ")
+    terminal.interrupt()
+    terminal.expect("Bye.")
+    assert terminal.process.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_the_script_can_be_asked_for_in_a_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(tmp_path, "--script", "--storage", "memory://"))
+    terminal.expect("Everything as it should be.")
+    assert terminal.process.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path, terminals: list[Terminal]) -> None:
+    (tmp_path / "file").touch()
+    terminals.append(terminal := Terminal(tmp_path / "file"))
+    terminal.expect("stepwell: ")
+    terminal.expect("say where with --storage sqlite:///demo.db")
+    assert terminal.process.wait(10) == 1

@@ -18,15 +18,17 @@ SOURCE = Path(stepwell.__file__).parent
 
 NAMES = {
     "stepwell": [
-        "KeyValueStorage", "Limits", "MemoryStorage", "State", "StateStorage", "StepwellError", "Storage",
-        "__version__", "configure", "open_storage", "record_type", "sync",
+        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "State", "StateStorage", "StepwellError",
+        "Storage", "__version__", "configure", "open_storage", "record_type", "sync",
+    ],
+    "stepwell.testing": [
+        "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
         "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
         "TransitionError", "UnknownFlowError", "UnreachableState", "Update", "callback", "command", "fsm_flow",
         "fsm_in_flow", "fsm_state", "keys", "kind", "state", "text",
     ],
-    "stepwell.testing": ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"],
 }  # fmt: skip
 
 STANDARD = sys.stdlib_module_names | {"stepwell"}

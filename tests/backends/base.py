@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stepwell import Storage, open_storage
+from stepwell.record import Address
 
 
 class Backend(ABC):
@@ -26,6 +28,13 @@ class Backend(ABC):
     @abstractmethod
     def place(self) -> str:
         """The URL of a fresh, empty place of this test's own."""
+
+    async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:
+        """Change the stored bytes of one value behind the storage's back.
+
+        ``kind`` is ``field``, ``part``, ``head`` or ``memo``; ``name`` is that of a field or part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bytes to damage")
 
     def storage(self, url: str | None = None, **options: Any) -> Storage:
         """A storage at a place (default: a fresh one), closed after the test."""

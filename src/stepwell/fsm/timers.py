@@ -32,6 +32,8 @@ TICK = 0.5
 #: How many timers one worker fires at the same time.
 AT_ONCE = 32
 PAGE = 200
+#: Short, so that the timers of a worker that dies are soon free for another; renewed while a handler runs.
+LEASE = 1.0
 #: Seconds before one that could not be fired is tried again: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
@@ -121,7 +123,7 @@ class Timers:
     async def _fire(self, address: Address) -> bool:
         fsm = self._fsm
         try:
-            async with Slot(fsm.storage, fsm.bot, decode_key(address.key), wait=0, lease=fsm.lease) as slot:
+            async with Slot(fsm.storage, fsm.bot, decode_key(address.key), wait=0, lease=min(LEASE, fsm.lease)) as slot:
                 if not is_due(slot):
                     return False
                 if not fsm.knows(slot):

@@ -100,7 +100,7 @@ class SQLiteStorage(Storage):
         # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
         durable = any(type(operation) is Apply for operation in operations)
         results = await self._write(lambda now: [self._rows.do(operation, now) for operation in operations], durable)
-        self._restarting = False
+        self._restarting, self._crowded = False, len(operations) > 1
         self._keep_small()
         return results
 
@@ -128,18 +128,13 @@ class SQLiteStorage(Storage):
 
     def _at_once(self, operation: Claim | Release) -> Any:
         """A claim does not wait for the disk, so with nobody ahead of it a hop to the thread would cost more."""
-        # The first write into a WAL that starts anew does wait. And where many come in one turn of the
-        # loop, all but the first are better off together.
+        # The first write into a WAL that starts anew does wait. And in a crowd all are better off together:
+        # one that goes ahead would only split the next commit in two.
         if self._restarting or self._crowded or not self._idle():
             return _LATER
-        self._crowded = True
-        asyncio.get_running_loop().call_soon(self._thin_out)
         result = self._file.write(lambda: self._rows.do(operation, self._now()), durable=False, wait=False)
         self._keep_small()
         return result
-
-    def _thin_out(self) -> None:
-        self._crowded = False
 
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import apsw
 
-from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable
+from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
 from stepwell.storage.sqlite_schema import prepare
 
 __all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
@@ -35,7 +36,12 @@ CHECKPOINT_PAGES: Final = 16_000
 #: File systems whose locks or shared memory SQLite cannot rely on.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "smb2", "smb3", "smbfs", "fuse.glusterfs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs"}
+MOUNTS = "/proc/self/mounts"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+#: What this process has open, or had open when it was forked: SQLite's own notes on files are inherited as well.
+_OPEN: WeakSet[SQLiteFile] = WeakSet()
 
 
 class SQLiteFile:
@@ -52,8 +58,15 @@ class SQLiteFile:
         self._durable = _FULL if synchronous == "FULL" else _NORMAL
         self._level = -1
         self._identity: tuple[int, int] | None = None
+        self._pid = os.getpid()
         if not self.memory:
             _find(path)
+            self._identity = _identity(path)
+            if any(file._identity == self._identity and file._pid != self._pid for file in list(_OPEN)):
+                raise UsageError(
+                    f"{path} was open when this process was forked, and SQLite's locks do not survive that; close "
+                    "the storage before forking, or start processes with the methods spawn or forkserver"
+                )
         try:
             self.writer = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
         except apsw.Error as error:
@@ -67,6 +80,7 @@ class SQLiteFile:
         except BaseException:
             self.writer.close()
             raise
+        _OPEN.add(self)
 
     def close(self) -> None:
         """Let go of the file. The last one to do so in any process copies the WAL into it."""
@@ -74,6 +88,7 @@ class SQLiteFile:
             self.reader.close()
         self._until = time.monotonic() + self._patience
         self.writer.close()
+        _OPEN.discard(self)
 
     # Transactions
 
@@ -83,6 +98,15 @@ class SQLiteFile:
         What is not durable survives a crash of the process, but perhaps not of the machine. Without
         ``wait``, another process's lock is an error at once.
         """
+        try:
+            return self._attempt(work, durable, wait)
+        except StorageFull:
+            # What the WAL has to say may have room in the file, and then the WAL's own is free.
+            if not wait or not self.checkpoint(cut=True):
+                raise
+        return self._attempt(work, durable, wait)
+
+    def _attempt(self, work: Callable[[], T], durable: bool, wait: bool) -> T:
         self.check()
         self._until = time.monotonic() + self._patience if wait else 0.0
         writer, committing = self.writer, False
@@ -137,20 +161,23 @@ class SQLiteFile:
         """The WAL has grown enough to be worth copying into the file."""
         return self.wal_pages >= self._checkpoint_at
 
-    def checkpoint(self) -> None:
-        """Copy the WAL into the file. What fails here is tried again after some more writes."""
-        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
-        if self.wal_pages >= 8 * CHECKPOINT_PAGES:
-            # Readers always overlapped, so the WAL never could start anew: wait for a gap between them.
-            mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
+    def checkpoint(self, *, cut: bool = False) -> bool:
+        """Copy the WAL into the file, and cut it off if asked to. What fails is tried again after some more writes."""
+        # Where readers always overlap, the WAL never can start anew: then wait for a gap between them.
+        cut = cut or self.wal_pages >= 8 * CHECKPOINT_PAGES
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            # Another process is at it.
+            pages, copied = self.wal_pages, -1
         except apsw.Error as error:
             logger.warning("the WAL of %s could not be copied into it now (%s); it keeps growing", self.path, error)
             pages, copied = self.wal_pages, -1
         self.wal_pages = 0 if pages == copied else pages
-        self._checkpoint_at = CHECKPOINT_PAGES + (0 if pages == copied else pages)
+        self._checkpoint_at = CHECKPOINT_PAGES + self.wal_pages
+        return pages == copied
 
     def _committed(self, _: Any, __: str, pages: int) -> int:
         self.wal_pages = pages
@@ -163,8 +190,7 @@ class SQLiteFile:
         if self._identity is None:
             return
         try:
-            found = os.stat(self.path)  # noqa: PTH116 on the way of every batch
-            if (found.st_dev, found.st_ino) == self._identity:
+            if _identity(self.path) == self._identity:
                 return
         except OSError:
             pass
@@ -233,8 +259,6 @@ class SQLiteFile:
         writer.set_wal_hook(self._committed)
         writer.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}")
         prepare(writer.execute, self.path)
-        found = os.stat(self.path)  # noqa: PTH116
-        self._identity = (found.st_dev, found.st_ino)
         filesystem = _filesystem(self.path)
         if is_network(filesystem):
             logger.warning(
@@ -262,6 +286,11 @@ class SQLiteFile:
         return reader
 
 
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)  # noqa: PTH116 on the way of every batch
+    return found.st_dev, found.st_ino
+
+
 def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
     """This SQLite may damage a file in WAL mode that several connections write."""
     if (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51):
@@ -277,7 +306,7 @@ def is_network(filesystem: str) -> bool:
 def _filesystem(path: str) -> str:
     """The type of the file system that a file is on; empty where that cannot be told."""
     try:
-        mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines()
+        mounts = Path(MOUNTS).read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return ""
     place = Path(path).resolve()

@@ -55,7 +55,7 @@ class StorageThread:
         self._put(done, work)
         return await future
 
-    def start(self, work: Callable[[], None]) -> None:
+    def start(self, work: Callable[[], object]) -> None:
         """Work that nobody waits for, and that does not raise."""
 
         def done(result: Any, error: BaseException | None) -> None:

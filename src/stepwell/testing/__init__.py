@@ -6,13 +6,18 @@ from stepwell.testing.clock import Clock
 from stepwell.testing.faults import FaultyStorage
 
 if TYPE_CHECKING:
+    from stepwell.testing.chat import Chat
     from stepwell.testing.contract import JournaledStorageContract, KeyValueContract, StorageContract
 
-__all__ = ["Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
+__all__ = ["Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
 def __getattr__(name: str) -> Any:
-    # The suites import pytest, which a bot's own tests may do without.
+    # The tests of a storage need no conversations, and those of a bot no pytest.
+    if name == "Chat":
+        from stepwell.testing.chat import Chat
+
+        return Chat
     if name in __all__:
         from stepwell.testing import contract
 

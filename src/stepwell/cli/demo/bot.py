@@ -1,0 +1,87 @@
+"""The bot of the demo, which is ``examples/registration.py`` itself."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stepwell import State, sync
+from stepwell.fsm import Router, Update
+
+__all__ = ["bot_file", "make_router", "message", "place_of", "record_of", "say", "shown", "tell"]
+
+_HERE = Path(__file__).parent
+# Beside this file where the wheel puts it, among the examples in a checkout.
+_FILES = (_HERE / "registration.py", _HERE.parents[3] / "examples" / "registration.py")
+
+
+def make_router(url: str) -> Router:
+    """The bot, over the storage at a URL."""
+    spec = spec_from_file_location("registration", _bot_path())
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    router: Router = module.make_router(url)
+    return router
+
+
+def bot_file() -> str:
+    """Where to read the bot, from where the user stands."""
+    path = _bot_path()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def message(text: str, user: int, update_id: int | None = None) -> dict[str, Any]:
+    """A message as Telegram delivers it, from a private chat."""
+    person = {"id": user, "is_bot": False, "first_name": "You"}
+    chat = {"id": user, "first_name": "You", "type": "private"}
+    update = {} if update_id is None else {"update_id": update_id}
+    return {**update, "message": {"message_id": 1, "from": person, "chat": chat, "date": 0, "text": text}}
+
+
+def record_of(router: Router, user: int) -> State | None:
+    """What is stored for a person."""
+    fsm = router.fsm
+    assert fsm is not None
+    return sync(fsm.storage.get_state(fsm.bot, fsm.key.extract(Update.of(message("", user)))))
+
+
+def shown(record: State | None) -> str:
+    """A record in one line."""
+    if record is None:
+        return "no record"
+    return f"{record.flow} / {record.state}   {record.data}" if record.data else f"{record.flow} / {record.state}"
+
+
+def place_of(url: str) -> str:
+    """Where a URL keeps things, without the password that it may have."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        path = unquote(parts.path)[1:]
+        home = str(Path.home())
+        return f"~{path[len(home) :]}" if path.startswith(home + os.sep) else path
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+def say(who: str, text: str) -> None:
+    """Print a line of the chat, wrapped below itself in a narrow window."""
+    print(textwrap.fill(text, _width(), initial_indent=f"{who:<6}", subsequent_indent=" " * 6), flush=True)
+
+
+def tell(text: str) -> None:
+    """Print something that nobody in the chat said."""
+    print(textwrap.fill(text, _width(), break_on_hyphens=False), flush=True)
+
+
+def _width() -> int:
+    return max(get_terminal_size().columns - 1, 30)
+
+
+def _bot_path() -> Path:
+    return next(path for path in _FILES if path.exists())

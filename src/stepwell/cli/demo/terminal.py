@@ -1,0 +1,61 @@
+"""The chat with the bot in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from stepwell import StepwellError, sync
+from stepwell.cli.demo.bot import bot_file, make_router, message, place_of, record_of, say, shown, tell
+from stepwell.fsm import Router
+
+__all__ = ["chat"]
+
+USER = 42
+
+
+def chat(url: str) -> int:
+    """Take messages from the keyboard until Ctrl-C or Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        # Merely importing it lets input() edit lines and remember them.
+        import readline  # noqa: F401
+    router = make_router(url)
+    assert router.fsm is not None
+    try:
+        record = record_of(router, USER)
+        tell(f"The bot is {bot_file()}; your conversation is kept in {place_of(url)}.")
+        tell("/register begins, /cancel stops, Ctrl-D leaves.")
+        if not url.startswith("memory:"):
+            tell(f"Kill me (kill -9 {os.getpid()}) and start me again: the conversation goes on.")
+        if record is not None:
+            tell("You are in the middle of one:")
+            _dim(shown(record))
+        while True:
+            print()
+            text = input("you   ").strip()
+            if text:
+                _answer(router, text)
+    except (EOFError, KeyboardInterrupt):
+        print()
+        tell("Bye.")
+        return 0
+    finally:
+        sync(router.fsm.storage.close())
+
+
+def _answer(router: Router, text: str) -> None:
+    try:
+        for call in router.handle_sync(message(text, USER)):
+            say("bot", call["text"])
+        _dim(shown(record_of(router, USER)))
+    except StepwellError as error:
+        # What went wrong with one message must not end the conversation.
+        say("error", str(error))
+
+
+def _dim(text: str) -> None:
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    print("\x1b[2m" if colours else "", end="")
+    say("", text)
+    print("\x1b[0m" if colours else "", end="", flush=True)

@@ -1,0 +1,57 @@
+"""The bot in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+from stepwell import StepwellError
+from stepwell.cli.demo.bot import make_router
+
+__all__ = ["Worker", "serve"]
+
+
+class Worker:
+    """Speaks with the process: an update a line in, its calls a line out."""
+
+    def __init__(self, url: str) -> None:
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        self.pid = self._process.pid
+        # Not an argument: those can be read by every user of the machine, and a URL may hold a password.
+        self._write(url)
+
+    def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the bot answers to an update."""
+        assert self._process.stdout is not None
+        self._write(json.dumps(update))
+        line = self._process.stdout.readline()
+        if not line:
+            raise StepwellError(f"the bot's process {self.pid} ended with exit code {self._process.wait()}")
+        calls: list[dict[str, Any]] = json.loads(line)
+        return calls
+
+    def kill(self) -> int:
+        """End it on the spot, with no chance to tidy up; its process id."""
+        with self._process:
+            self._process.kill()
+        return self.pid
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        # If it has ended, reading its answer says so.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+
+def serve() -> None:
+    """What runs in the process."""
+    router = make_router(sys.stdin.readline().rstrip("\n"))
+    for line in sys.stdin:
+        print(json.dumps(router.handle_sync(json.loads(line))), flush=True)

@@ -1,0 +1,233 @@
+"""A conversation with a bot in a test, without Telegram."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import Router, Update
+from stepwell.record import State
+from stepwell.storage import Storage
+from stepwell.testing.clock import Clock
+from stepwell.testing.telegram import Place, Telegram, buttons_of, place_of, text_of
+from stepwell.testing.workers import MakeRouter, Workers
+
+__all__ = ["Chat"]
+
+
+class Chat:
+    """A person who writes to a bot::
+
+        chat = Chat(make_router)
+        assert await chat.send("/register") == ["What's your name?"]
+        await chat.restart()
+        assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
+
+    Give it a router, or a function that makes one for a storage; only the function can restart the bot
+    or run several workers. The storage is memory unless given. One given as URL is opened by every worker
+    for itself, as processes would; ``async with Chat(...)`` closes what was opened.
+
+    It begins in a private chat. ``user``, ``group`` and ``topic`` give the same world seen by another
+    person or in another place.
+    """
+
+    def __init__(
+        self,
+        bot: Router | MakeRouter,
+        *,
+        storage: Storage | str | None = None,
+        workers: int = 1,
+        clock: Clock | None = None,
+        user: int = 42,
+    ) -> None:
+        self._workers = Workers(bot, storage, workers, clock)
+        self._telegram = Telegram(self._workers.clock or time.time)
+        self._user: dict[str, Any] = _person(user)
+        self._group: dict[str, Any] | None = None
+        self._thread: int | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._workers.stop()
+
+    # Who and where
+
+    def user(self, id: int, **fields: Any) -> Chat:  # noqa: A002
+        """Another person in this place; in a private chat, in their own. ``fields``: ``language_code="de"``."""
+        other = copy.copy(self)
+        other._user = _person(id, **fields)
+        return other
+
+    def group(self, id: int, **fields: Any) -> Chat:  # noqa: A002
+        """This person in a group; its id is negative."""
+        if id >= 0:
+            raise InvalidOption(f"the id of a group is below 0, got {id}")
+        other = copy.copy(self)
+        other._group = {"id": id, "title": f"Group {-id}", "type": "supergroup" if id < -(10**12) else "group"} | fields
+        other._thread = None
+        return other
+
+    def topic(self, id: int) -> Chat:  # noqa: A002
+        """This person in a forum topic of this group."""
+        if self._group is None:
+            raise UsageError("topics are in groups: chat.group(-100).topic(7)")
+        other = copy.copy(self)
+        other._group = self._group | {"type": "supergroup", "is_forum": True}
+        other._thread = id
+        return other
+
+    # Acting. Each returns the texts that the bot answered in this place.
+
+    async def send(self, text: str | None = None, **fields: Any) -> list[str]:
+        """Write a message; ``fields`` are those of the Bot API, such as ``photo=[...], caption="Me"``."""
+        return await self.deliver(self._written(text, fields))
+
+    async def send_at_once(self, *texts: str) -> list[list[str]]:
+        """Write several messages without waiting for answers; the workers get them in turn."""
+        updates = [self._written(text, {}) for text in texts]
+        return await asyncio.gather(*(self.deliver(update) for update in updates))
+
+    async def edit(self, text: str) -> list[str]:
+        """Change the last message of this person."""
+        mine = [message for message in self.messages if message["from"]["id"] == self._user["id"]]
+        if not mine:
+            raise UsageError("there is nothing to edit yet; send() something first")
+        edited = self._telegram.edited(mine[-1], text)
+        return await self.deliver(self._telegram.update("edited_message", copy.deepcopy(edited)))
+
+    async def press(self, button: str, *, on: str | None = None) -> list[str]:
+        """Press a button of the bot's last message, or of the last message with the text ``on``."""
+        message = self._answered(on)
+        found = next((each for each in buttons_of(message) if each.text == button), None)
+        if found is None:
+            there = ", ".join(repr(each.text) for each in buttons_of(message)) or "no buttons at all"
+            raise AssertionError(f"the bot's message {text_of(message)!r} has no button {button!r}; it has {there}")
+        if found.types:
+            return await self.send(button)
+        if found.data is None:
+            raise AssertionError(f"the button {button!r} opens a page; the bot hears nothing of it")
+        pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found.data)
+        return await self.deliver(self._telegram.update("callback_query", pressed))
+
+    async def deliver(self, update: dict[str, Any]) -> list[str]:
+        """Give the bot any update at all, as Bot API JSON."""
+        self._telegram.updates.append(update)
+        # As from the network: what a handler does to it must not show here.
+        calls = await self._workers.next().handle(copy.deepcopy(update))
+        shown = [self._telegram.take(call) for call in calls]
+        return [text_of(message) for message in shown if message is not None and place_of(message) == self._place]
+
+    # What may happen meanwhile
+
+    async def redeliver(self) -> list[str]:
+        """The last update comes again, as it does when its acknowledgement was lost."""
+        if not self.updates:
+            raise UsageError("there is nothing to deliver again yet; send() something first")
+        return await self.deliver(self.updates[-1])
+
+    async def restart(self, make_router: MakeRouter | None = None) -> None:
+        """The bot ends, and begins again over what is stored; with another function, as its next release."""
+        await self._workers.restart(make_router)
+
+    async def advance(self, seconds: float) -> list[str]:
+        """Let time pass on the clock that the storage has, and timers fire; what they answered in this place."""
+        if self._workers.clock is None:
+            raise UsageError("this storage goes by its own clock; give it one to move: clock=stepwell.testing.Clock()")
+        self._workers.clock.advance(seconds)
+        before = len(self._answers())
+        await self._workers.tick(self._telegram.take)
+        return [text_of(message) for message in self._answers()[before:]]
+
+    # Looking
+
+    @property
+    def last(self) -> str | None:
+        """The text of the bot's last message in this place, ``None`` before its first."""
+        answers = self._answers()
+        return text_of(answers[-1]) if answers else None
+
+    @property
+    def buttons(self) -> list[str]:
+        """The buttons of that message."""
+        answers = self._answers()
+        return [button.text for button in buttons_of(answers[-1])] if answers else []
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All that is to be read in this place, oldest first, as messages of the Bot API."""
+        return self._telegram.seen(self._place)
+
+    @property
+    def updates(self) -> list[dict[str, Any]]:
+        """All that the bot was given, from everybody, oldest first."""
+        return self._telegram.updates
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """All that the bot called, for everybody, oldest first."""
+        return self._telegram.calls
+
+    async def record(self) -> State | None:
+        """What is stored for this person in this place."""
+        fsm = self._workers.fsm
+        message = {"message_id": 0, "from": self._user, **self._where()}
+        key = fsm.key.extract(Update.of({"update_id": 0, "message": message}))
+        return None if key is None else await fsm.storage.get_state(fsm.bot, key)
+
+    def __str__(self) -> str:
+        lines = [(message["from"]["first_name"], text_of(message)) for message in self.messages]
+        return "\n".join(f"{name}: {text}" for name, text in lines)
+
+    # Inside
+
+    @property
+    def _chat(self) -> dict[str, Any]:
+        user = {name: value for name, value in self._user.items() if name in ("id", "first_name", "username")}
+        return self._group or {**user, "type": "private"}
+
+    @property
+    def _place(self) -> Place:
+        return Place(self._chat["id"], self._thread)
+
+    def _where(self) -> dict[str, Any]:
+        topic = {} if self._thread is None else {"message_thread_id": self._thread, "is_topic_message": True}
+        return {"chat": self._chat, **topic}
+
+    def _written(self, text: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+        if text is not None:
+            fields = {"text": text, **_entities(text), **fields}
+        message = self._telegram.said(self._user, self._chat, self._thread, **fields)
+        return self._telegram.update("message", copy.deepcopy(message))
+
+    def _answers(self) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["from"]["is_bot"]]
+
+    def _answered(self, text: str | None) -> dict[str, Any]:
+        answers = self._answers()
+        found = answers if text is None else [message for message in answers if text_of(message) == text]
+        if not found:
+            said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
+            raise AssertionError(
+                f"the bot said {said} here" if text is None else f"the bot did not say {text!r} here, it said {said}"
+            )
+        return found[-1]
+
+
+def _person(number: int, **fields: Any) -> dict[str, Any]:
+    if number <= 0:
+        raise InvalidOption(f"the id of a user is above 0, got {number}")
+    return {"id": number, "is_bot": False, "first_name": f"User {number}", "language_code": "en"} | fields
+
+
+def _entities(text: str) -> dict[str, Any]:
+    if not text.startswith("/"):
+        return {}
+    return {"entities": [{"type": "bot_command", "offset": 0, "length": len(text.split(maxsplit=1)[0])}]}

@@ -1,0 +1,108 @@
+"""The workers of a bot in a test: routers that take updates in turn, and can be made anew."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import FSM, Router
+from stepwell.storage import MemoryStorage, Storage, open_storage
+from stepwell.testing.clock import Clock
+
+__all__ = ["MakeRouter", "Workers"]
+
+MakeRouter = Callable[[Any], Router]
+
+
+class Workers:
+    """The routers that take updates in turn, and their storages."""
+
+    def __init__(
+        self, bot: Router | MakeRouter, storage: Storage | str | None, count: int, clock: Clock | None
+    ) -> None:
+        if count < 1:
+            raise InvalidOption(f"workers is 1 or more, got {count}")
+        if isinstance(bot, Router):
+            if storage is not None or clock is not None or count > 1:
+                raise InvalidOption(
+                    "a router has its storage already; to choose the storage, clock or workers here, "
+                    "give Chat a function that makes the router: Chat(make_router, ...)"
+                )
+            storage = _fsm_of(bot).storage
+        if storage is None:
+            clock = clock or Clock()
+            storage = MemoryStorage(clock=clock)
+        if isinstance(storage, Storage):
+            if clock is not None and storage.clock is not clock:
+                raise InvalidOption("this storage has a clock of its own; give the clock to the storage: clock=...")
+            clock = storage.clock if isinstance(storage.clock, Clock) else None
+        self.clock = clock
+        self._storage = storage
+        self._count = count
+        self._turn = 0
+        self._make = None if isinstance(bot, Router) else _checked(bot)
+        self._routers = [bot] if isinstance(bot, Router) else self._made(bot)
+
+    @property
+    def fsm(self) -> FSM:
+        return _fsm_of(self._routers[0])
+
+    def next(self) -> Router:
+        self._turn += 1
+        return self._routers[self._turn % len(self._routers)]
+
+    async def tick(self, show: Callable[[dict[str, Any]], Any]) -> None:
+        """Let every worker fire what is due; what timers answer is shown."""
+
+        async def send(call: dict[str, Any]) -> None:
+            show(call)
+
+        for router in self._routers:
+            fsm = _fsm_of(router)
+            own, fsm.send = fsm.send, send
+            try:
+                await fsm.tick()
+            finally:
+                fsm.send = own
+
+    async def restart(self, make: MakeRouter | None) -> None:
+        self._make = self._make if make is None else _checked(make)
+        if self._make is None:
+            raise UsageError("restart() makes the bot anew: give Chat a function that makes the router, not a router")
+        await self.stop()
+        self._routers = self._made(self._make)
+
+    async def stop(self) -> None:
+        for router in self._routers:
+            await _fsm_of(router).storage.close()
+
+    def _made(self, make: MakeRouter) -> list[Router]:
+        routers = [make(self._opened()) for _ in range(self._count)]
+        for router in routers:
+            if not isinstance(router, Router):
+                raise InvalidOption(f"Chat(make_router): the function returns a Router, got {router!r}")
+            _fsm_of(router)
+        return routers
+
+    def _opened(self) -> Storage:
+        if isinstance(self._storage, Storage):
+            return self._storage
+        return open_storage(self._storage, **({} if self.clock is None else {"clock": self.clock}))
+
+
+def _checked(make: MakeRouter) -> MakeRouter:
+    try:
+        inspect.signature(make).bind(None)
+    except TypeError:
+        raise InvalidOption(
+            f"Chat takes a Router, or a function of a storage that makes one: def make_router(storage); got {make!r}"
+        ) from None
+    return make
+
+
+def _fsm_of(router: Router) -> FSM:
+    if router.fsm is None:
+        raise InvalidOption("this router has no machine; give it one with Router(fsm)")
+    return router.fsm

@@ -1,0 +1,140 @@
+"""The registration bot: the whole conversation, nobody mixed up, and killed at every point of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from examples.registration import make_router
+
+from examples import registration
+from stepwell import State, open_storage
+from stepwell.fsm import FSM, Router
+from stepwell.testing import Chat
+from tests.backends import Backend
+from tests.bot_process import BotProcess
+from tests.fsm.conftest import message
+
+CONVERSATION = [
+    ("/register", "What's your name?"),
+    ("Alice", "Got it, Alice! What's your email?"),
+    ("alice@example.com", "Please confirm."),
+    ("yes", "Registered! Welcome, Alice!"),
+]
+
+
+@pytest.fixture
+def chat(backend: Backend) -> Chat:
+    return Chat(make_router, storage=backend.storage())
+
+
+async def test_the_whole_conversation(chat: Chat) -> None:
+    for said, answer in CONVERSATION:
+        assert await chat.send(said) == [answer]
+    assert await chat.record() is None
+
+
+@pytest.mark.parametrize("said", range(1, 4))
+async def test_cancel_in_the_middle_leaves_no_record_that_anybody_can_see(backend: Backend, said: int) -> None:
+    storage = backend.storage()
+    chat = Chat(make_router, storage=storage)
+    for text, _ in CONVERSATION[:said]:
+        await chat.send(text)
+    assert [entry.key async for entry in storage.scan("registration_bot")] == [(42, 42)]
+    assert await chat.send("/cancel") == ["Cancelled."]
+    assert await storage.get_state("registration_bot", (42, 42)) is None
+    assert [entry async for entry in storage.scan("registration_bot")] == []
+    assert await chat.send("Alice") == ["Say /register to begin."]
+
+
+async def test_beginning_again_forgets_what_was_said(chat: Chat) -> None:
+    await chat.send("/register")
+    await chat.send("Alice")
+    assert await chat.send("/register") == ["What's your name?"]
+    assert await chat.record() == State("registration", "get_name")
+
+
+async def test_only_yes_confirms(chat: Chat) -> None:
+    for said, _ in CONVERSATION[:3]:
+        await chat.send(said)
+    assert await chat.send("no") == ["Say yes, or /cancel."]
+    assert await chat.send("yes") == ["Registered! Welcome, Alice!"]
+
+
+async def test_two_users_in_one_chat_and_one_user_in_two_chats_never_mix(chat: Chat) -> None:
+    group, other = chat.group(-100), chat.group(-200)
+    people = {"Alice": group, "Bob": group.user(43), "Carol": other, "Dora": chat, "Eve": chat.user(43)}
+    for person in people.values():
+        assert await person.send("/register") == ["What's your name?"]
+    for name, person in people.items():
+        assert await person.send(name) == [f"Got it, {name}! What's your email?"]
+    assert await people["Bob"].send("/cancel") == ["Cancelled."]
+    del people["Bob"]
+    for name, person in people.items():
+        assert await person.send(f"{name}@example.com") == ["Please confirm."]
+        assert (await person.record() or State()).data == {"name": name, "email": f"{name}@example.com"}
+    for name, person in people.items():
+        assert await person.send("yes") == [f"Registered! Welcome, {name}!"]
+
+
+async def test_restarted_and_redelivered_between_any_two_messages_on_two_workers(backend: Backend) -> None:
+    chat = Chat(make_router, storage=backend.storage(), workers=2)
+    for said, answer in CONVERSATION:
+        assert await chat.send(said) == [answer]
+        await chat.restart()
+        assert await chat.redeliver() == [answer]
+
+
+# Processes
+
+
+def make_impatient_router(url: str) -> Router:
+    """The bot with a short lease, since a killed one cannot give its claim back."""
+    router = Router(FSM("registration_bot", storage=url, flows=[registration.Registration], lease=0.5))
+    router.include(registration.handlers)
+    return router
+
+
+MAKE = f"{__name__}:make_impatient_router"
+
+
+async def test_killed_between_any_two_messages_it_goes_on(shared_backend: Backend) -> None:
+    url = shared_backend.place()
+    for number, (said, answer) in enumerate(CONVERSATION):
+        bot = await BotProcess.start(MAKE, url)
+        calls = await bot.deliver(message(said, update_id=number + 1))
+        await bot.kill()
+        assert calls == [{"method": "sendMessage", "chat_id": 42, "text": answer}]
+    async with open_storage(url) as storage:
+        assert await storage.get_state("registration_bot", (42, 42)) is None
+
+
+@pytest.mark.parametrize("where", ["holding", "committed"])
+async def test_killed_while_it_handles_any_message_it_goes_on(shared_backend: Backend, where: str) -> None:
+    url = shared_backend.place()
+    for number, (said, answer) in enumerate(CONVERSATION):
+        update = message(said, update_id=number + 1)
+        bot = await BotProcess.start(MAKE, url, hang=where)
+        lost = bot.deliver(update)
+        await bot.hanging.wait()
+        await bot.kill()
+        assert await lost is None
+        bot = await BotProcess.start(MAKE, url)
+        calls = await bot.deliver(update)
+        await bot.kill()
+        assert calls == [{"method": "sendMessage", "chat_id": 42, "text": answer}]
+
+
+def test_run_as_a_program_it_talks_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    for said, answer in CONVERSATION:
+        done = subprocess.run(
+            [sys.executable, registration.__file__],
+            input=said,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+        )
+        assert (done.stdout, done.stderr) == (answer + "\n", "")

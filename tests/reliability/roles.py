@@ -1,0 +1,166 @@
+"""What a worker can be told to do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepwell import State, Storage
+from stepwell.errors import Busy, Conflict, StepwellError
+from stepwell.record import Change
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
+
+BOT = "bot"
+Tell = Callable[..., None]
+
+
+async def merge(storage: Storage, tell: Tell, *, name: str, tasks: int, each: int, keys: int) -> None:
+    """Many tasks merge fields that nobody else has, all into the same few keys."""
+
+    async def one(task: int) -> None:
+        for number in range(each):
+            field = f"{name}-{task}-{number}"
+            merged = await storage.update_data(BOT, number % keys, {field: number})
+            assert merged[field] == number
+            tell("merged", number % keys, field)
+
+    await asyncio.gather(*(one(task) for task in range(tasks)))
+
+
+async def write(storage: Storage, tell: Tell, *, keys: list[int], seed: int) -> None:
+    """Write records whose parts all say the same number, one higher each time, until killed."""
+    choose = random.Random(seed)
+
+    async def one(key: int) -> None:
+        while True:
+            async with Slot(storage, BOT, key, wait=30, lease=0.5) as slot:
+                number = slot.data.get("number", 0) + 1
+                slot.flow, slot.state = "flow", f"s{number}"
+                slot.data = agreeing(number)
+                await slot.commit(memo=number, parts={"part": number}, tags=(f"t{number}",))
+            tell("wrote", key, number)
+            if choose.random() < 0.3:
+                number += 1
+                await storage.set_state(BOT, key, State("flow", f"s{number}", agreeing(number)))
+                tell("wrote", key, number)
+
+    await asyncio.gather(*(one(key) for key in keys))
+
+
+def agreeing(number: int) -> dict[str, Any]:
+    """Data that shows when only a part of a write arrived."""
+    return {"number": number, "twice": number * 2, "text": "x" * (number * 37 % 3000), f"only{number % 5}": number}
+
+
+async def hold(storage: Storage, tell: Tell, *, key: int, lease: float, go: str) -> None:
+    """Hold a key until a file appears, then write."""
+    try:
+        async with Slot(storage, BOT, key, lease=lease) as slot:
+            tell("holds")
+            while not Path(go).exists():
+                await asyncio.sleep(0.005)
+            slot.data["by"] = "the holder that slept"
+            await slot.commit()
+            tell("committed")
+    except StepwellError as error:
+        tell("refused", type(error).__name__)
+
+
+async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: float) -> None:
+    """Hold one key and want another."""
+    try:
+        async with Slot(storage, BOT, first, wait=wait):
+            tell("holds")
+            await asyncio.sleep(0.2)
+            async with Slot(storage, BOT, second, wait=wait):
+                tell("both")
+    except Busy:
+        tell("busy")
+
+
+async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: int, seed: int) -> None:
+    """Make random operations on a few keys, and say of each when it was and what it gave."""
+    done: list[tuple[Any, ...]] = []
+
+    async def one(task: int) -> None:
+        choose = random.Random(seed * 1000 + task)
+        for _ in range(each):
+            key = choose.randrange(keys)
+            kind = choose.choices(["get", "merge", "replace", "delete", "claim"], [4, 4, 1, 1, 3])[0]
+            await OPERATIONS[kind](storage, done, key)
+
+    await asyncio.gather(*(one(task) for task in range(tasks)))
+    for entry in done:
+        tell("op", *entry)
+
+
+Done = list[tuple[Any, ...]]
+
+
+async def _get(storage: Storage, done: Done, key: int) -> None:
+    start = time.monotonic()
+    found = await storage.perform(Get(storage.address(BOT, key)))
+    _saw(storage, done, key, "get", start, found)
+
+
+async def _merge(storage: Storage, done: Done, key: int) -> None:
+    await _apply(storage, done, key, "merge", None)
+
+
+async def _replace(storage: Storage, done: Done, key: int) -> None:
+    await _apply(storage, done, key, "replace", None)
+
+
+async def _delete(storage: Storage, done: Done, key: int) -> None:
+    await _apply(storage, done, key, "delete", None)
+
+
+async def _claim(storage: Storage, done: Done, key: int) -> None:
+    address = storage.address(BOT, key)
+    token = storage.ids()
+    start = time.monotonic()
+    claimed = await storage.perform(Claim(address, token, 30.0))
+    if isinstance(claimed, Claimed):
+        _saw(storage, done, key, "claim", start, claimed.record)
+        await asyncio.sleep(0)
+        await _apply(storage, done, key, "merge", Guard(token, claimed.base), held_from=time.monotonic())
+
+
+async def _apply(
+    storage: Storage, done: Done, key: int, kind: str, guard: Guard | None, held_from: float | None = None
+) -> None:
+    address = storage.address(BOT, key)
+    write = storage.ids()
+    if kind == "delete":
+        change = Change(write=write, delete=True)
+    else:
+        change = Change(write=write, replace=kind == "replace", set=storage.seal(address).fields({"write": write}))
+    start = time.monotonic()
+    try:
+        applied = await storage.perform(Apply(address, change, guard))
+    except Conflict:
+        if guard is not None and guard.token is not None:
+            # Nothing was written, and the claim is still ours to end.
+            await storage.perform(Release(address, guard.token))
+        return
+    # A delete of nothing writes nothing: it saw that nothing was there.
+    kind = "nothing" if applied.version.write != write else kind
+    done.append((kind, key, start, time.monotonic(), *applied.version, held_from))
+
+
+def _saw(storage: Storage, done: Done, key: int, kind: str, start: float, record: Any) -> None:
+    if record is None:
+        done.append((kind, key, start, time.monotonic(), None, None, None))
+        return
+    data = storage.seal(storage.address(BOT, key)).data(record.fields)
+    # What is read must be what the write of this version wrote.
+    assert data["write"] == record.version.write, "version and data come from different writes"
+    done.append((kind, key, start, time.monotonic(), *record.version, None))
+
+
+OPERATIONS = {"get": _get, "merge": _merge, "replace": _replace, "delete": _delete, "claim": _claim}

@@ -1,0 +1,117 @@
+"""G6 and G7: a stale holder cannot write, and no key stays stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from stepwell import Storage
+from stepwell.errors import Busy, LeaseLost
+from stepwell.slot import Slot
+from stepwell.storage import Claim, Claimed, Release
+from tests.backends import Backend
+from tests.reliability.dose import dose
+from tests.reliability.roles import BOT
+from tests.reliability.workers import Workers
+
+
+async def test_a_holder_stopped_past_its_lease_is_refused_and_writes_nothing(
+    shared_backend: Backend, workers: Workers, tmp_path: Path
+) -> None:
+    url = shared_backend.place()
+    storage = shared_backend.storage(url)
+    await storage.open()
+    lease, go = 0.6, tmp_path / "go"
+
+    async def pause(key: int) -> None:
+        holder = workers.start("hold", url, key=key, lease=lease, go=str(go))
+        await holder.says("holds")
+        holder.signal(signal.SIGSTOP)
+        # Waits until the stopped holder's lease has run out.
+        async with Slot(storage, BOT, key, wait=30) as slot:
+            assert slot.data == {}
+            slot.data["by"] = "the one that waited"
+            await slot.commit()
+        go.touch()
+        holder.signal(signal.SIGCONT)
+        await holder.says("done")
+        assert holder.said("refused") == [["refused", "LeaseLost"]]
+        assert not holder.said("committed")
+        assert await storage.get_data(BOT, key) == {"by": "the one that waited"}
+
+    pauses = dose("PAUSES", 5, 200)
+    for first in range(0, pauses, 5):
+        go.unlink(missing_ok=True)
+        await asyncio.gather(*(pause(key) for key in range(first, min(first + 5, pauses))))
+
+
+async def test_a_holder_whose_loop_was_blocked_past_its_lease_is_refused(shared_backend: Backend) -> None:
+    storage = shared_backend.storage()
+    with pytest.raises(LeaseLost):
+        async with Slot(storage, BOT, 1, lease=0.2) as slot:
+            time.sleep(0.3)
+            slot.data["by"] = "the blocked one"
+            await slot.commit()
+    assert await storage.get_data(BOT, 1) is None
+
+
+async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(
+    shared_backend: Backend, workers: Workers, tmp_path: Path
+) -> None:
+    url = shared_backend.place()
+    storage = shared_backend.storage(url)
+    await storage.open()
+    lease = 1.0
+
+    async def death(key: int) -> None:
+        holder = workers.start("hold", url, key=key, lease=lease, go=str(tmp_path / "never"))
+        await holder.says("holds")
+        await holder.kill()
+        killed = time.monotonic()
+        async with Slot(storage, BOT, key, wait=30):
+            assert time.monotonic() - killed < lease + 1
+
+    holders = dose("HOLDERS", 5, 200)
+    for first in range(0, holders, 5):
+        await asyncio.gather(*(death(key) for key in range(first, min(first + 5, holders))))
+
+
+async def test_claims_in_opposite_order_end_in_an_error_and_not_in_a_hang(
+    shared_backend: Backend, workers: Workers
+) -> None:
+    url = shared_backend.place()
+    storage = shared_backend.storage(url)
+    for _ in range(dose("CROSSINGS", 1, 100)):
+        one = workers.start("cross", url, first=1, second=2, wait=0.6)
+        other = workers.start("cross", url, first=2, second=1, wait=0.6)
+        await one.says("done", timeout=20)
+        await other.says("done", timeout=20)
+        assert one.said("busy") or other.said("busy")
+        await free(storage, 1)
+        await free(storage, 2)
+
+
+async def test_tasks_that_claim_in_opposite_order_end_in_an_error_and_not_in_a_hang(shared_backend: Backend) -> None:
+    storage = shared_backend.storage()
+
+    async def cross(first: int, second: int) -> None:
+        async with Slot(storage, BOT, first, wait=0.3):
+            await asyncio.sleep(0.05)
+            async with Slot(storage, BOT, second, wait=0.3):
+                pass
+
+    ends = await asyncio.gather(cross(1, 2), cross(2, 1), return_exceptions=True)
+    assert any(isinstance(end, Busy) for end in ends)
+    await free(storage, 1)
+    await free(storage, 2)
+    assert not storage.lines
+
+
+async def free(storage: Storage, key: int) -> None:
+    address = storage.address(BOT, key)
+    assert isinstance(await storage.perform(Claim(address, "anybody", 1.0)), Claimed)
+    await storage.perform(Release(address, "anybody"))

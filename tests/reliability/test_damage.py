@@ -1,0 +1,110 @@
+"""G11: a damaged record harms only its key: a typed error, a copy in quarantine, and a way out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from stepwell import State, Storage
+from stepwell.errors import CorruptRecord
+from stepwell.record import QUARANTINE, Address
+from stepwell.slot import Slot
+from stepwell.storage import Get
+from tests.backends import Backend
+from tests.reliability.dose import dose, seeded
+from tests.reliability.roles import BOT
+
+DATA = {"name": "Alice", "cart": [1, {"price": "9.99"}], "größe": "Übergröße \U0001f600", "count": 41}
+
+
+async def test_every_damage_to_a_stored_value_is_detected(shared_backend: Backend) -> None:
+    choose = seeded()
+    url = shared_backend.place()
+    storage = shared_backend.storage(url, sweep_every=None)
+    await write(storage, "neighbour")
+    damages = dose("DAMAGES", 300, 3000)
+    for number in range(damages):
+        key = number % 20
+        await write(storage, key)
+        kind, name = choose.choice([("head", ""), ("memo", ""), ("part", "items"), *(("field", name) for name in DATA)])
+        damage = choose.choice([flip, cut, zero, insert])(choose)
+        await shared_backend.corrupt(url, storage.address(BOT, key), kind, name, damage)
+        await detected(storage, kind, key)
+        assert await storage.get_data(BOT, "neighbour") == DATA
+        # The way out.
+        if number % 2:
+            await storage.clear(BOT, key)
+            assert await storage.get_state(BOT, key) is None
+    assert [entry.key async for entry in storage.scan(BOT) if entry.key == "neighbour"]
+
+
+async def write(storage: Storage, key: object) -> None:
+    await storage.set_state(BOT, key, State("flow", "state", DATA))
+    async with Slot(storage, BOT, key) as slot:
+        await slot.commit(memo=[1, 2, 3], parts={"items": ["a", "ß", 3]}, tags=("u1",), force=True)
+
+
+async def detected(storage: Storage, kind: str, key: int) -> None:
+    address = storage.address(BOT, key)
+    if kind == "memo":
+        async with Slot(storage, BOT, key) as slot:
+            with pytest.raises(CorruptRecord):
+                _ = slot.memo
+        return
+    if kind == "part":
+        stored = await storage.perform(Get(address, parts=True))
+        with pytest.raises(CorruptRecord):
+            storage.seal(address).value("p", "items", stored.parts["items"])
+        return
+    with pytest.raises(CorruptRecord):
+        await storage.get_state(BOT, key)
+    with pytest.raises(CorruptRecord):
+        async with Slot(storage, BOT, key):
+            raise AssertionError("a handler ran on a damaged record")
+    await in_quarantine(storage, address)
+    async for entry in storage.scan(BOT):
+        if entry.key == key:
+            with pytest.raises(CorruptRecord):
+                _ = entry.state
+        elif entry.key == "neighbour":
+            assert entry.state.data == DATA
+
+
+async def in_quarantine(storage: Storage, address: Address) -> None:
+    copy = await storage.get_data(QUARANTINE, (address.namespace, address.key))
+    assert copy is not None
+    assert set(copy["fields"]) == set(DATA)
+
+
+Damage = Callable[[bytes], bytes]
+
+
+def flip(choose: random.Random) -> Damage:
+    def damage(text: bytes) -> bytes:
+        place = choose.randrange(len(text))
+        return text[:place] + bytes([text[place] ^ (1 << choose.randrange(8))]) + text[place + 1 :]
+
+    return damage
+
+
+def cut(choose: random.Random) -> Damage:
+    return lambda text: text[: choose.randrange(len(text))]
+
+
+def zero(choose: random.Random) -> Damage:
+    def damage(text: bytes) -> bytes:
+        start = choose.randrange(len(text))
+        end = min(start + choose.randrange(1, 9), len(text))
+        return text[:start] + bytes(end - start) + text[end:]
+
+    return damage
+
+
+def insert(choose: random.Random) -> Damage:
+    def damage(text: bytes) -> bytes:
+        place = choose.randrange(len(text) + 1)
+        return text[:place] + bytes([choose.randrange(256)]) + text[place:]
+
+    return damage

@@ -1,0 +1,65 @@
+"""G2 and G4: kill -9 loses no acknowledged write and leaves no half write."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stepwell import State, Storage
+from stepwell.storage import Claim, Get, Taken
+from tests.backends import Backend
+from tests.reliability.dose import dose, seeded
+from tests.reliability.roles import BOT, agreeing
+from tests.reliability.workers import Workers
+
+#: A killed worker's claims run out while others work on the next set of keys.
+SETS, KEYS = 6, 4
+
+
+async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_half_write(
+    shared_backend: Backend, workers: Workers
+) -> None:
+    choose = seeded()
+    kills = dose("KILLS", 50, 2000)
+    url = shared_backend.place()
+    storage = shared_backend.storage(url, sweep_every=None)
+    await storage.open()
+    acknowledged: dict[int, int] = {}
+    writes = unanswered = 0
+    for kill in range(kills):
+        keys = [kill % SETS * KEYS + number for number in range(KEYS)]
+        worker = workers.start("write", url, keys=keys, seed=choose.randrange(1 << 32))
+        await worker.says("wrote")
+        await asyncio.sleep(choose.uniform(0, 0.05))
+        await worker.kill()
+        for _, key, number in worker.said("wrote"):
+            writes += 1
+            assert number > acknowledged.get(key, 0), f"key {key}: {acknowledged[key]} was acknowledged and is gone"
+            acknowledged[key] = number
+        for key in keys:
+            number = await whole(storage, key)
+            # One write may have been applied without its answer having left.
+            assert number - acknowledged.get(key, 0) in (0, 1)
+            unanswered += number - acknowledged.get(key, 0)
+            acknowledged[key] = number
+    print(f"{kills} kills, {writes} acknowledged writes, {unanswered} applied without an answer")
+    assert writes >= 5 * kills
+
+
+async def whole(storage: Storage, key: int) -> int:
+    """The number that all parts of a record agree on."""
+    state = await storage.get_state(BOT, key)
+    if state is None:
+        return 0
+    number: int = state.data["number"]
+    assert state == State("flow", f"s{number}", agreeing(number))
+    address = storage.address(BOT, key)
+    seal = storage.seal(address)
+    stored = await storage.perform(Get(address, parts=True))
+    # set_state, which drops parts and tags nothing, wrote the number after that of a commit.
+    if stored.parts:
+        assert seal.value("p", "part", stored.parts["part"]) == number
+        assert stored.tags == (f"t{number}",)
+    claimed = await storage.perform(Claim(address, "looker", 0.001))
+    if not isinstance(claimed, Taken):
+        assert number - seal.value("m", "", claimed.memo) in (0, 1)
+    return number

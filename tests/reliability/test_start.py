@@ -1,0 +1,18 @@
+"""A fresh place may be opened by many processes at once."""
+
+from __future__ import annotations
+
+from tests.backends import Backend
+from tests.reliability.roles import BOT
+from tests.reliability.workers import Workers
+
+
+async def test_ten_processes_that_start_at_once_on_a_fresh_place_all_work(
+    shared_backend: Backend, workers: Workers
+) -> None:
+    for _ in range(3):
+        url = shared_backend.place()
+        started = [workers.start("merge", url, name=str(n), tasks=1, each=2, keys=1) for n in range(10)]
+        for worker in started:
+            await worker.says("done")
+        assert len(await shared_backend.storage(url).get_data(BOT, 0) or {}) == 20

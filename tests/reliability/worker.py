@@ -1,0 +1,64 @@
+"""A process that works on a storage, given by URL, until it is done, stopped or killed.
+
+``python -m tests.reliability.worker ROLE URL LOG OPTIONS`` runs one role in this process;
+``python -m tests.reliability.worker serve`` reads such lines as JSON from its standard input and forks a
+process for each, which takes milliseconds where starting Python takes a good part of a second.
+
+What a worker has to tell it appends to its log, a line of JSON a time: that survives a kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stepwell import open_storage
+from tests.reliability import roles
+
+
+def serve() -> None:
+    # Nobody asks how they ended: the log says it.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        role, url, log, options = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            # Die with the server, as the server dies with the test run.
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            work(role, url, log, options)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+def work(role: str, url: str, log: str, options: dict[str, Any]) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def tell(*said: Any) -> None:
+        os.write(out, json.dumps(said).encode() + b"\n")
+
+    async def main() -> None:
+        act: Callable[..., Awaitable[None]] = getattr(roles, role)
+        async with open_storage(url) as storage:
+            await act(storage, tell, **options)
+
+    try:
+        asyncio.run(main())
+    except BaseException:
+        tell("failed", traceback.format_exc())
+    else:
+        tell("done")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        work(*sys.argv[1:4], json.loads(sys.argv[4]))

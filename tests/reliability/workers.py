@@ -1,0 +1,97 @@
+"""Starting, stopping, killing and reading worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self.pid = pid
+        self._log = log
+
+    def said(self, what: str | None = None) -> list[list[Any]]:
+        """The lines of its log, all or those that start with a word."""
+        text = self._log.read_text() if self._log.exists() else ""
+        # A line that a kill cut off was never said.
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        for line in lines:
+            assert line[0] != "failed", line[1]
+        return [line for line in lines if what is None or line[0] == what]
+
+    async def says(self, what: str, *, timeout: float = 60.0) -> None:
+        """Wait until it says so."""
+        async with asyncio.timeout(timeout):
+            while not self.said(what):
+                await asyncio.sleep(0.002)
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        await self.gone()
+
+    async def gone(self, *, timeout: float = 60.0) -> None:
+        """Wait for its end."""
+        async with asyncio.timeout(timeout):
+            while self.alive():
+                await asyncio.sleep(0.001)
+
+    def alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+class Workers:
+    """A server that forks workers, and the workers it has forked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        self._started: list[Worker] = []
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.worker", "serve"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, role: str, url: str, **options: Any) -> Worker:
+        """Let a new process do something with the storage at a URL."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        log = self._folder / f"worker-{next(self._numbers)}.log"
+        self._server.stdin.write(json.dumps([role, url, str(log), options]) + "\n")
+        self._server.stdin.flush()
+        worker = Worker(int(self._server.stdout.readline()), log)
+        self._started.append(worker)
+        return worker
+
+    def end_all(self) -> None:
+        """Leave no worker of a test behind."""
+        for worker in self._started:
+            if worker.alive():
+                worker.signal(signal.SIGKILL)
+        self._started.clear()
+
+    def close(self) -> None:
+        self.end_all()
+        self._server.communicate("", timeout=10)

@@ -1,0 +1,258 @@
+"""How much is written, how often the disk is waited for, and that the file stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from stepwell import SQLiteStorage, State
+from stepwell.record import DAY
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Operation, Query, sqlite_file
+from stepwell.testing import Clock
+
+BOT = "bot"
+
+
+class Counted(SQLiteStorage):
+    """Counts commits by whether they wait for the disk."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.durable = self.quick = self.applied = 0
+
+    async def _open(self) -> None:
+        await super()._open()
+        write = self._file.write
+
+        def counted(work: Callable[[], Any], *, durable: bool, wait: bool = True) -> Any:
+            before = self._file.writer.total_changes()
+            result = write(work, durable=durable, wait=wait)
+            if self._file.writer.total_changes() > before:
+                self.durable += durable
+                self.quick += not durable
+            return result
+
+        self._file.write = counted  # type: ignore[method-assign]
+
+    async def perform(self, operation: Operation) -> Any:
+        self.applied += type(operation) is Apply
+        return await super().perform(operation)
+
+
+async def many_updates(storage: SQLiteStorage, tasks: int, each: int) -> None:
+    async def one(task: int) -> None:
+        for number in range(each):
+            async with Slot(storage, BOT, task) as slot:
+                slot.data["count"] = number
+                await slot.commit()
+
+    await asyncio.gather(*(one(task) for task in range(tasks)))
+
+
+async def test_concurrent_commits_share_their_waits_for_the_disk(tmp_path: Path) -> None:
+    async with Counted(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        await many_updates(storage, 50, 10)
+        assert storage.applied == 500
+        assert storage.durable <= 500 / 10
+
+
+async def test_a_claim_and_a_release_do_not_wait_for_the_disk(tmp_path: Path) -> None:
+    async with Counted(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        for _ in range(10):
+            async with Slot(storage, BOT, 1):
+                pass
+        assert (storage.durable, storage.quick) == (0, 20)
+        await many_updates(storage, 1, 10)
+        assert storage.durable == 10
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed; the counter above still counts")
+def test_the_kernel_sees_at_most_one_fsync_for_ten_concurrent_commits(tmp_path: Path) -> None:
+    script = """
+        import asyncio, sys
+        from stepwell import SQLiteStorage
+        from stepwell.slot import Slot
+
+        async def main():
+            async with SQLiteStorage(sys.argv[1]) as storage:
+                async def one(task):
+                    for number in range(10):
+                        async with Slot(storage, "bot", task) as slot:
+                            slot.data["count"] = number
+                            await slot.commit()
+                await asyncio.gather(*(one(task) for task in range(50)))
+
+        asyncio.run(main())
+    """
+    traced = tmp_path / "trace"
+    run = ["strace", "-f", "-e", "trace=fsync,fdatasync", "-o", str(traced), sys.executable, "-c"]
+    subprocess.run([*run, textwrap.dedent(script), str(tmp_path / "bot.db")], check=True, timeout=60)
+    syncs = [line for line in traced.read_text().splitlines() if "sync(" in line]
+    print(f"{len(syncs)} syncs for 500 commits")
+    # At least one for each turn of the fifty tasks; beyond that, those that create, checkpoint and close the file.
+    assert 10 <= len(syncs) <= 50
+
+
+async def test_a_counter_beside_a_large_field_is_written_alone(tmp_path: Path) -> None:
+    def written() -> int:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(fields["wchar"])
+
+    async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        await storage.set_state(BOT, 1, State("flow", "state", {"large": "x" * 10_000, "count": 0}))
+        for number in range(20):
+            await storage.update_data(BOT, 1, {"count": number})
+
+        before = written()
+        for number in range(200):
+            await storage.update_data(BOT, 1, {"count": number})
+        merging = (written() - before) / 200
+
+        before = written()
+        for number in range(200):
+            async with Slot(storage, BOT, 1) as slot:
+                slot.data["count"] = number
+                await slot.commit()
+        holding = (written() - before) / 200
+    print(f"{merging:.0f} bytes a merge, {holding:.0f} bytes a claim, change and commit")
+    assert merging < 5000
+    assert holding < 5000
+
+
+async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: Path) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        await storage.set_state(BOT, 1, State("flow", "state", {"count": 0}))
+        traced: list[str] = []
+        storage._file.writer.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: traced.append(event["sql"]))
+        await storage.update_data(BOT, 1, {"count": 1})
+        updates = [sql for sql in traced if sql.startswith("UPDATE record")]
+        # The sizes of the values are the same, and a merge keeps its base.
+        assert updates == ["UPDATE record SET number = ?, write = ?, written_at = ? WHERE namespace = ? AND key = ?"]
+
+
+# The file stays small
+
+
+async def test_expired_records_and_tombstones_are_removed_in_the_background(tmp_path: Path, clock: Clock) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), clock=clock, sweep_every=0.02) as storage:
+        await storage.init(BOT, ttl=60)
+        await asyncio.gather(*(storage.set_state(BOT, key, State("f", "s", {"a": key})) for key in range(300)))
+        await storage.init("other")
+        await storage.set_state("other", 1, State("f"))
+        await storage.set_state("other", 2, State("f"))
+        await storage.clear("other", 2)
+        clock.advance(DAY + 61)
+        async with asyncio.timeout(20):
+            while rows(storage) != {"record": 1, "field": 0, "part": 0, "memo": 0, "tag": 0, "lease": 0}:
+                await asyncio.sleep(0.01)
+        assert await storage.get_state("other", 1) == State("f")
+
+
+async def test_a_sweep_lets_others_write_in_between(tmp_path: Path, clock: Clock) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), clock=clock, sweep_every=None) as storage:
+        await storage.init(BOT, ttl=60)
+        await asyncio.gather(*(storage.set_state(BOT, key, State("f", "s", {"a": key})) for key in range(1000)))
+        clock.advance(61)
+        sweeping = asyncio.ensure_future(storage.sweep(1000))
+        written = 0
+        while not sweeping.done():
+            await storage.update_data("other", 1, {"a": 1})
+            written += 1
+        assert (await sweeping).removed == 1000
+        assert written >= 5
+
+
+async def test_memos_of_idle_conversations_are_removed(tmp_path: Path, clock: Clock) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), clock=clock, sweep_every=None) as storage:
+        for key in range(700):
+            async with Slot(storage, BOT, key) as slot:
+                slot.data["a"] = 1
+                await slot.commit(memo=[1, 2, 3])
+        assert rows(storage)["memo"] == 700
+        clock.advance(DAY + 1)
+        async with Slot(storage, BOT, 3) as slot:
+            slot.data["a"] = 2
+            await slot.commit(memo=[4])
+        for _ in range(3):
+            await storage.sweep()
+        assert rows(storage)["memo"] == 1
+        assert rows(storage)["record"] == 700
+
+
+async def test_the_file_does_not_grow_without_bound(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "bot.db"
+    sizes = []
+    async with SQLiteStorage(str(path), clock=clock, sweep_every=None) as storage:
+        await storage.init(BOT, ttl=60)
+        for round_ in range(24):
+            await asyncio.gather(
+                *(storage.set_state(BOT, (round_, key), State("f", "s", {"text": "x" * 200})) for key in range(300))
+            )
+            clock.advance(61)
+            assert (await storage.sweep()).removed == 300
+            storage._file.checkpoint(cut=True)
+            sizes.append(path.stat().st_size)
+    assert sizes[-1] <= sizes[11] * 1.1
+
+
+async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 200)
+    wal = tmp_path / "bot.db-wal"
+    async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
+        largest = 0
+        for number in range(300):
+            await asyncio.gather(*(storage.update_data(BOT, key, {"n": number}) for key in range(20)))
+            largest = max(largest, wal.stat().st_size)
+        assert await storage.get_data(BOT, 3) == {"n": 299}
+    assert largest < 3 * 200 * 1048
+
+
+async def test_a_reader_that_never_ends_does_not_stop_the_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
+    path = str(tmp_path / "bot.db")
+    async with SQLiteStorage(path, patience=0.05) as storage:
+        await storage.update_data(BOT, 1, {"n": 0})
+        reader = apsw.Connection(path)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM field").get == 1
+        for number in range(400):
+            await storage.update_data(BOT, number % 7, {"n": number})
+        reader.execute("ROLLBACK")
+        for number in range(400, 500):
+            await storage.update_data(BOT, number % 7, {"n": number})
+        assert Path(path + "-wal").stat().st_size <= 8 * 50 * 1048 + 200_000
+        reader.close()
+
+
+async def test_point_reads_do_not_leave_the_loop_and_pin_no_snapshot(tmp_path: Path) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        await storage.set_state(BOT, 1, State("a", data={"b": 1}))
+        reading = storage.get_state(BOT, 1)
+        # It ends without ever waiting.
+        with pytest.raises(StopIteration) as ended:
+            reading.send(None)
+        assert ended.value.value == State("a", data={"b": 1})
+        assert storage._file.reader.txn_state() == apsw.SQLITE_TXN_NONE
+        page = await storage.page(Query(BOT), None, 10)
+        assert len(page.records) == 1
+        assert storage._file.writer.txn_state() == apsw.SQLITE_TXN_NONE
+
+
+def rows(storage: SQLiteStorage) -> dict[str, int]:
+    count = storage._file.reader.execute
+    return {
+        table: count(f"SELECT count(*) FROM {table}").get
+        for table in ("record", "field", "part", "memo", "tag", "lease")
+    }

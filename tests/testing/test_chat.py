@@ -1,0 +1,405 @@
+"""``stepwell.testing.Chat``: people, places, restarts, redelivery, workers, time."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from examples.registration import make_router
+
+from stepwell import MemoryStorage, State, Storage
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import FSM, Context, Flow, Router, callback, command, keys, kind, state, text
+from stepwell.testing import Chat, Clock
+from tests.backends import Backend
+
+
+class Poll(Flow, name="poll"):
+    asked = state(to=["answered"])
+    answered = state(to=[])
+    default_state = asked
+
+
+def keyboard(*texts: str) -> dict[str, Any]:
+    return {"inline_keyboard": [[{"text": each, "callback_data": each.lower()}] for each in texts]}
+
+
+def make_poll(storage: Storage | str) -> Router:
+    router = Router(FSM("poll_bot", storage=storage, flows=[Poll], key=keys.ChatTopicUser()))
+
+    @router.on(command("ask"))
+    async def ask(ctx: Context) -> None:
+        ctx.start_flow(Poll)
+        ctx.answer("Sure?", reply_markup=keyboard("Yes", "No"))
+
+    @router.on(command("menu"))
+    async def menu(ctx: Context) -> None:
+        ctx.answer("Menu", reply_markup={"keyboard": [["/ask", {"text": "Hello"}]]})
+
+    @router.on(command("site"))
+    async def site(ctx: Context) -> None:
+        ctx.answer("Look", reply_markup={"inline_keyboard": [[{"text": "Open", "url": "https://example.com"}]]})
+
+    @router.on(command("tell"))
+    async def tell(ctx: Context) -> None:
+        ctx.answer("I told them.")
+        ctx.answer("A word for you.", chat_id=int(ctx.args))
+
+    @router.on(command("drop"))
+    async def drop(ctx: Context) -> None:
+        ctx.call("deleteMessage", chat_id=ctx.update.raw["message"]["chat"]["id"], message_id=int(ctx.args))
+
+    @router.on(callback())
+    async def pressed(ctx: Context) -> None:
+        message = ctx.update.raw["callback_query"]["message"]
+        ctx.transition("answered")
+        ctx.answer_callback("Noted.")
+        ctx.call(
+            "editMessageText",
+            chat_id=message["chat"]["id"],
+            message_id=message["message_id"],
+            text=f"You said {ctx.update.callback_data}.",
+        )
+
+    @router.on(text("boom"))
+    async def boom(ctx: Context) -> None:
+        raise ValueError("boom")
+
+    @router.on(kind("edited_message"))
+    async def edited(ctx: Context) -> None:
+        ctx.answer(f"You now say {ctx.text}.")
+
+    @router.on(kind("my_chat_member"))
+    async def member(ctx: Context) -> None:
+        ctx.answer("Hello, everybody.")
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer(f"{ctx.update.user.raw['first_name']}: {ctx.text}")  # type: ignore[union-attr]
+
+    return router
+
+
+# Talking
+
+
+async def test_sending_gives_the_answers_and_keeps_what_was_said() -> None:
+    chat = Chat(make_router)
+    assert chat.last is None
+    assert await chat.send("/register") == ["What's your name?"]
+    assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
+    assert chat.last == "Got it, Alice! What's your email?"
+    assert [message["text"] for message in chat.messages][:2] == ["/register", "What's your name?"]
+    assert chat.calls[0] == {"method": "sendMessage", "chat_id": 42, "text": "What's your name?"}
+    assert str(chat).splitlines()[-2:] == ["User 42: Alice", "Bot: Got it, Alice! What's your email?"]
+    assert await chat.record() == State("registration", "get_email", {"name": "Alice"})
+
+
+async def test_an_update_looks_as_the_bot_api_delivers_it() -> None:
+    chat = Chat(make_poll)
+    await chat.group(-1001234567890).topic(7).send("/ask now")
+    [update] = chat.updates
+    message = update["message"]
+    assert isinstance(update["update_id"], int)
+    assert message["from"] == {"id": 42, "is_bot": False, "first_name": "User 42", "language_code": "en"}
+    assert message["chat"] | {"title": "..."} == {
+        "id": -1001234567890,
+        "title": "...",
+        "type": "supergroup",
+        "is_forum": True,
+    }
+    assert (message["message_thread_id"], message["is_topic_message"]) == (7, True)
+    assert message["entities"] == [{"type": "bot_command", "offset": 0, "length": 4}]
+
+
+async def test_frameworks_read_its_updates() -> None:
+    from aiogram.types import Update as AiogramUpdate
+
+    chat = Chat(make_poll)
+    await chat.send("/ask")
+    await chat.press("Yes")
+    await chat.send("hello")
+    await chat.edit("hello!")
+    for update in chat.updates:
+        assert AiogramUpdate.model_validate(update).update_id == update["update_id"]
+    for message in chat.messages:
+        assert AiogramUpdate.model_validate({"update_id": 1, "message": message}).message
+
+
+async def test_fields_of_the_bot_api_can_be_sent() -> None:
+    chat = Chat(make_router)
+    await chat.send(photo=[{"file_id": "AgAC", "file_unique_id": "AQAD", "width": 90, "height": 67}], caption="Me")
+    assert chat.last == "Say /register to begin."
+    assert chat.updates[-1]["message"]["caption"] == "Me"
+
+
+async def test_any_update_can_be_delivered() -> None:
+    chat = Chat(make_poll).group(-100)
+    update = {"update_id": 1, "my_chat_member": {"chat": {"id": -100, "type": "group"}, "from": {"id": 42}}}
+    assert await chat.deliver(update) == ["Hello, everybody."]
+
+
+async def test_a_message_can_be_edited() -> None:
+    chat = Chat(make_poll)
+    with pytest.raises(UsageError, match="nothing to edit"):
+        await chat.edit("hallo")
+    await chat.send("hello")
+    assert await chat.edit("hallo") == ["You now say hallo."]
+    assert [message["text"] for message in chat.messages] == ["hallo", "User 42: hello", "You now say hallo."]
+
+
+async def test_what_a_handler_raises_reaches_the_test_and_the_update_can_come_again() -> None:
+    chat = Chat(make_poll)
+    with pytest.raises(ValueError, match="boom"):
+        await chat.send("boom")
+    with pytest.raises(ValueError, match="boom"):
+        await chat.redeliver()
+
+
+# Buttons
+
+
+async def test_pressing_a_button_of_the_last_message_edits_it() -> None:
+    chat = Chat(make_poll)
+    await chat.send("/ask")
+    assert chat.buttons == ["Yes", "No"]
+    assert await chat.press("Yes") == ["You said yes."]
+    assert chat.last == "You said yes."
+    assert chat.buttons == []
+    assert [call["method"] for call in chat.calls] == ["sendMessage", "answerCallbackQuery", "editMessageText"]
+
+
+async def test_a_button_that_is_not_there_is_an_error_that_lists_the_buttons() -> None:
+    chat = Chat(make_poll)
+    with pytest.raises(AssertionError, match="the bot said nothing here"):
+        await chat.press("Yes")
+    await chat.send("/ask")
+    with pytest.raises(AssertionError, match="'Sure\\?' has no button 'Maybe'; it has 'Yes', 'No'"):
+        await chat.press("Maybe")
+    await chat.send("hello")
+    with pytest.raises(AssertionError, match="it has no buttons at all"):
+        await chat.press("Yes")
+    with pytest.raises(AssertionError, match="did not say 'Well\\?' here, it said 'Sure\\?', 'User 42: hello'"):
+        await chat.press("Yes", on="Well?")
+    await chat.send("/site")
+    with pytest.raises(AssertionError, match="opens a page"):
+        await chat.press("Open")
+
+
+async def test_an_older_message_still_has_its_buttons() -> None:
+    chat = Chat(make_poll)
+    await chat.send("/ask")
+    await chat.send("hello")
+    assert await chat.press("No", on="Sure?") == ["You said no."]
+
+
+async def test_a_button_below_the_place_for_writing_sends_its_text() -> None:
+    chat = Chat(make_poll)
+    await chat.send("/menu")
+    assert chat.buttons == ["/ask", "Hello"]
+    assert await chat.press("Hello") == ["User 42: Hello"]
+
+
+async def test_a_deleted_message_is_gone_and_one_that_never_was_is_an_error() -> None:
+    chat = Chat(make_poll)
+    await chat.send("hello")
+    await chat.send(f"/drop {chat.messages[1]['message_id']}")
+    assert [message["text"] for message in chat.messages] == ["hello", "/drop 2"]
+    with pytest.raises(AssertionError, match="deleteMessage: there is no message 99 in chat 42"):
+        await chat.send("/drop 99")
+
+
+# People and places
+
+
+async def test_people_and_places_are_views_of_one_world() -> None:
+    chat = Chat(make_poll)
+    bob = chat.user(43, first_name="Bob", language_code="de")
+    group = chat.group(-100)
+    topic = group.topic(7)
+    for where in (chat, bob, group, group.user(43), topic):
+        await where.send("hello")
+    assert (chat.last, bob.last) == ("User 42: hello", "Bob: hello")
+    assert [message["text"] for message in group.messages] == ["hello", "User 42: hello", "hello", "User 43: hello"]
+    assert [message["text"] for message in topic.messages] == ["hello", "User 42: hello"]
+    assert group.user(43).messages == group.messages
+    assert topic.user(43).messages == topic.messages
+    assert len(chat.updates) == len(bob.updates) == 5
+
+
+async def test_only_answers_in_this_place_are_returned() -> None:
+    chat = Chat(make_poll)
+    assert await chat.send("/tell 43") == ["I told them."]
+    assert chat.user(43).last == "A word for you."
+
+
+async def test_the_record_is_that_of_the_person_in_the_place() -> None:
+    chat = Chat(make_poll)
+    topic = chat.group(-100).topic(7)
+    await topic.send("/ask")
+    assert await topic.record() == State("poll", "asked")
+    assert await topic.user(43).record() is None
+    assert await chat.group(-100).record() is None
+
+
+def test_ids_that_cannot_be_are_refused() -> None:
+    chat = Chat(make_poll)
+    with pytest.raises(InvalidOption, match="a group is below 0"):
+        chat.group(100)
+    with pytest.raises(InvalidOption, match="a user is above 0"):
+        chat.user(-1)
+    with pytest.raises(UsageError, match="topics are in groups"):
+        chat.topic(7)
+
+
+# Restart, redelivery, workers, time
+
+
+async def test_a_restart_goes_on_where_it_was(backend: Backend) -> None:
+    chat = Chat(make_router, storage=backend.storage())
+    await chat.send("/register")
+    await chat.restart()
+    assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
+
+
+async def test_a_url_is_opened_anew_by_every_worker_and_every_restart(shared_backend: Backend) -> None:
+    async with Chat(make_router, storage=shared_backend.place(), workers=2) as chat:
+        await chat.send("/register")
+        await chat.send("Alice")
+        await chat.restart()
+        assert await chat.send("alice@example.com") == ["Please confirm."]
+
+
+async def test_a_restart_may_bring_another_release() -> None:
+    chat = Chat(make_router)
+    await chat.send("/register")
+    await chat.restart(make_poll)
+    assert await chat.send("Alice") == ["User 42: Alice"]
+
+
+async def test_a_redelivered_update_changes_nothing_and_is_answered_again(backend: Backend) -> None:
+    chat = Chat(make_router, storage=backend.storage())
+    with pytest.raises(UsageError, match="nothing to deliver again"):
+        await chat.redeliver()
+    await chat.send("/register")
+    await chat.send("Alice")
+    before = await chat.record()
+    assert await chat.redeliver() == ["Got it, Alice! What's your email?"]
+    assert await chat.record() == before
+    assert chat.updates[-1] == chat.updates[-2]
+
+
+async def test_two_chats_over_one_storage_do_not_take_updates_for_duplicates(backend: Backend) -> None:
+    storage = backend.storage()
+    await Chat(make_router, storage=storage).send("/register")
+    assert await Chat(make_router, storage=storage).send("Alice") == ["Got it, Alice! What's your email?"]
+
+
+async def test_workers_take_updates_in_turn(backend: Backend) -> None:
+    made: list[Router] = []
+
+    def make(storage: Storage | str) -> Router:
+        made.append(make_router(storage))
+        return made[-1]
+
+    chat = Chat(make, storage=backend.storage(), workers=2)
+    assert len(made) == 2
+    assert made[0].fsm is not made[1].fsm
+    handled: list[int] = []
+    for number, router in enumerate(made):
+        router.handle = _noting(router, handled, number)  # type: ignore[method-assign]
+    await chat.send("/register")
+    await chat.send("Alice")
+    assert sorted(handled) == [0, 1]
+    assert chat.last == "Got it, Alice! What's your email?"
+
+
+def _noting(router: Router, handled: list[int], number: int) -> Any:
+    handle = router.handle
+
+    async def noted(update: Any) -> list[dict[str, Any]]:
+        handled.append(number)
+        return await handle(update)
+
+    return noted
+
+
+async def test_messages_sent_at_once_are_handled_one_after_the_other(backend: Backend) -> None:
+    class Counting(Flow, name="counting"):
+        on = state()
+        default_state = on
+
+    def make(storage: Storage | str) -> Router:
+        router = Router(FSM("counter", storage=storage, flows=[Counting]))
+
+        @router.on()
+        async def count(ctx: Context) -> None:
+            seen = ctx.data.get("seen", [])
+            await asyncio.sleep(0)
+            ctx.update_data(seen=[*seen, ctx.text])
+            ctx.answer(f"{len(seen) + 1}")
+
+        return router
+
+    chat = Chat(make, storage=backend.storage(), workers=2)
+    texts = [f"message {number}" for number in range(10)]
+    answers = await chat.send_at_once(*texts)
+    assert answers == [[str(number + 1)] for number in range(10)]
+    assert (await chat.record() or State()).data == {"seen": texts}
+
+
+async def test_the_clock_of_the_storage_is_moved(clock: Clock) -> None:
+    chat = Chat(make_router)
+    await chat.send("/register")
+    date = chat.messages[-1]["date"]
+    await chat.advance(600)
+    await chat.send("Alice")
+    assert chat.messages[-1]["date"] == date + 600
+
+    storage = MemoryStorage(clock=clock)
+    before = clock.now
+    await Chat(make_router(storage)).advance(5)
+    await Chat(make_router, storage=storage).advance(5)
+    await Chat(make_router, storage="memory://", clock=clock).advance(5)
+    assert clock.now == before + 15
+
+
+# Wrong use
+
+
+async def test_a_router_cannot_be_made_anew() -> None:
+    chat = Chat(make_router(MemoryStorage()))
+    assert await chat.send("/register") == ["What's your name?"]
+    with pytest.raises(UsageError, match="give Chat a function that makes the router"):
+        await chat.restart()
+    with pytest.raises(InvalidOption, match="a router has its storage already"):
+        Chat(make_router(MemoryStorage()), workers=2)
+    with pytest.raises(UsageError, match="goes by its own clock"):
+        await chat.advance(1)
+
+
+def test_what_is_neither_a_router_nor_makes_one_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="def make_router\\(storage\\)"):
+        Chat(lambda: make_router("memory://"))  # type: ignore[arg-type, misc]
+    with pytest.raises(InvalidOption, match="a function of a storage"):
+        Chat(make_router(MemoryStorage()).fsm)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="returns a Router, got None"):
+        Chat(lambda storage: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidOption, match="no machine"):
+        Chat(Router())
+    with pytest.raises(InvalidOption, match="workers is 1 or more"):
+        Chat(make_router, workers=0)
+    with pytest.raises(InvalidOption, match="clock of its own"):
+        Chat(make_router, storage=MemoryStorage(), clock=Clock())
+
+
+def test_a_bot_s_tests_need_no_pytest_and_a_storage_s_tests_no_conversations() -> None:
+    code = "import sys; from stepwell.testing import {0}; print({1!r} in sys.modules)"
+    for name, module in (("Chat", "pytest"), ("Clock", "stepwell.fsm")):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(name, module)], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "False"
