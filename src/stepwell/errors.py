@@ -36,6 +36,7 @@ StepwellError
     ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
     ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
     ├── StorageFull (also OSError)                  no room; nothing was written
+    ├── NotCopied                                   after a copy, source and target differ
     └── StorageClosed                               used after close()
 """
 
@@ -266,6 +267,18 @@ class OutcomeUnknown(StorageError, ConnectionError):
 
 class StorageFull(StorageError, OSError):
     """There is no room left; nothing was written and what was stored is intact."""
+
+
+class NotCopied(StorageError):
+    """After a copy some records differ between source and target."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        super().__init__(
+            f"{len(places)} records differ between source and target after the copy ({shown}); "
+            "stop whatever writes to them, and copy again: what is there already is not copied twice"
+        )
 
 
 class StorageClosed(StorageError):
