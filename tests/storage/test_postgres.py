@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -15,7 +16,7 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import NewerSchema
+from stepwell.errors import NewerSchema, StorageUnavailable
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Query
@@ -56,6 +57,11 @@ def bounced(**options: Any) -> PostgresStorage:
     """A fresh place behind a PgBouncer that knows nothing of prepared statements."""
     url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
     return PostgresStorage.from_url(url, sweep_every=None, **options)
+
+
+async def test_behind_pgbouncer_the_option_that_is_missing_is_named() -> None:
+    with pytest.raises(StorageUnavailable, match="prepared_statements=false"):
+        await open_storage(pgbouncer.shared().url()).open()
 
 
 async def test_through_pgbouncer_operations_give_what_memory_gives() -> None:
@@ -102,6 +108,25 @@ async def test_ten_workers_may_start_at_once_on_an_empty_database() -> None:
         finally:
             for worker in workers:
                 await worker.close()
+
+
+def test_a_storage_that_lost_its_event_loop_is_opened_anew_by_the_next() -> None:
+    storage = open_storage(fresh())
+
+    async def use(number: int) -> dict[Any, Any]:
+        return await storage.update_data("bot", 1, {f"n{number}": number})
+
+    asyncio.run(use(1))
+    with pytest.warns(ResourceWarning):
+        assert asyncio.run(use(2)) == {"n1": 1, "n2": 2}
+        gc.collect()
+
+    async def end() -> None:
+        await storage.close()
+
+    with pytest.warns(ResourceWarning):
+        asyncio.run(end())
+        gc.collect()
 
 
 async def test_every_migration_is_made_once_and_noted(admin: Any) -> None:

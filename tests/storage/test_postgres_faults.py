@@ -19,7 +19,8 @@ from stepwell.errors import (
     StorageError,
     StorageUnavailable,
 )
-from stepwell.storage import Query
+from stepwell.record import Change
+from stepwell.storage import Apply, Query
 from stepwell.storage.postgres import PostgresStorage
 from tests.servers.postgres import PostgresServer, free_port, shared
 
@@ -122,6 +123,20 @@ async def test_a_url_that_cannot_be_read_is_refused_without_quoting_it(url: str)
 def test_a_schema_name_that_needs_more_than_quotes_is_refused(schema: str) -> None:
     with pytest.raises(InvalidOption):
         PostgresStorage("postgresql://host/db", schema=schema)
+
+
+async def test_a_tag_that_no_text_can_hold_is_refused_alone_and_not_quoted() -> None:
+    async with PostgresStorage(shared().url(), schema="surrogates") as storage:
+
+        async def write(key: str, tag: str) -> Any:
+            return await storage.perform(Apply(storage.address("bot", key), Change(write="w", tags=(tag,))))
+
+        results = await asyncio.gather(
+            write("a", "fine"), write("b", f"{SECRET}\ud800"), write("c", "fine"), return_exceptions=True
+        )
+        assert [isinstance(result, StorageError) for result in results] == [False, True, False]
+        assert SECRET not in "".join(traceback.format_exception(results[1]))
+        assert len([entry async for entry in storage.scan("bot", tag="fine")]) == 2
 
 
 async def test_dead_connections_are_replaced_unseen(server: PostgresServer, admin: Any) -> None:

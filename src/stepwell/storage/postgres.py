@@ -26,9 +26,8 @@ class PostgresStorage(Storage):
     """Keeps records in a schema of a PostgreSQL database, shared by any number of workers.
 
     ``source`` is a URL, or an ``asyncpg.Pool``, which is used and never closed. With a URL it has three
-    connections of its own. ``prepared_statements=False`` is for PgBouncer in transaction mode where that does
-    not keep prepared statements. A call takes at most ``timeout`` seconds; what cannot be delivered is tried
-    again for ``patience`` seconds.
+    connections of its own. ``prepared_statements=False`` is for PgBouncer. A call takes at most ``timeout``
+    seconds; what cannot be delivered is tried again for ``patience`` seconds.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Options:
     #: Seconds for one call, and for one attempt to connect.
     timeout: float = 5.0
     connect_timeout: float = 5.0
-    #: Off for PgBouncer before 1.21, or with ``max_prepared_statements = 0``.
+    #: Off for PgBouncer, which also does not know our settings for a connection.
     prepared_statements: bool = True
 
     def __post_init__(self) -> None:
@@ -164,6 +164,7 @@ class Link:
         self._options = options
         self._lock = asyncio.Lock()
         self._connection: asyncpg.Connection[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
         """The rows of one statement, which is one transaction."""
@@ -187,9 +188,9 @@ class Link:
             except StepwellError:
                 broken = False
                 raise
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
                 broken = not _survived(error)
-                raise _explained(error, self._source.place, sent=True) from error
+                raise _explained(error, self._source.place, sent=True) from _without_secrets(error)
             finally:
                 # Also after a cancellation: an answer that nobody waits for must not meet the next question.
                 self._connection = None
@@ -197,20 +198,25 @@ class Link:
                     self._connection = connection
 
     async def close(self) -> None:
-        """Give the connection up."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await self._source.end(connection)
-
-    def abandon(self) -> None:
-        """Let go of a connection whose event loop is gone."""
-        self._connection = None
+        """Give the connection up, when the call that is under way is over."""
+        if self._loop is not None and self._loop.is_closed():
+            # It took the calls that were under way along, and the lock with them.
+            self._lock = asyncio.Lock()
+            if self._connection is not None:
+                with suppress(RuntimeError):
+                    self._connection.terminate()
+            self._connection = self._loop = None
+        async with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await self._source.end(connection)
 
     async def _ready(self) -> asyncpg.Connection[Any]:
         if self._connection is not None:
             if not self._connection.is_closed():
                 return self._connection
             self._connection = None
+        self._loop = asyncio.get_running_loop()
         try:
             return await self._source.take()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
@@ -225,8 +231,8 @@ def _place(url: str) -> str:
 
 
 def _without_secrets(error: BaseException) -> BaseException | None:
-    # What the driver says about a URL it cannot read may quote it, password and all.
-    return None if isinstance(error, ValueError) and not isinstance(error, OSError) else error
+    # What the driver says about a URL or a value that it cannot use quotes it, password and all.
+    return None if isinstance(error, ValueError) else error
 
 
 #: Rolled back by the server, whole and certain: safe to send again.
@@ -252,6 +258,8 @@ def _explained(error: BaseException, place: str, *, sent: bool) -> StepwellError
         return StorageUnavailable(
             f"{place} {what} in time; see whether it is up and reachable, or raise timeout=...", sent=sent
         )
+    if isinstance(error, ValueError) and sent:
+        return StorageError(f"{place} cannot hold a name or a text of this call, perhaps a lone surrogate; not written")
     if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
         return InvalidOption(f"the URL of {place} has an option that asyncpg cannot use ({type(error).__name__})")
     if isinstance(error, ssl.SSLError) or (isinstance(error, ConnectionError) and "SSL" in str(error)):
@@ -286,6 +294,13 @@ def _explained_state(error: asyncpg.PostgresError, state: str, place: str, sent:
         )
     if state in ("53100", "53000"):
         return StorageFull(f"{place} has no room left; nothing was written")
+    if state == "08P01" and "startup parameter" in str(error):
+        return StorageUnavailable(
+            f"{place} does not know our settings ({error.args[0]}), as PgBouncer does not; "
+            "add prepared_statements=false to the URL",
+            sent=False,
+            final=True,
+        )
     if state.startswith(_HOPELESS):
         return StorageUnavailable(f"{place} refused us: {error.args[0]}", sent=False, final=True)
     if state.startswith(_AGAIN):

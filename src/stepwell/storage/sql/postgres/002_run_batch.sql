@@ -413,7 +413,9 @@ begin
                         r_.memo_until, r_.tags, r_.has_parts, r_.large is not null as has_large
                     into r
                     from @schema@.records r_
-                    where r_.namespace = op.namespace and r_.key = op.key;
+                    where r_.namespace = op.namespace and r_.key = op.key
+                    -- Locked already, unless it was made after the rows were locked.
+                    for update;
                 v_there := found;
                 v_alive := v_there and r.alive;
 
@@ -607,7 +609,8 @@ begin
                                     and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
                             insert into @schema@.tags (namespace, tag, key)
                                 select distinct op.namespace, @schema@.indexed(x.tag), op.key
-                                from unnest(v_tags) x(tag);
+                                from unnest(v_tags) x(tag)
+                                on conflict do nothing;
                         end if;
                         if v_dropped and r.has_parts then
                             delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
