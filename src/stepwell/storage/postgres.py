@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
-from stepwell.errors import InvalidOption, StorageUnavailable
+from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
@@ -98,6 +98,10 @@ class PostgresStorage(Storage):
             if not writes:
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
+        try:
+            sent = columns(operations)
+        except UnicodeEncodeError:
+            raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
         rows = await self._fetch(
             self._writes if writes else self._rest,
             self._run_batch_sql,
@@ -105,7 +109,7 @@ class PostgresStorage(Storage):
             number,
             self._now(),
             self._source.lock_timeout,
-            *columns(operations),
+            *sent,
         )
         return results(operations, rows)
 
