@@ -19,7 +19,7 @@ from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import NewerSchema, StorageUnavailable
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Query
+from stepwell.storage import Apply, Claim, Claimed, Guard, Operation, Query, Release
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres_schema import migrations
@@ -210,6 +210,60 @@ async def test_a_large_field_is_not_written_again_with_its_neighbour(admin: Any)
         print(f"{written / updates:.0f} bytes of log an update")
         assert written / updates < 2500
         assert await storage.get_data("bot", 1) == {"large": noise, "count": updates - 1}
+
+
+async def test_batches_of_several_workers_never_wait_for_each_other_in_a_circle(admin: Any) -> None:
+    await admin.execute("create database circles")
+    url = shared().url("circles")
+    workers = [open_storage(url, sweep_every=None) for _ in range(4)]
+    chance = random.Random(7)
+    keys = range(25)
+    try:
+        await workers[0].open()
+
+        async def work(storage: Storage) -> None:
+            for _ in range(60):
+                # Whole batches in random order, on keys that come and go all the time.
+                batch: list[Operation] = []
+                for key in chance.sample(keys, 12):
+                    address = storage.address("bot", key)
+                    token = chance.choice("abc")
+                    batch.append(
+                        chance.choice(
+                            [
+                                Claim(address, token, 0.01),
+                                Release(address, token),
+                                Apply(address, Change(write=storage.ids(), set={"a": "00000000 1"})),
+                                Apply(address, Change(write=storage.ids(), delete=True, forget=True)),
+                                Apply(address, Change(write=storage.ids(), tags=(token,), memo="m"), Guard(token)),
+                            ]
+                        )
+                    )
+                try:
+                    await storage.run(batch)
+                except StorageUnavailable as error:
+                    assert not error.sent, error
+                    assert "a row is gone" in str(error), error
+
+        await asyncio.gather(*(work(storage) for storage in workers), _sweeping(workers[0]))
+        assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'circles'") == 0
+        connection = await asyncpg.connect(url)
+        try:
+            # What belongs to a record is there if the record is.
+            for table in ("tags", "memos"):
+                orphans = "left join stepwell.records r using (namespace, key) where r.key is null"
+                assert await connection.fetchval(f"select count(*) from stepwell.{table} {orphans}") == 0
+        finally:
+            await connection.close()
+    finally:
+        for storage in workers:
+            await storage.close()
+
+
+async def _sweeping(storage: Storage) -> None:
+    for _ in range(40):
+        await storage.sweep(10)
+        await asyncio.sleep(0.01)
 
 
 async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:

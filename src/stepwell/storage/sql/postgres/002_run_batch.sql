@@ -94,6 +94,9 @@ declare
     v_count constant bigint := cardinality(p_kinds);
     v_claimed bigint;
     v_usual bigint;
+    -- The operations whose rows we have locked. A row that somebody makes later is not there for this batch:
+    -- to wait for it would be out of order.
+    v_ours bigint[] := '{}';
     v_locked bigint;
     v_made bigint := 0;
     v_untidy boolean := false;
@@ -201,10 +204,11 @@ begin
                 v_untidy := true;
             end if;
         end if;
-        select count(*) filter (where x.flags & f_needs_row <> 0) into v_locked
+        select coalesce(array_agg(x.at), '{}'), count(*) filter (where x.flags & f_needs_row <> 0)
+            into v_ours, v_locked
             from (
-                select u.flags
-                from unnest(p_kinds, p_namespaces, p_keys, p_flags) u(kind, namespace, key, flags)
+                select u.at, u.flags
+                from unnest(p_kinds, p_namespaces, p_keys, p_flags) with ordinality as u(kind, namespace, key, flags, at)
                 join @schema@.records r_ on r_.namespace = u.namespace and r_.key = u.key
                 where u.kind <> 1
                 order by r_.namespace, r_.key
@@ -292,7 +296,7 @@ begin
                 data, deadline, expiry, memo, weight, allowed, at
             )
             where u.flags & f_usual <> 0 and u.weight is not null
-                and r_.namespace = u.namespace and r_.key = u.key
+                and u.at = any (v_ours) and r_.namespace = u.namespace and r_.key = u.key
                 and r_.alive and (r_.expires_at is null or r_.expires_at > t)
                 and r_.token = u.token and r_.leased_until > t and r_.base = u.base
                 and r_.large is null and r_.size + u.weight <= u.allowed
@@ -372,7 +376,7 @@ begin
             elsif op.kind = 2 then
                 update @schema@.records r_
                     set token = op.token, leased_until = t + op.lease
-                    where r_.namespace = op.namespace and r_.key = op.key
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours)
                         and case
                             when op.flags & f_renew <> 0 then r_.token = op.token and r_.leased_until > t
                             else r_.token is null or r_.leased_until <= t or r_.token = op.token
@@ -401,7 +405,8 @@ begin
 
             elsif op.kind = 4 then
                 update @schema@.records r_ set token = null, leased_until = 0
-                    where r_.namespace = op.namespace and r_.key = op.key and r_.token = op.token
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours)
+                        and r_.token = op.token
                     returning r_.alive into v_alive;
                 v_untidy := v_untidy or not found or not v_alive;
 
@@ -413,9 +418,7 @@ begin
                         r_.memo_until, r_.tags, r_.has_parts, r_.large is not null as has_large
                     into r
                     from @schema@.records r_
-                    where r_.namespace = op.namespace and r_.key = op.key
-                    -- Locked already, unless it was made after the rows were locked.
-                    for update;
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours);
                 v_there := found;
                 v_alive := v_there and r.alive;
 
@@ -657,8 +660,8 @@ begin
     if v_untidy then
         with gone as (
             delete from @schema@.records r_
-                using unnest(p_kinds, p_namespaces, p_keys) u(kind, namespace, key)
-                where u.kind <> 1 and r_.namespace = u.namespace and r_.key = u.key
+                using unnest(p_namespaces, p_keys) with ordinality as u(namespace, key, at)
+                where u.at = any (v_ours) and r_.namespace = u.namespace and r_.key = u.key
                     and not r_.alive and r_.removable_at <= t and (r_.token is null or r_.leased_until <= t)
                 returning r_.namespace, r_.key, r_.tags
         ), memos as (
