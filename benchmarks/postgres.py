@@ -14,7 +14,7 @@ from tests.servers.postgres import PostgresServer
 from benchmarks.sqlite import ROUNDS, TASKS, Step, bound, interleaved, middle, ratios
 from stepwell import Storage
 from stepwell.codec import Seal
-from stepwell.record import Address, Limits
+from stepwell.record import Address, Limits, Place
 from stepwell.slot import Slot
 from stepwell.storage.postgres import PostgresStorage
 
@@ -131,7 +131,7 @@ async def fill(server: PostgresServer, schema: str, count: int) -> None:
     def row(number: int) -> tuple[Any, ...]:
         address = Address("bot", f"({number},{number})")
         seal = Seal(address, limits, limits.record)
-        head = seal.head("registration", "get_email", None, [])
+        head = seal.head(Place("registration", "get_email"))
         fields = seal.fields(DATA)
         size = sum(len(name) + len(text) for name, text in fields.items())
         return *address, 1, "w", True, None, head.flow, head.state, head.text, json.dumps(fields), size

@@ -128,7 +128,7 @@ def fill(path: Path, keys: range) -> None:
         for number in keys:
             address = address_of("bot", (number, number), limits)
             seal = Seal(address, limits, limits.record)
-            head = seal.head("registration", "get_email", None, [])
+            head = seal.head(Place("registration", "get_email"))
             fields = seal.fields({"name": "Alice", "email": "alice@example.com", "count": 0})
             size = sum(len(name) + len(text) for name, text in fields.items())
             yield (

@@ -448,6 +448,10 @@ begin
                                     and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
                             delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
                             v_memo_until := 0;
+                            if not v_held and r.token is not null and r.leased_until > t then
+                                -- Somebody else holds it: the base says that what they saw is gone.
+                                base := op.write;
+                            end if;
                         else
                             version := r.version + case when v_alive then 1 else 0 end;
                             write := case when v_alive then op.write else r.write end;
