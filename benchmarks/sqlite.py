@@ -15,7 +15,7 @@ import aiosqlite
 
 from stepwell import SQLiteStorage
 from stepwell.codec import Seal, address_of
-from stepwell.record import Limits
+from stepwell.record import Limits, Place
 from stepwell.slot import Slot
 
 TASKS = 50
