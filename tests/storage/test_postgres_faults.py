@@ -105,6 +105,13 @@ async def test_a_server_that_accepts_and_says_nothing_is_an_error_in_time() -> N
     assert "in time" in str(error)
 
 
+async def test_an_option_that_nobody_knows_is_named(server: PostgresServer) -> None:
+    error = await error_of(PostgresStorage.from_url(f"{server.url(password=SECRET)}?colour=red"), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert '"colour"' in str(error)
+
+
 async def test_a_role_that_may_create_nothing_is_told_so(server: PostgresServer, admin: Any) -> None:
     await admin.execute("create role modest login")
     error = await error_of(PostgresStorage(server.url(user="modest"), schema="not_mine"), 5)

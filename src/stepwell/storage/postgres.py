@@ -47,6 +47,7 @@ class PostgresStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         options = Options(timeout=timeout, connect_timeout=connect_timeout, prepared_statements=prepared_statements)
         self.schema = schema
+        self._timeout = timeout
         self._quoted = checked(schema)
         self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
         #: A lane has its own: what it sends next need not wait for anything but its own last answer.
@@ -68,7 +69,7 @@ class PostgresStorage(Storage):
         while True:
             try:
                 async with self._aside.connection() as connection:
-                    await migrate(connection, self.schema, self._source.place)
+                    await migrate(connection, self.schema, self._source.place, self._timeout)
                 return
             except BaseException as error:
                 await self._aside.close()

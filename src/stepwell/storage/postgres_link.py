@@ -236,7 +236,7 @@ def _without_secrets(error: BaseException) -> BaseException | None:
 
 
 #: Rolled back by the server, whole and certain: safe to send again.
-_AGAIN = ("40", "55P03", "57014", "53200", "53300", "53400", "57P03")
+_AGAIN = ("40001", "40P01", "55P03", "57014", "53200", "53300", "53400", "57P03")
 #: Nothing to hope for from trying again.
 _HOPELESS = ("28", "3D", "42501", "08004")
 
@@ -309,5 +309,7 @@ def _explained_state(error: asyncpg.PostgresError, state: str, place: str, sent:
         return StorageUnavailable(f"{place} ended the connection: {error.args[0]}", sent=sent)
     if state in ("42P01", "42883", "3F000"):
         return StorageError(f"the tables of this storage are gone from {place}; close and open it to make them again")
+    if not sent:
+        return StorageUnavailable(f"{place} refused the connection: {error.args[0]}", sent=False, final=True)
     # What other messages quote may be data.
     return StorageError(f"{place} failed with {type(error).__name__} ({state}); nothing was written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from functools import cache
@@ -14,6 +15,8 @@ __all__ = ["checked", "migrate", "migrations"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that all steps may take, and the wait for another worker that makes them.
+_MIGRATING = 60.0
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
@@ -46,14 +49,15 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found))
 
 
-async def migrate(connection: Any, schema: str, place: str) -> None:
+async def migrate(connection: Any, schema: str, place: str, timeout: float) -> None:
     """Make sure that the schema is the one this release works with."""
     quoted = checked(schema)
     last = migrations()[-1].number
-    if await _reached(connection, schema, place, last) == last:
-        # Also the way for a role that may not create anything.
-        return
-    async with connection.transaction():
+    async with asyncio.timeout(timeout):
+        if await _reached(connection, schema, place, last) == last:
+            # Also the way for a role that may not create anything.
+            return
+    async with asyncio.timeout(_MIGRATING), connection.transaction():
         await connection.execute("set local statement_timeout = 0; set local lock_timeout = 0")
         # One worker at a time; the lock ends with the transaction, also behind PgBouncer.
         await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"stepwell {schema}")
