@@ -1,23 +1,16 @@
-"""The Bot API over HTTP: ``/bot<token>/<method>`` and files. The only module that knows starlette."""
+"""The Bot API over HTTP: ``/bot<token>/<method>`` and files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stepwell.extras import require
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.methods import perform
 from stepwell.playground.botapi.refusal import Refusal
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-
-require("starlette", "playground")
-
-from starlette.applications import Starlette  # noqa: E402
-from starlette.requests import Request  # noqa: E402
-from starlette.responses import JSONResponse, Response  # noqa: E402
-from starlette.routing import Route  # noqa: E402
+from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette
 
 __all__ = ["make_app"]
 

@@ -96,12 +96,15 @@ class Person:
 
         Gives the id of the callback query, for ``notice``; ``None`` for a button that sends its text.
         """
-        pressed, message = self._button(button, on)
+        return await self.push(*self._button(button, on))
+
+    async def push(self, pressed: Button, message: dict[str, Any]) -> str | None:
+        """Press this very button of this message."""
         if pressed.types:
             await self._type(pressed)
             return None
         if pressed.data is None:
-            raise UsageError(f"the button {button!r} opens a page; the bot hears nothing of it")
+            raise UsageError(f"the button {pressed.text!r} opens a page; the bot hears nothing of it")
         query = {
             "from": dict(self.me),
             "message": message,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from stepwell.errors import UsageError
-from stepwell.extras import require
 from stepwell.playground.botapi.app import make_app
 from stepwell.playground.botapi.methods import perform
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.person import Person
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-
-_uvicorn: Any = require("uvicorn", "playground")
+from stepwell.playground.serving import Serving
 
 __all__ = ["BotAPI"]
 
@@ -57,8 +52,7 @@ class BotAPI:
         self.webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
         #: The ASGI application, for whoever serves it elsewhere.
         self.app = make_app(self.world, self.webhooks, self._hosts)
-        self._server: Any = None
-        self._serving: asyncio.Task[None] | None = None
+        self._serving = Serving(self.app, name="bot-api")
 
     @property
     def url(self) -> str:
@@ -77,18 +71,7 @@ class BotAPI:
         return Person(self.world, bot, user)
 
     async def __aenter__(self) -> Self:
-        listening = socket.create_server(
-            (self.host, self.port), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        )
-        self.port = listening.getsockname()[1]
-        # No access log: every line of it would hold a token.
-        config = _uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off", ws="none")
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="bot-api")
-        while not self._server.started:
-            if self._serving.done():
-                self._serving.result()
-            await asyncio.sleep(0.005)
+        self.port = await self._serving.start(self.host, self.port)
         return self
 
     async def __aexit__(
@@ -97,11 +80,7 @@ class BotAPI:
         await self.webhooks.close()
         for bot in self.world.bots.values():
             bot.updates.stop()
-        assert self._serving is not None
-        self._server.should_exit = True
-        # A client that keeps its connection open must not keep us.
-        self._server.force_exit = True
-        await self._serving
+        await self._serving.stop()
 
     def _netloc(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -111,11 +90,3 @@ class BotAPI:
 
     async def _perform(self, bot: Bot, method: str, params: Params) -> Any:
         return await perform(self.world, self.webhooks, bot, method, params)
-
-
-class _Server(_uvicorn.Server):  # type: ignore[misc]
-    """Signals are for the program that we are a part of."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -1,0 +1,144 @@
+"""What the page may do, by name: each takes the playground and the request's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from stepwell.errors import UsageError
+from stepwell.playground.botapi import Person
+from stepwell.playground.botapi.keyboards import Button
+
+if TYPE_CHECKING:
+    from stepwell.playground.play import Playground
+
+__all__ = ["ACTIONS", "Action"]
+
+Given: TypeAlias = dict[str, Any]
+Action: TypeAlias = Callable[["Playground", Given], Awaitable[Given | None]]
+
+LONGEST_TEXT, LONGEST_NAME = 4096, 64
+MOST_PEOPLE, MOST_ROOMS, MOST_TOPICS = 12, 12, 12
+BURST = 10
+
+
+async def send(play: Playground, given: Given) -> None:
+    """Write a message."""
+    await _person(play, given).send(_text(given, "text", LONGEST_TEXT))
+
+
+async def burst(play: Playground, given: Given) -> None:
+    """Write ten messages at once."""
+    text = given.get("text")
+    texts = [f"Message {n}" for n in range(1, BURST + 1)] if not text else [_text(given, "text", LONGEST_TEXT)] * BURST
+    await _person(play, given).send_at_once(*texts)
+
+
+async def press(play: Playground, given: Given) -> None:
+    """Press a button of a message, or of the keyboard below the place for writing."""
+    person = _person(play, given)
+    number = given.get("message")
+    message: dict[str, Any] = {}
+    if number is None:
+        rows = (person.room.keyboard or {}).get("keyboard", [])
+    else:
+        message = person.room.messages.get(number, {})
+        rows = message.get("reply_markup", {}).get("inline_keyboard", [])
+    try:
+        raw = rows[_number(given, "row")][_number(given, "column")]
+    except IndexError:
+        raise UsageError("this button is no longer there") from None
+    await person.push(Button(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
+
+
+async def again(play: Playground, given: Given) -> None:
+    """The last update comes a second time, or another one."""
+    number = given.get("update_id")
+    known = [each for each in play.bot.updates.all if number in (None, each["update_id"])]
+    if not known:
+        raise UsageError("there is nothing to send twice yet; write something first")
+    play.world.deliver(play.bot, known[-1])
+
+
+async def restart(play: Playground, given: Given) -> None:
+    """Kill the bot and start it again."""
+    await play.restart()
+
+
+async def timeout(play: Playground, given: Given) -> None:
+    """Let a timer run out now."""
+    await play.time_out(_text(given, "bot", 512), _text(given, "key", 1024))
+
+
+async def add_person(play: Playground, given: Given) -> Given:
+    """Somebody new, with a private chat, and in every group."""
+    people = [user for user in play.world.users.values() if not user["is_bot"]]
+    if len(people) >= MOST_PEOPLE:
+        raise UsageError(f"there are {MOST_PEOPLE} people already")
+    user = max(each["id"] for each in people) + 1
+    play.api.chat(play.bot, user, first_name=_text(given, "name", LONGEST_NAME))
+    for room in list(play.world.rooms.values()):
+        if room.id < 0:
+            Person(play.world, play.bot, user, room=room)
+    play.places_changed()
+    return {"room": str(user), "user": user}
+
+
+async def add_group(play: Playground, given: Given) -> Given:
+    """A group with everybody in it."""
+    groups = [room.id for room in play.world.rooms.values() if room.id < 0]
+    if len(groups) >= MOST_ROOMS:
+        raise UsageError(f"there are {MOST_ROOMS} groups already")
+    room = play.world.group(min(groups, default=-1000) - 1, title=_text(given, "name", LONGEST_NAME))
+    for user in [each["id"] for each in play.world.users.values() if not each["is_bot"]]:
+        Person(play.world, play.bot, user, room=room)
+    play.places_changed()
+    return {"room": str(room.id)}
+
+
+async def add_topic(play: Playground, given: Given) -> Given:
+    """A topic of a group, which becomes a forum by it."""
+    person = _person(play, {**given, "thread": None})
+    if len(person.room.topics) >= MOST_TOPICS:
+        raise UsageError(f"there are {MOST_TOPICS} topics already")
+    topic = person.topic(_text(given, "name", LONGEST_NAME))
+    play.places_changed()
+    return {"thread": topic.thread}
+
+
+def _person(play: Playground, given: Given) -> Person:
+    thread = given.get("thread")
+    return play.person(
+        _text(given, "room", 32), _number(given, "user"), _number(given, "thread") if thread is not None else None
+    )
+
+
+def _text(given: Given, name: str, longest: int) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value.strip() or len(value) > longest:
+        raise UsageError(f"{name} is a text of 1 to {longest} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} is no text that can be sent") from None
+    return value
+
+
+def _number(given: Given, name: str) -> int:
+    value = given.get(name)
+    if type(value) is not int or abs(value) >= 2**53 or (name in ("row", "column") and value < 0):
+        raise UsageError(f"{name} is a whole number")
+    return value
+
+
+ACTIONS: dict[str, Action] = {
+    "send": send,
+    "burst": burst,
+    "press": press,
+    "again": again,
+    "restart": restart,
+    "timeout": timeout,
+    "person": add_person,
+    "group": add_group,
+    "topic": add_topic,
+}

@@ -1,0 +1,201 @@
+// One chat: a person in a place, what is said there, and the place for writing.
+import { act, el, keyed } from "./dom.js";
+
+const STYLES = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", pre: "code", spoiler: "span" };
+
+function formatted(text, entities) {
+  // Offsets are UTF-16 units, as JavaScript counts. What lies inside another is shown plain.
+  const parts = [];
+  let at = 0;
+  for (const { type, offset, length } of entities) {
+    if (offset < at || !(type in STYLES || ["bot_command", "url", "mention", "hashtag", "email", "text_link"].includes(type))) continue;
+    parts.push(text.slice(at, offset));
+    parts.push(el(STYLES[type] ?? "span", { class: `entity ${type}` }, text.slice(offset, offset + length)));
+    at = offset + length;
+  }
+  return [...parts, text.slice(at)];
+}
+
+export class ChatPane {
+  constructor(app, place) {
+    this.app = app;
+    this.place = place;
+    this.chosen = -1;
+    this.id = `pane${ChatPane.count = (ChatPane.count ?? 0) + 1}`;
+    this.title = el("h2");
+    this.as = el("select", { "aria-label": "Write as", onchange: () => this.move({ user: Number(this.as.value) }) });
+    this.topic = el("select", { "aria-label": "Topic", onchange: () => this.move({ thread: Number(this.topic.value) || null }) });
+    this.newTopic = el("button", { type: "button", class: "quiet small", onclick: () => this.openTopic() }, "+ Topic");
+    this.beside = el("button", { type: "button", class: "quiet small beside", onclick: () => app.toggleBeside(this) });
+    this.messages = el("ol", { class: "messages", "aria-label": "Messages", tabindex: "0" });
+    this.keyboard = el("div", { class: "keyboard", role: "group", "aria-label": "The bot's keyboard" });
+    this.menu = el("ul", { class: "commands", role: "listbox", id: `${this.id}-commands`, "aria-label": "Commands", hidden: true });
+    this.input = el("textarea", {
+      rows: "1", placeholder: "Message, or / for commands", "aria-label": "Message", maxlength: "4096", role: "combobox",
+      "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": `${this.id}-commands`,
+      oninput: () => this.complete(), onkeydown: (event) => this.key(event), onblur: () => this.close(),
+    });
+    const tool = (name, title, work) => el("button", { type: "button", class: "quiet small", title, onclick: work }, name);
+    this.node = el("section", { class: "pane", "aria-label": "Chat", onfocusin: () => app.focus(this) },
+      el("header", {}, this.title, this.as, this.topic, this.newTopic, el("span", { class: "space" }), this.beside),
+      this.messages,
+      el("form", { class: "write", onsubmit: (event) => { event.preventDefault(); this.send(); } },
+        this.keyboard, this.menu,
+        el("div", { class: "line" }, this.input, el("button", { class: "main", type: "submit" }, "Send")),
+        el("div", { class: "tools" },
+          tool("Send it twice", "The bot gets its last update a second time, as when an acknowledgement was lost", () => act("again")),
+          tool("Send ten at once", "Ten messages, one right after the other: what stands above, or “Message 1” to “Message 10”", () => this.burst()))));
+  }
+
+  get target() {
+    return { room: this.place.room, user: this.place.user, thread: this.place.thread ?? null };
+  }
+
+  move(change) {
+    Object.assign(this.place, change);
+    this.app.render();
+  }
+
+  async send() {
+    const text = this.input.value;
+    this.close();
+    if (!text.trim()) return;
+    this.input.value = "";
+    this.grow();
+    this.input.focus();
+    if (!(await act("send", { ...this.target, text })) && !this.input.value) this.input.value = text;
+  }
+
+  async burst() {
+    const text = this.input.value.trim();
+    if (await act("burst", { ...this.target, ...(text ? { text } : {}) })) this.input.value = "";
+  }
+
+  async openTopic() {
+    const room = this.app.room(this.place.room);
+    const made = await act("topic", { ...this.target, name: `Topic ${room.topics.length + 1}` });
+    if (made) this.move({ thread: made.thread });
+  }
+
+  // Commands
+
+  complete() {
+    this.grow();
+    const typed = /^\/(\w*)$/.exec(this.input.value);
+    const found = typed ? this.app.commands().filter((each) => each.command.startsWith(typed[1].toLowerCase())) : [];
+    this.found = found;
+    this.chosen = found.length ? 0 : -1;
+    this.menu.hidden = !found.length;
+    this.input.setAttribute("aria-expanded", String(found.length > 0));
+    this.menu.replaceChildren(...found.map((each, at) => el("li", {
+      role: "option", id: `${this.id}-command${at}`, onmousedown: (event) => { event.preventDefault(); this.take(at); },
+    }, el("b", {}, `/${each.command}`), " ", el("span", {}, each.description))));
+    this.mark();
+  }
+
+  mark() {
+    [...this.menu.children].forEach((node, at) => node.setAttribute("aria-selected", String(at === this.chosen)));
+    if (this.chosen >= 0) {
+      this.input.setAttribute("aria-activedescendant", `${this.id}-command${this.chosen}`);
+      this.menu.children[this.chosen].scrollIntoView({ block: "nearest" });
+    } else this.input.removeAttribute("aria-activedescendant");
+  }
+
+  take(at) {
+    this.input.value = `/${this.found[at].command}`;
+    this.close();
+    this.input.focus();
+  }
+
+  close() {
+    this.menu.hidden = true;
+    this.input.setAttribute("aria-expanded", "false");
+    this.input.removeAttribute("aria-activedescendant");
+  }
+
+  key(event) {
+    const open = !this.menu.hidden;
+    if (open && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
+      event.preventDefault();
+      this.chosen = (this.chosen + (event.key === "ArrowDown" ? 1 : this.found.length - 1)) % this.found.length;
+      this.mark();
+    } else if (open && event.key === "Escape") {
+      this.close();
+    } else if (open && event.key === "Tab" && !event.shiftKey) {
+      event.preventDefault();
+      this.take(this.chosen);
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      if (open && this.input.value !== `/${this.found[this.chosen].command}`) this.take(this.chosen);
+      this.send();
+    }
+  }
+
+  grow() {
+    this.input.rows = Math.min(5, this.input.value.split("\n").length);
+  }
+
+  // Showing
+
+  render() {
+    const { app, place } = this;
+    const room = app.room(place.room);
+    if (!room) return;
+    const group = room.type !== "private";
+    this.title.textContent = room.title;
+    this.node.classList.toggle("group", group);
+    this.as.hidden = !group;
+    this.newTopic.hidden = !group;
+    this.topic.hidden = !group || !room.topics.length;
+    const options = (select, items, value) => {
+      select.replaceChildren(...items.map(([id, name]) => el("option", { value: id }, name)));
+      select.value = String(value);
+    };
+    if (group) {
+      options(this.as, room.members.map((id) => [id, `as ${app.name(id)}`]), place.user);
+      options(this.topic, [[0, "General"], ...room.topics.map((topic) => [topic.id, topic.name])], place.thread ?? 0);
+    }
+    this.beside.textContent = app.panes.length > 1 ? "Close" : "Show another beside";
+    const said = app.sections[`room ${place.room}`] ?? { messages: [], keyboard: null };
+    const here = said.messages.filter((message) => !room.topics.length || (message.thread ?? null) === (place.thread ?? null));
+    const { messages } = this;
+    const low = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 60;
+    const last = here.length ? here[here.length - 1].id : 0;
+    keyed(messages, here.length ? here.map((message) => ({ ...message, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }],
+      (item) => item.id, (item) => (item.id === "welcome" ? this.welcome(item) : this.message(item)));
+    if (low || last !== this.last) messages.scrollTop = here.length ? messages.scrollHeight : 0;
+    this.last = last;
+    keyed(this.keyboard, (said.keyboard ?? []).map((row, at) => ({ at, row, place: this.target })), (item) => item.at,
+      ({ at, row }) => el("div", { class: "row" }, ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, row: at, column })))));
+  }
+
+  button(button, work) {
+    const text = typeof button === "string" ? button : button.text;
+    return el("button", { type: "button", class: "key", onclick: work }, text, button.url ? " ↗" : null);
+  }
+
+  message(item) {
+    if (item.service) return el("li", { class: "service" }, `${item.from.name} ${item.service}`);
+    const time = new Date(item.date * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const bubble = el("div", { class: "bubble" },
+      item.group || item.from.bot ? el("span", { class: "who" }, item.from.name) : null,
+      item.reply ? el("blockquote", {}, item.reply) : null,
+      item.media ? el("span", { class: "media" }, item.media) : null,
+      el("p", {}, ...formatted(item.text, item.entities)),
+      el("time", {}, item.edited ? `edited ${time}` : time));
+    const rows = (item.buttons ?? []).map((row, at) => el("div", { class: "row" },
+      ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, message: item.id, row: at, column })))));
+    return el("li", { class: item.from.bot ? "theirs" : item.mine ? "mine" : "theirs other", "data-message": item.id }, bubble, rows.length ? el("div", { class: "inline" }, ...rows) : null);
+  }
+
+  welcome({ commands, where }) {
+    const try_ = commands.filter((each) => each.command !== "cancel").slice(0, 4);
+    return el("li", { class: "welcome" },
+      where ? el("p", { class: "resumed" }, el("b", {}, "You are in the middle of a conversation: "), el("code", {}, where), ". It was kept; write, and it goes on.") : null,
+      el("h3", {}, "Talk to your bot. Nothing leaves this machine."),
+      el("ol", {},
+        el("li", {}, "Write something", try_.length ? ", or begin with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: () => act("send", { ...this.target, text: `/${each.command}` }) }, `/${each.command}`))),
+        el("li", {}, "Watch the state move: the lit box is where the conversation stands, the record below it is what is stored."),
+        el("li", {}, "Try to break it: restart the bot in the middle, send a message twice, send ten at once.")));
+  }
+}

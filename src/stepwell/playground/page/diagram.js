@@ -1,0 +1,231 @@
+// A flow as a drawing: layers from the start on, long edges bent around what is between.
+import { svg } from "./dom.js";
+
+const HEIGHT = 38, TALL = 52, GAP = 26, LAYER = 54, WIDE_LAYER = 46, EDGE = 14;
+const pen = document.createElement("canvas").getContext("2d");
+
+function short(name) {
+  return name.length > 26 ? `${name.slice(0, 25)}…` : name;
+}
+
+export function span(seconds) {
+  if (seconds >= 86400) return `${+(seconds / 86400).toFixed(1)} d`;
+  if (seconds >= 3600) return `${+(seconds / 3600).toFixed(1)} h`;
+  if (seconds >= 120) return `${+(seconds / 60).toFixed(1)} min`;
+  return `${+Number(seconds).toFixed(1)} s`;
+}
+
+function edgesOf(flow, path) {
+  const edges = flow.edges.map(([from, to]) => ({ from, to, kind: "move" }));
+  for (const [from, timeout] of Object.entries(flow.timeouts)) {
+    if (timeout.to !== null) edges.push({ from, to: timeout.to, kind: "timeout" });
+  }
+  for (let at = 1; at < path.length; at++) {
+    const [from, to] = [path[at - 1], path[at]];
+    const known = edges.filter((edge) => edge.from === from && edge.to === to);
+    if (!known.length && from !== to) edges.push({ from, to, kind: "jump", taken: true });
+    for (const edge of known) edge.taken = true;
+  }
+  return edges;
+}
+
+function layered(names, edges, start) {
+  // Edges that would lead back are laid out the other way round.
+  const out = new Map(names.map((name) => [name, []]));
+  for (const edge of edges) if (edge.from !== edge.to) out.get(edge.from).push(edge);
+  const colour = new Map();
+  const order = [];
+  const visit = (name) => {
+    colour.set(name, "open");
+    for (const edge of out.get(name)) {
+      if (colour.get(edge.to) === "open") edge.back = true;
+      else if (!colour.has(edge.to)) visit(edge.to);
+    }
+    colour.set(name, "done");
+    order.unshift(name);
+  };
+  for (const name of [...(start ? [start] : []), ...names]) if (!colour.has(name)) visit(name);
+  const rank = new Map(names.map((name) => [name, 0]));
+  for (const name of order) {
+    for (const edge of out.get(name)) if (!edge.back) rank.set(edge.to, Math.max(rank.get(edge.to), rank.get(name) + 1));
+    for (const other of order) for (const edge of out.get(other)) if (edge.back && edge.to === name) rank.set(other, Math.max(rank.get(other), rank.get(name) + 1));
+  }
+  return rank;
+}
+
+function ordered(names, edges, rank) {
+  const nodes = new Map(names.map((name) => [name, { name, rank: rank.get(name), next: [], prev: [] }]));
+  let dummies = 0;
+  for (const edge of edges) {
+    if (edge.from === edge.to) continue;
+    const [low, high] = rank.get(edge.from) <= rank.get(edge.to) ? [edge.from, edge.to] : [edge.to, edge.from];
+    edge.flipped = low !== edge.from;
+    let last = nodes.get(low);
+    edge.chain = [last];
+    for (let at = rank.get(low) + 1; at < rank.get(high); at++) {
+      const dummy = { name: `\n${dummies++}`, rank: at, next: [], prev: [], dummy: true };
+      nodes.set(dummy.name, dummy);
+      last.next.push(dummy);
+      dummy.prev.push(last);
+      edge.chain.push(dummy);
+      last = dummy;
+    }
+    const end = nodes.get(high);
+    last.next.push(end);
+    end.prev.push(last);
+    edge.chain.push(end);
+  }
+  const layers = [];
+  for (const node of nodes.values()) (layers[node.rank] ??= []).push(node);
+  const middle = (list) => list.reduce((sum, node) => sum + node.at, 0) / list.length;
+  for (const layer of layers) layer.forEach((node, at) => { node.at = at; });
+  for (let sweep = 0; sweep < 6; sweep++) {
+    const down = sweep % 2 === 0;
+    for (const layer of down ? layers : [...layers].reverse()) {
+      const score = new Map(layer.map((node) => {
+        const near = down ? node.prev : node.next;
+        return [node, near.length ? middle(near) : node.at];
+      }));
+      layer.sort((one, two) => score.get(one) - score.get(two));
+      layer.forEach((node, at) => { node.at = at; });
+    }
+  }
+  return layers;
+}
+
+function placed(layers, sideways, sizes) {
+  // "along" runs from layer to layer, "across" within one.
+  const size = (node) => (node.dummy ? { along: 0, across: EDGE }
+    : sideways ? { along: sizes.get(node.name).width, across: sizes.get(node.name).height }
+      : { along: sizes.get(node.name).height, across: sizes.get(node.name).width });
+  let along = 0;
+  for (const layer of layers) {
+    const thick = Math.max(...layer.map((node) => size(node).along), HEIGHT / 2);
+    let across = 0;
+    for (const node of layer) {
+      node.along = along + thick / 2;
+      node.half = size(node).across / 2;
+      node.thick = size(node).along / 2;
+      node.across = across + node.half;
+      across += 2 * node.half + GAP;
+    }
+    const shift = (across - GAP) / 2;
+    for (const node of layer) node.across -= shift;
+    along += thick + (sideways ? WIDE_LAYER : LAYER);
+  }
+  for (let round = 0; round < 8; round++) {
+    for (const layer of round % 2 ? layers : [...layers].reverse()) {
+      for (const node of layer) {
+        const near = round % 2 ? node.prev : node.next;
+        if (near.length) node.across = near.reduce((sum, each) => sum + each.across, 0) / near.length;
+      }
+      for (let at = 1; at < layer.length; at++) {
+        const [before, node] = [layer[at - 1], layer[at]];
+        node.across = Math.max(node.across, before.across + before.half + node.half + GAP);
+      }
+    }
+  }
+  const every = layers.flat();
+  const low = Math.min(...every.map((node) => node.across - node.half));
+  for (const node of every) node.across -= low;
+  return { along: along - (sideways ? WIDE_LAYER : LAYER), across: Math.max(...every.map((node) => node.across + node.half)) };
+}
+
+function curve(points, sideways) {
+  const at = ([along, across]) => (sideways ? `${along.toFixed(1)},${across.toFixed(1)}` : `${across.toFixed(1)},${along.toFixed(1)}`);
+  let text = `M${at(points[0])}`;
+  for (let index = 1; index < points.length; index++) {
+    const [one, two] = [points[index - 1], points[index]];
+    const mid = (one[0] + two[0]) / 2;
+    text += ` C${at([mid, one[1]])} ${at([mid, two[1]])} ${at(two)}`;
+  }
+  return text;
+}
+
+export function drawn(flow, { current, path, ended, width }) {
+  const names = [...flow.states];
+  for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
+  pen.font = "500 14px system-ui, sans-serif";
+  const sizes = new Map(names.map((name) => [name, {
+    width: Math.max(64, Math.ceil(pen.measureText(short(name)).width) + 34),
+    height: flow.timeouts[name] ? TALL : HEIGHT,
+  }]));
+  const START = "\nstart";
+  const edges = edgesOf(flow, path);
+  if (flow.start) {
+    sizes.set(START, { width: 14, height: 14 });
+    edges.push({ from: START, to: flow.start, kind: "move", taken: path[0] === flow.start });
+  }
+  const every = flow.start ? [START, ...names] : names;
+  const lay = (sideways) => {
+    for (const edge of edges) { edge.back = false; edge.flipped = false; edge.chain = null; }
+    const rank = layered(every, edges, flow.start ? START : null);
+    const layers = ordered(every, edges, rank);
+    return { layers, sideways, ...placed(layers, sideways, sizes) };
+  };
+  let plan = lay(true);
+  if (plan.along > width - 24) plan = lay(false);
+  const { sideways } = plan;
+  const loops = edges.some((edge) => edge.from === edge.to);
+  const pad = 10, room = loops ? 26 : 0;
+  const total = sideways ? [plan.along + 2 * pad, plan.across + 2 * pad + room] : [plan.across + 2 * pad + room, plan.along + 2 * pad];
+  const nodes = new Map(plan.layers.flat().map((node) => [node.name, node]));
+  const groups = new Map();
+  for (const edge of edges) {
+    if (!edge.chain) continue;
+    const pair = [edge.from, edge.to].sort().join("\n");
+    if (!groups.has(pair)) groups.set(pair, []);
+    groups.get(pair).push(edge);
+  }
+  const drawing = svg("svg", {
+    viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: "img",
+    "aria-label": `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not begun"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
+  });
+  const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse", class: id },
+    svg("path", { d: "M0,0 L10,5 L0,10 z" }));
+  drawing.append(svg("defs", {}, marker("arrow"), marker("arrow-taken")));
+  for (const group of groups.values()) {
+    group.forEach((edge, index) => {
+      const offset = (index - (group.length - 1) / 2) * 20;
+      const points = edge.chain.map((node) => [node.along, node.across + (node.dummy ? 0 : offset)]);
+      points[0][0] += edge.chain[0].thick;
+      points[points.length - 1][0] -= edge.chain[edge.chain.length - 1].thick;
+      if (edge.flipped) points.reverse();
+      drawing.append(svg("path", {
+        d: curve(points, sideways), class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`,
+        "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
+        "data-edge": `${edge.from.trim()}>${edge.to}`,
+      }));
+    });
+  }
+  const spot = (node) => (sideways ? [node.along, node.across] : [node.across, node.along]);
+  for (const edge of edges.filter((each) => each.from === each.to)) {
+    const node = nodes.get(edge.from), [x, y] = spot(node), { width: wide, height } = sizes.get(edge.from);
+    const d = sideways ? `M${x - 12},${y - height / 2} C${x - 16},${y - height / 2 - 26} ${x + 16},${y - height / 2 - 26} ${x + 12},${y - height / 2}`
+      : `M${x + wide / 2},${y - 9} C${x + wide / 2 + 28},${y - 14} ${x + wide / 2 + 28},${y + 14} ${x + wide / 2},${y + 9}`;
+    drawing.append(svg("path", { d, class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`, "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})` }));
+  }
+  if (flow.start) {
+    const [x, y] = spot(nodes.get(START));
+    drawing.append(svg("circle", { cx: x, cy: y, r: 6, class: `start${path.length ? " taken" : ""}` }));
+  }
+  for (const name of names) {
+    const [x, y] = spot(nodes.get(name)), { width: wide, height } = sizes.get(name), timeout = flow.timeouts[name];
+    const kind = ["state", name === current ? "current" : "", path.includes(name) ? "visited" : "", flow.ends.includes(name) ? "last" : ""];
+    const label = svg("text", { x, y: timeout ? y - 7 : y, class: "name" });
+    label.textContent = short(name);
+    const tip = svg("title");
+    tip.textContent = timeout ? `${name}: after ${span(timeout.seconds)} ${timeout.to ?? "its timeout"}` : name;
+    const group = svg("g", { class: kind.filter(Boolean).join(" "), "data-state": name }, tip,
+      svg("rect", { x: x - wide / 2, y: y - height / 2, width: wide, height, rx: 10 }));
+    if (flow.ends.includes(name)) group.append(svg("rect", { x: x - wide / 2 + 3.5, y: y - height / 2 + 3.5, width: wide - 7, height: height - 7, rx: 7, class: "inner" }));
+    group.append(label);
+    if (timeout) {
+      const more = svg("text", { x, y: y + 12, class: "more" });
+      more.textContent = `⏱ ${span(timeout.seconds)}`;
+      group.append(more);
+    }
+    drawing.append(group);
+  }
+  return drawing;
+}

@@ -1,0 +1,65 @@
+// Elements. Values only ever become text nodes: nothing that is stored can become markup.
+
+export function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export function svg(tag, props = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+// Keeps the nodes of items that did not change, so that focus and open details stay.
+export function keyed(parent, items, key, build) {
+  const kept = parent.keyed ?? new Map();
+  const next = new Map();
+  const nodes = items.map((item) => {
+    const id = key(item);
+    const text = JSON.stringify(item);
+    const old = kept.get(id);
+    const entry = old && old.text === text ? old : { text, node: build(item) };
+    next.set(id, entry);
+    return entry.node;
+  });
+  parent.keyed = next;
+  if (nodes.length !== parent.children.length || nodes.some((node, at) => node !== parent.children[at])) {
+    const focused = document.activeElement;
+    parent.replaceChildren(...nodes);
+    if (focused && focused !== document.activeElement && parent.contains(focused)) focused.focus();
+  }
+}
+
+export function toast(text, kind = "") {
+  const node = el("div", { class: `toast ${kind}` }, text);
+  byId("toasts").append(node);
+  setTimeout(() => node.remove(), 6000);
+}
+
+export async function act(name, body = {}) {
+  let answer;
+  try {
+    const response = await fetch(`/api/${name}`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    });
+    answer = response.headers.get("content-type")?.includes("json") ? await response.json() : { error: await response.text() };
+  } catch {
+    answer = { error: "The playground does not answer. Is it still running in the terminal?" };
+  }
+  if (!answer.ok) toast(answer.error, "bad");
+  return answer.ok ? answer : null;
+}

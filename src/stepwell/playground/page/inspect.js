@@ -1,0 +1,136 @@
+// The right-hand side: the flow, the timer, the record, and what happened.
+import { act, byId, el, keyed } from "./dom.js";
+import { drawn, span } from "./diagram.js";
+
+function value(given) {
+  if (given !== null && typeof given === "object") return el("pre", {}, JSON.stringify(given, null, 2));
+  return el("span", { class: typeof given }, typeof given === "string" ? given : String(given));
+}
+
+// The machine whose record is worth showing in a place: one with a record, else the first.
+export function standing(app, place) {
+  const found = app.sections.places?.[`${place.room}/${place.user}/${place.thread ?? 0}`] ?? [];
+  const shown = found.filter((each) => each.key !== null).map((each) => ({ ...each, ...(app.sections.records?.[`${each.bot}\n${each.key}`] ?? { record: null, path: [], changed: [], fields: [], flow: null, writes: 0 }) }));
+  return shown.find((each) => each.record) ?? shown.find((each) => each.path.length) ?? shown[0] ?? null;
+}
+
+let drawnAs = "";
+
+export function renderFlow(app, now) {
+  const machines = app.sections.machines ?? [];
+  const flows = machines.flatMap((machine) => machine.flows.map((flow) => ({ bot: machine.bot, flow })));
+  const box = byId("diagram");
+  if (!flows.length) {
+    drawnAs = "";
+    byId("flows").replaceChildren();
+    byId("flow-title").textContent = "The flow";
+    const dead = app.sections.bot?.status !== "running";
+    box.replaceChildren(el("p", { class: "empty" }, dead ? "The bot is not running." : "No flow yet. A bot that keeps its state with stepwell.fsm shows it here once it has started."));
+    return;
+  }
+  const active = now?.record?.flow ?? now?.flow;
+  const own = flows.find((each) => each.flow.name === active && (!now || each.bot === now.bot));
+  const chosen = flows.find((each) => each.flow.name === app.chosenFlow) ?? own ?? flows[0];
+  byId("flow-title").textContent = flows.length > 1 ? "The flow" : chosen.flow.name;
+  keyed(byId("flows"), flows.length > 1 ? flows.map(({ flow }) => ({ name: flow.name, on: flow === chosen.flow, live: flow.name === now?.record?.flow })) : [], (item) => item.name,
+    (item) => el("button", { type: "button", class: `tab${item.live ? " live" : ""}`, "aria-pressed": String(item.on), onclick: () => { app.chosenFlow = item.name; app.render(); } }, item.name));
+  const here = active === chosen.flow.name;
+  const current = here ? now?.record?.state ?? null : null;
+  const path = here ? now?.path ?? [] : [];
+  const as = JSON.stringify([chosen.flow, current, path, box.clientWidth]);
+  if (as === drawnAs || !box.clientWidth) return;
+  drawnAs = as;
+  box.replaceChildren(drawn(chosen.flow, { current, path, ended: path.length > 0 && !current, width: box.clientWidth }),
+    chosen.flow.open ? el("p", { class: "note" }, "Every move is allowed in this flow.") : "");
+}
+
+export function renderTimer(app, now) {
+  const box = byId("timer");
+  const deadline = now?.record?.deadline;
+  box.hidden = deadline === null || deadline === undefined;
+  if (box.hidden) { box.replaceChildren(); box.shown = null; return; }
+  const flow = (app.sections.machines ?? []).find((each) => each.bot === now.bot)?.flows.find((each) => each.name === now.record.flow);
+  const timeout = flow?.timeouts[now.record.state];
+  const id = JSON.stringify([now.bot, now.key, deadline, now.record.state]);
+  if (box.shown !== id) {
+    box.shown = id;
+    box.left = el("b", { class: "left" });
+    box.bar = el("progress", { max: timeout?.seconds ?? 60, "aria-label": "Time left" });
+    box.replaceChildren(
+      el("span", {}, "⏱ ", box.left, ` until ${timeout?.to ?? "the timeout"}`), box.bar,
+      el("button", { type: "button", class: "small", onclick: () => act("timeout", { bot: now.bot, key: now.key }) }, "Let it time out now"));
+  }
+  const left = Math.max(0, deadline - app.time());
+  box.left.textContent = left > 90 ? `${Math.floor(left / 60)} min ${Math.floor(left % 60)} s` : span(left);
+  box.bar.value = left;
+}
+
+export function renderRecord(app, now) {
+  const box = byId("record");
+  const note = byId("record-note");
+  const record = now?.record;
+  note.textContent = !now ? "" : record ? `version ${record.version}` : "";
+  const as = JSON.stringify(now);
+  if (box.shown === as) return;
+  box.shown = as;
+  if (!record) {
+    const machines = app.sections.machines ?? [];
+    const ended = now && now.writes > 0;
+    box.replaceChildren(el("p", { class: `empty${ended ? " fresh" : ""}` }, ended ? "No record: the conversation has ended, and what it kept is gone." : machines.length ? "No record: nothing has begun here." : "Records of stepwell’s machines are shown here."));
+    return;
+  }
+  if (record.error) {
+    box.replaceChildren(el("p", { class: "empty bad" }, record.error));
+    return;
+  }
+  const row = (name, given, fresh, gone) => el("tr", { class: `${fresh ? "fresh" : ""}${gone ? " gone" : ""}`, "data-field": name },
+    el("th", { scope: "row" }, name), el("td", {}, given, fresh ? el("span", { class: "mark" }, gone ? "removed" : "changed") : null));
+  const fields = Object.entries(record.data);
+  const gone = now.fields.filter((name) => !(name in record.data));
+  box.replaceChildren(el("table", {},
+    el("tbody", {},
+      row("flow", value(record.flow), now.changed.includes("flow")),
+      row("state", value(record.state), now.changed.includes("state")),
+      record.waiting ? row("waiting flows", value(record.waiting), false) : null),
+    el("tbody", { class: "data" },
+      fields.length || gone.length ? null : el("tr", {}, el("th", { scope: "row" }, "data"), el("td", { class: "none" }, "empty")),
+      ...fields.map(([name, given]) => row(name, value(given), now.fields.includes(name))),
+      ...gone.map((name) => row(name, "", true, true)))));
+}
+
+const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
+const WORDS = { update: "to the bot", call: "by the bot", record: "stored", note: "" };
+
+export function renderTimeline(app) {
+  const moments = [...(app.sections.timeline ?? [])].reverse();
+  keyed(byId("timeline"), moments.length ? moments : [{ n: 0, kind: "note", title: "Nothing yet." }], (item) => item.n, (item) => {
+    const title = [el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[item.kind]),
+      el("span", { class: "title" }, item.who ? el("b", {}, `${item.who} `) : null, item.title),
+      item.again ? el("span", { class: "mark" }, "came again") : null,
+      item.failed ? el("span", { class: "mark bad" }, "refused") : null,
+      el("span", { class: "kind" }, WORDS[item.kind])];
+    if (!item.json) return el("li", { class: item.kind }, el("div", { class: "summary" }, ...title));
+    return el("li", { class: `${item.kind}${item.again ? " again" : ""}` }, el("details", {}, el("summary", {}, ...title),
+      el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
+      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("again", { update_id: item.id }) }, "Send this one again") : null));
+  });
+}
+
+export function renderBot(app) {
+  const bot = app.sections.bot;
+  if (!bot) return;
+  const status = { running: "running", failed: `ended with exit code ${bot.exit}`, ended: "ended" }[bot.status] ?? "starting";
+  byId("bot").replaceChildren(
+    el("span", { class: `dot ${bot.status}`, "aria-hidden": "true" }), el("span", { class: "file", title: bot.storage ? `records are kept in ${bot.storage}` : "" }, bot.file),
+    el("span", { class: "status", "data-starts": bot.starts }, bot.pid ? `${status}, process ${bot.pid}` : status));
+  byId("output-card").hidden = !bot.output?.length;
+  const output = byId("output");
+  const text = (bot.output ?? []).join("\n");
+  if (output.textContent !== text) { output.textContent = text; output.scrollTop = output.scrollHeight; }
+  const banner = byId("banner");
+  if (app.connected) {
+    banner.hidden = bot.status !== "failed";
+    banner.className = "banner bad";
+    banner.textContent = "The bot has ended with an error; what it printed is below. Change its file, or restart it.";
+  }
+}

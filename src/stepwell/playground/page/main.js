@@ -1,0 +1,142 @@
+// The page: what the server sends is kept in sections, and everything is shown from them.
+import { act, byId, el, keyed, toast } from "./dom.js";
+import { ChatPane } from "./chat.js";
+import { renderBot, renderFlow, renderRecord, renderTimeline, renderTimer, standing } from "./inspect.js";
+
+const app = {
+  sections: {},
+  panes: [],
+  active: null,
+  chosenFlow: null,
+  connected: false,
+  ahead: 0,
+  seen: {},
+
+  time() { return Date.now() / 1000 + this.ahead; },
+  room(id) { return this.sections.people?.rooms.find((room) => room.id === id); },
+  name(id) { return this.sections.people?.people.find((user) => user.id === id)?.name ?? String(id); },
+  commands() { return this.sections.bot?.commands ?? []; },
+
+  where(place) {
+    const record = standing(this, place)?.record;
+    return record?.flow ? `${record.flow} / ${record.state}` : null;
+  },
+
+  focus(pane) {
+    if (this.active === pane) return;
+    this.active = pane;
+    this.chosenFlow = null;
+    this.render();
+  },
+
+  open(room) {
+    const found = this.room(room);
+    const user = found.members.includes(this.active.place.user) && found.type !== "private" ? this.active.place.user : found.members[0];
+    this.active.place = { room, user, thread: null };
+    this.chosenFlow = null;
+    this.render();
+    this.active.input.focus();
+  },
+
+  toggleBeside(pane) {
+    if (this.panes.length > 1) {
+      this.panes = this.panes.filter((each) => each !== pane);
+      this.active = this.panes[0];
+    } else {
+      const taken = this.panes.map((each) => each.place.room);
+      const free = this.sections.people.rooms.find((room) => !taken.includes(room.id)) ?? this.sections.people.rooms[0];
+      this.panes.push(new ChatPane(this, { room: free.id, user: free.members[0], thread: null }));
+      this.active = this.panes[1];
+    }
+    this.render();
+  },
+
+  render() {
+    const { people } = this.sections;
+    if (!people) return;
+    if (!this.panes.length) {
+      const first = people.rooms[0];
+      this.panes = [new ChatPane(this, { room: first.id, user: first.members[0], thread: null })];
+      this.active = this.panes[0];
+    }
+    const open = this.panes.map((pane) => pane.place.room);
+    for (const id of open) this.seen[id] = this.last(id);
+    keyed(byId("rooms"), people.rooms.map((room) => ({ ...room, on: open.includes(room.id), fresh: this.last(room.id) !== (this.seen[room.id] ?? 0), topics: 0 })), (room) => room.id,
+      (room) => el("button", { type: "button", class: `room${room.fresh ? " fresh" : ""}`, "aria-pressed": String(room.on), "data-room": room.id, onclick: () => this.open(room.id) },
+        el("span", { class: `face ${room.type === "private" ? "" : "many"}`, "aria-hidden": "true" }, room.title.slice(0, 1).toUpperCase()), room.title, room.fresh ? el("span", { class: "hidden" }, " (new)") : null));
+    const box = byId("panes");
+    const nodes = this.panes.map((pane) => pane.node);
+    if (nodes.length !== box.children.length || nodes.some((node, at) => node !== box.children[at])) box.replaceChildren(...nodes);
+    document.body.classList.toggle("two", this.panes.length > 1);
+    for (const pane of this.panes) {
+      pane.node.classList.toggle("active", this.panes.length > 1 && pane === this.active);
+      pane.render();
+    }
+    const now = standing(this, this.active.place);
+    renderBot(this);
+    renderTimer(this, now);
+    renderFlow(this, now);
+    renderRecord(this, now);
+    renderTimeline(this);
+    byId("view-where").textContent = now?.record?.state ?? "";
+  },
+
+  last(id) {
+    const messages = this.sections[`room ${id}`]?.messages ?? [];
+    return messages.length ? messages[messages.length - 1].id : 0;
+  },
+};
+
+function listen() {
+  const events = new EventSource("/events");
+  const banner = byId("banner");
+  events.onopen = () => { app.connected = true; banner.hidden = true; };
+  events.onmessage = (event) => {
+    const { now, sections } = JSON.parse(event.data);
+    app.ahead = now - Date.now() / 1000;
+    const notice = sections.notice;
+    const flow = standing(app, app.active?.place ?? {})?.record?.flow;
+    Object.assign(app.sections, sections);
+    if (standing(app, app.active?.place ?? {})?.record?.flow !== flow) app.chosenFlow = null;
+    app.render();
+    if (notice && notice.n !== app.notice && app.ready) toast(notice.text, notice.alert ? "alert" : "");
+    app.notice = notice?.n ?? app.notice;
+    app.ready = true;
+  };
+  events.onerror = () => {
+    app.connected = false;
+    banner.hidden = false;
+    banner.className = "banner bad";
+    banner.textContent = "The playground has stopped. Start it again in the terminal, and open the address that it shows: the conversation goes on.";
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+  };
+}
+
+function view(name) {
+  document.body.dataset.view = name;
+  byId("view-chat").setAttribute("aria-selected", String(name === "chat"));
+  byId("view-state").setAttribute("aria-selected", String(name === "state"));
+  app.render();
+}
+
+byId("view-chat").addEventListener("click", () => view("chat"));
+byId("view-state").addEventListener("click", () => view("state"));
+for (const [from, to] of [["view-chat", "view-state"], ["view-state", "view-chat"]]) {
+  byId(from).addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") { byId(to).focus(); byId(to).click(); }
+  });
+}
+byId("restart").addEventListener("click", () => act("restart"));
+const adding = byId("adding");
+byId("add").addEventListener("click", () => { byId("adding-name").value = ""; adding.showModal(); });
+async function add(kind) {
+  const name = byId("adding-name").value.trim() || (kind === "person" ? "Carol" : "The group");
+  adding.close();
+  const made = await act(kind, { name });
+  if (made) { app.opening = made.room; for (let tries = 0; tries < 50 && !app.room(made.room); tries++) await new Promise((go) => setTimeout(go, 20)); if (app.room(made.room)) app.open(made.room); }
+}
+for (const button of adding.querySelectorAll("button[type=button]")) button.addEventListener("click", () => add(button.value));
+byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add("person"); } });
+new ResizeObserver(() => app.render()).observe(byId("diagram"));
+setInterval(() => { if (app.active) renderTimer(app, standing(app, app.active.place)); }, 200);
+listen();

@@ -1,0 +1,87 @@
+"""The page's routes: its files, its events, and what it may do. All of them stand behind ``guard``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import StepwellError, UsageError
+from stepwell.playground.actions import ACTIONS
+from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, StreamingResponse
+
+if TYPE_CHECKING:
+    from stepwell.playground.play import Playground
+
+__all__ = ["FILES", "make_app"]
+
+_HERE = Path(__file__).parent / "page"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+#: Everything that is served: no path of a request is ever looked up on the disk.
+FILES = {f"/{path.name}": path for path in sorted(_HERE.iterdir()) if path.suffix in _TYPES}
+#: The largest request.
+LARGEST = 64 * 1024
+#: Seconds between signs of life.
+HEARTBEAT = 10.0
+
+
+def make_app(play: Playground) -> Any:
+    """The application, to be put behind a guard."""
+
+    async def file(request: Request) -> Response:
+        path = FILES["/index.html" if request.url.path == "/" else request.url.path]
+        return Response(path.read_bytes(), media_type=_TYPES[path.suffix])
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(_events(play), media_type="text/event-stream")
+
+    async def act(request: Request) -> Response:
+        action = ACTIONS.get(request.path_params["name"])
+        try:
+            if action is None:
+                raise UsageError(f"there is nothing called {request.path_params['name']!r} to do")
+            given = json.loads(await _body(request) or b"{}")
+            if not isinstance(given, dict):
+                raise UsageError("an object is expected")
+            result = await action(play, given)
+        except (StepwellError, ValueError) as error:
+            return JSONResponse({"ok": False, "error": str(error)}, status_code=400)
+        return JSONResponse({"ok": True, **(result or {})})
+
+    files = [Route(path, file, methods=["GET"]) for path in ("/", *FILES)]
+    return Starlette(
+        routes=[*files, Route("/events", events, methods=["GET"]), Route("/api/{name}", act, methods=["POST"])]
+    )
+
+
+async def _events(play: Playground) -> AsyncIterator[bytes]:
+    changes = play.board.follow()
+    coming: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(changes, None))
+            done, _ = await asyncio.wait([coming], timeout=HEARTBEAT)
+            if not done:
+                yield b": here\n\n"
+                continue
+            sections, coming = coming.result(), None
+            if sections is None:
+                return
+            text = json.dumps({"now": play.world.clock(), "sections": sections})
+            yield f"data: {text}\n\n".encode()
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.wait([coming])
+        await changes.aclose()  # type: ignore[attr-defined]
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST:
+            raise UsageError(f"a request is at most {LARGEST} bytes")
+    return bytes(body)

@@ -1,0 +1,117 @@
+"""The bot's process: started, watched, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+__all__ = ["BotProcess"]
+
+#: Seconds between two looks at the bot's files.
+LOOK = 0.3
+#: Lines of the bot's output that are kept, and the longest of them.
+LINES, LONGEST = 100, 2000
+
+
+class BotProcess:
+    """Runs one file with ``runner`` in a process of its own; a change of the file starts it again."""
+
+    def __init__(self, path: Path, env: Mapping[str, str], changed: Callable[[], None]) -> None:
+        self.path = path
+        self.env = env
+        self._changed = changed
+        #: ``running``, ``failed`` (ended with an exit code) or ``ended``.
+        self.status = "ended"
+        self.starts = 0
+        self.exit_code: int | None = None
+        #: Why it was started last.
+        self.why = ""
+        self.lines: deque[str] = deque(maxlen=LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None or self.status != "running" else self._process.pid
+
+    async def start(self) -> None:
+        """Start it, and look after its files."""
+        await self.restart("started")
+        self._spawn(self._watch())
+
+    async def restart(self, why: str) -> None:
+        """Kill it, as a crash would, and start it."""
+        async with self._lock:
+            await self._kill()
+            self.starts += 1
+            self.why = why
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-u", "-m", "stepwell.playground.runner", str(self.path),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, **self.env},
+            )  # fmt: skip
+            self.status, self.exit_code = "running", None
+            self._spawn(self._attend(process))
+            self._changed()
+
+    async def stop(self) -> None:
+        """End it for good."""
+        for task in list(self._tasks):
+            if task.get_name() == "watch":
+                task.cancel()
+        async with self._lock:
+            await self._kill()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _kill(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        self._process = None
+
+    async def _attend(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with contextlib.suppress(ValueError):
+            while line := await process.stdout.readline():
+                self.lines.append(line.decode(errors="replace").rstrip()[:LONGEST])
+                self._changed()
+        code = await process.wait()
+        process.stdin.close()
+        if self._process is process:
+            self.status, self.exit_code = ("failed", code) if code else ("ended", code)
+            self._changed()
+
+    async def _watch(self) -> None:
+        seen = self._stamps()
+        while True:
+            await asyncio.sleep(LOOK)
+            now = self._stamps()
+            if now != seen:
+                seen = now
+                await self.restart("its file changed")
+
+    def _stamps(self) -> dict[str, int]:
+        stamps: dict[str, int] = {}
+        # The bot, and the modules beside it.
+        for path in self.path.parent.glob("*.py"):
+            with contextlib.suppress(OSError):
+                stamps[path.name] = path.stat().st_mtime_ns
+        return stamps
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        if getattr(work, "__name__", "") == "_watch":
+            task.set_name("watch")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

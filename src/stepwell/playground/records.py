@@ -1,0 +1,86 @@
+"""The records that the page shows: what each was, what it is, and what the last write changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Records", "Shown"]
+
+#: Records that are remembered; the oldest are forgotten, and found again when they are asked for.
+MOST = 200
+
+
+@dataclass(slots=True)
+class Shown:
+    """One record and how it came to be."""
+
+    record: dict[str, Any] | None
+    #: What the last write changed: ``flow``, ``state``, ``deadline``, and the names of fields below ``data``.
+    changed: list[str] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+    #: The states it went through, in order; kept when the record ends.
+    path: list[str] = field(default_factory=list)
+    #: The flow of the path.
+    flow: str | None = None
+    #: How many writes were seen.
+    writes: int = 0
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "record": self.record,
+            "changed": self.changed,
+            "fields": self.fields,
+            "path": self.path,
+            "flow": self.flow,
+            "writes": self.writes,
+        }
+
+
+class Records:
+    """By bot and key, as their reports come in."""
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[str, str], Shown] = {}
+
+    def found(self, bot: str, key: str, record: dict[str, Any] | None) -> None:
+        """A record was read; nothing has changed by that."""
+        known = self._shown.get((bot, key))
+        if known is None or known.record != record:
+            self._keep(bot, key, _moved(Shown(record), known))
+
+    def written(self, bot: str, key: str, record: dict[str, Any] | None) -> Shown:
+        """A record was written: what differs from before."""
+        known = self._shown.get((bot, key))
+        new = _moved(Shown(record), known)
+        old = known.record if known is not None else None
+        before, after = old or {}, record or {}
+        new.changed = [name for name in ("flow", "state", "deadline") if before.get(name) != after.get(name)]
+        data, was = after.get("data", {}), before.get("data", {})
+        new.fields = [
+            name for name in {**was, **data} if name not in was or name not in data or was[name] != data[name]
+        ]
+        new.writes = (known.writes if known is not None else 0) + 1
+        self._keep(bot, key, new)
+        return new
+
+    def json(self) -> dict[str, Any]:
+        """All of them, as the page knows them: by ``bot`` and ``key``, in a list of pairs."""
+        return {f"{bot}\n{key}": each.json() for (bot, key), each in self._shown.items()}
+
+    def _keep(self, bot: str, key: str, new: Shown) -> None:
+        self._shown.pop((bot, key), None)
+        self._shown[bot, key] = new
+        while len(self._shown) > MOST:
+            del self._shown[next(iter(self._shown))]
+
+
+def _moved(new: Shown, known: Shown | None) -> Shown:
+    record = new.record
+    if record is None:
+        if known is not None:
+            new.path, new.flow, new.writes = known.path, known.flow, known.writes
+        return new
+    new.flow = record["flow"]
+    new.path = [*record["history"], *([record["state"]] if record["state"] is not None else [])]
+    return new

@@ -1,0 +1,153 @@
+"""In the bot's process: tells the playground of its machines, and of each record that they write.
+
+``install`` is called before the bot's own code; a bot knows nothing of it. A reporter lives on the event
+loop of its machine, because a storage does too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from stepwell.codec import decode_key
+from stepwell.errors import CorruptRecord, StepwellError
+from stepwell.fsm import FSM, Update
+from stepwell.fsm.description import FlowDescription
+from stepwell.playground.display import shown
+from stepwell.record import Address, Stored
+from stepwell.slot import Slot
+from stepwell.storage import Entry
+from stepwell.storage.operations import Get
+
+__all__ = ["described", "install", "record_of"]
+
+logger = logging.getLogger(__name__)
+
+#: The longest line in either direction.
+LONGEST_LINE = 4 * 1024 * 1024
+
+
+def install(address: str) -> None:
+    """From now on every machine of this process reports to ``host:port:secret``."""
+    host, port, secret = address.split(":")
+    reporters: dict[asyncio.AbstractEventLoop, Reporter] = {}
+    prepare, write = FSM.prepare, FSM.write
+
+    async def prepare_and_report(fsm: FSM) -> None:
+        await prepare(fsm)
+        loop = asyncio.get_running_loop()
+        if loop not in reporters:
+            reporters[loop] = Reporter()
+            await reporters[loop].connect(host, int(port), secret)
+        reporters[loop].add(fsm)
+
+    async def write_and_report(fsm: FSM, ctx: Any, slot: Slot, **options: Any) -> bool:
+        written = await write(fsm, ctx, slot, **options)
+        reporter = reporters.get(asyncio.get_running_loop())
+        if written and reporter is not None:
+            # Read again: what is shown is what is stored.
+            await reporter.report(fsm, slot.address)
+        return written
+
+    setattr(FSM, "prepare", prepare_and_report)  # noqa: B010
+    setattr(FSM, "write", write_and_report)  # noqa: B010
+
+
+class Reporter:
+    """One connection to the playground, a JSON object a line."""
+
+    def __init__(self) -> None:
+        self._machines: dict[str, FSM] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def connect(self, host: str, port: int, secret: str) -> None:
+        reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
+        self._say({"secret": secret})
+        self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground")
+
+    def add(self, fsm: FSM) -> None:
+        """A machine is ready."""
+        self._machines[fsm.bot] = fsm
+        flows = [described(flow) for flow in fsm.flows.values()]
+        self._say({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
+
+    async def report(self, fsm: FSM, address: Address) -> None:
+        """A record was written."""
+        self._say({"kind": "record", "bot": fsm.bot, "key": address.key, "record": await record_of(fsm, address)})
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            asked = json.loads(line)
+            try:
+                answer: Any = await self._do(asked)
+            except (StepwellError, ValueError) as error:
+                answer = {"error": str(error)}
+            self._say({"kind": "answer", "id": asked["id"], "answer": answer})
+
+    async def _do(self, asked: dict[str, Any]) -> Any:
+        if asked["do"] == "place":
+            return {"records": [await _placed(fsm, asked["update"]) for fsm in self._machines.values()]}
+        fsm = self._machines[asked["bot"]]
+        return {"fired": await time_out_now(fsm, decode_key(asked["key"]))}
+
+    def _say(self, line: dict[str, Any]) -> None:
+        assert self._writer is not None
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(line).encode() + b"\n")
+
+
+async def time_out_now(fsm: FSM, key: Any) -> int:
+    """Bring a record's deadline forward to now, and fire what is due; how many."""
+    async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
+        if not slot.found or slot.deadline is None:
+            return 0
+        await slot.commit(deadline=0.0, force=True)
+    return await fsm.tick()
+
+
+async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
+    """A record as the page shows it; ``None`` if there is none."""
+    stored: Stored | None = await fsm.storage.perform(Get(address))
+    if stored is None:
+        return None
+    entry = Entry(address, stored, fsm.storage.seal(address))
+    about = {"version": entry.version.number, "deadline": entry.deadline, "expires_at": entry.expires_at}
+    try:
+        place, data = entry.place, entry.state.data
+    except CorruptRecord as error:
+        return {**about, "flow": None, "state": None, "history": [], "waiting": [], "data": {}, "error": str(error)}
+    return {
+        **about,
+        "flow": place.flow,
+        "state": place.state,
+        "history": list(place.history),
+        "waiting": len(place.stack),
+        "data": shown(data),
+    }
+
+
+def described(flow: FlowDescription) -> dict[str, Any]:
+    """A flow as the page draws it."""
+    return {
+        "name": flow.name,
+        "states": [str(state) for state in flow.states],
+        "start": flow.default_state,
+        "edges": [[state, str(target)] for state, targets in flow.transitions.items() for target in targets],
+        "ends": [state for state, targets in flow.transitions.items() if not targets],
+        "open": flow.is_open,
+        "timeouts": {
+            state: {"seconds": timeout.seconds, "to": timeout.then if isinstance(timeout.then, str) else None}
+            for state, timeout in flow.timeouts.items()
+        },
+    }
+
+
+async def _placed(fsm: FSM, update: dict[str, Any]) -> dict[str, Any]:
+    key = fsm.key.extract(Update.of(update))
+    if key is None:
+        return {"bot": fsm.bot, "key": None, "record": None}
+    address = fsm.storage.address(fsm.bot, key)
+    return {"bot": fsm.bot, "key": address.key, "record": await record_of(fsm, address)}

@@ -1,0 +1,78 @@
+"""Chats as the page shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.playground.botapi import Bot, Room, World
+from stepwell.playground.display import shown
+
+__all__ = ["people_json", "room_json"]
+
+#: Messages that are shown of a chat.
+MESSAGES = 200
+_MEDIA = ("photo", "document", "video", "audio", "voice", "animation", "sticker", "contact", "location", "dice", "poll")
+_SERVICE = {
+    "new_chat_members": "came in",
+    "left_chat_member": "went out",
+    "forum_topic_created": "opened the topic",
+    "forum_topic_edited": "renamed the topic",
+    "forum_topic_closed": "closed the topic",
+    "forum_topic_reopened": "opened the topic again",
+    "migrate_to_chat_id": "made this group a supergroup",
+    "migrate_from_chat_id": "made a group this supergroup",
+}
+
+
+def people_json(world: World, bot: Bot) -> dict[str, Any]:
+    """Who there is, and where they can talk."""
+    people = [user for user in world.users.values() if not user["is_bot"]]
+    rooms = [room for room in world.rooms.values() if bot.id in room.members and room.moved_to is None]
+    return {
+        "bot": {"id": bot.id, "name": bot.name},
+        "people": [{"id": user["id"], "name": _name(user)} for user in people],
+        "rooms": [
+            {
+                "id": str(room.id),
+                "title": room.chat.get("title") or room.chat.get("first_name") or str(room.id),
+                "type": room.type,
+                "members": [user["id"] for user in people if room.members.get(user["id"]) in _INSIDE],
+                "topics": [{"id": topic.id, "name": topic.name} for topic in room.topics.values()],
+            }
+            for room in rooms
+        ],
+    }
+
+
+def room_json(room: Room) -> dict[str, Any]:
+    """What is to be read in a chat."""
+    return {
+        "keyboard": shown((room.keyboard or {}).get("keyboard")),
+        "messages": [_message(message) for message in list(room.messages.values())[-MESSAGES:]],
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    sender = message.get("from", {})
+    service = next((words for name, words in _SERVICE.items() if name in message), None)
+    topic = message.get("forum_topic_created", message.get("forum_topic_edited", {})).get("name")
+    return {
+        "id": message["message_id"],
+        "from": {"id": sender.get("id"), "name": _name(sender), "bot": bool(sender.get("is_bot"))},
+        "date": message["date"],
+        "text": message.get("text", message.get("caption", "")),
+        "entities": message.get("entities", message.get("caption_entities", [])),
+        "media": next((name for name in _MEDIA if name in message), None),
+        "service": f"{service} {topic}" if service and topic else service,
+        "thread": message.get("message_thread_id"),
+        "edited": "edit_date" in message,
+        "reply": message.get("reply_to_message", {}).get("text"),
+        "buttons": shown(message.get("reply_markup", {}).get("inline_keyboard")),
+    }
+
+
+_INSIDE = ("member", "administrator", "creator")
+
+
+def _name(user: dict[str, Any]) -> str:
+    return " ".join(str(user[part]) for part in ("first_name", "last_name") if part in user) or "Channel"

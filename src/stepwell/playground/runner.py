@@ -1,0 +1,152 @@
+"""The bot's process: ``python -m stepwell.playground.runner bot.py``.
+
+A file with ``make_router(storage)`` is polled for with that router; any other is run as a program. Either
+way it finds where to go in its environment; see ``docs/playground.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import threading
+import traceback
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from stepwell.errors import UsageError
+from stepwell.fsm import Router, Update, command
+from stepwell.playground import reporter
+
+__all__ = ["main", "makes_router"]
+
+#: Seconds that one request for updates waits.
+POLL = 20
+
+
+def main() -> None:
+    """Run the bot whose file is the first argument."""
+    _end_with_the_playground()
+    path = Path(sys.argv[1]).resolve()
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(path.parent)
+    if address := os.environ.pop("STEPWELL_PLAYGROUND", None):
+        reporter.install(address)
+    try:
+        if makes_router(path):
+            asyncio.run(_poll(_router_of(path)))
+        else:
+            runpy.run_path(str(path), run_name="__main__")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def makes_router(path: Path) -> bool:
+    """The file has a function ``make_router`` of its own."""
+    body = ast.parse(path.read_bytes(), str(path)).body
+    return any(isinstance(each, ast.FunctionDef) and each.name == "make_router" for each in body)
+
+
+def _router_of(path: Path) -> Router:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    router = module.make_router(os.environ["STEPWELL_STORAGE"])
+    if not isinstance(router, Router) or router.fsm is None:
+        raise UsageError(f"make_router(storage) of {path.name} gives a Router with a machine, not {router!r}")
+    return router
+
+
+async def _poll(router: Router) -> None:
+    fsm = router.fsm
+    assert fsm is not None
+    if fsm.send is None:
+        # What timers say.
+        fsm.send = _send
+    async with fsm:
+        await _call("setMyCommands", commands=_commands(router))
+        offset = 0
+        while True:
+            updates = await _call("getUpdates", offset=offset, timeout=POLL)
+            chats: dict[Any, list[dict[str, Any]]] = {}
+            for update in updates:
+                chat = Update.of(update).chat
+                chats.setdefault(chat and chat.id, []).append(update)
+            await asyncio.gather(*(_handle(router, each) for each in chats.values()))
+            if updates:
+                # Confirmed only now: what a killed bot had in hand comes again.
+                offset = max(offset, *(update["update_id"] + 1 for update in updates))
+
+
+async def _handle(router: Router, updates: list[dict[str, Any]]) -> None:
+    for update in updates:
+        try:
+            calls = await router.handle(update)
+            if router.send is None:
+                for call in calls:
+                    await _send(call)
+        except Exception:  # noqa: BLE001
+            # A bot that fails with one update goes on with the next.
+            traceback.print_exc()
+
+
+async def _send(call: dict[str, Any]) -> Any:
+    return await _call(**call)
+
+
+async def _call(method: str, **params: Any) -> Any:
+    return await asyncio.to_thread(_request, method, params)
+
+
+def _request(method: str, params: dict[str, Any]) -> Any:
+    url = f"{os.environ['BOT_API']}/bot{os.environ['BOT_TOKEN']}/{method}"
+    body = json.dumps(params).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - the playground's own address
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=POLL + 10) as response:
+            return json.load(response)["result"]
+    except urllib.error.HTTPError as error:
+        with error:
+            why = json.load(error)["description"]
+    raise UsageError(f"{method}: {why}")
+
+
+def _commands(router: Router) -> list[dict[str, str]]:
+    """The commands that the router waits for, each described by its handler's docstring, or by its name."""
+    found: dict[str, str] = {}
+    for filters, handler in router._flat():
+        about = str(handler.__doc__ or getattr(handler, "__name__", "")).strip().partition("\n")[0].replace("_", " ")
+        for each in filters:
+            for name in sorted(each.names) if isinstance(each, command) else ():
+                found.setdefault(name, about or name)
+    return [{"command": name, "description": about} for name, about in found.items()]
+
+
+def _end_with_the_playground() -> None:
+    """The other end of stdin is the playground, which never writes: at its end, however it came, this process ends."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="stepwell-lifeline", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
