@@ -137,11 +137,14 @@ class Chat:
         """The bot ends, and begins again over what is stored; with another function, as its next release."""
         await self._workers.restart(make_router)
 
-    async def advance(self, seconds: float) -> None:
-        """Let time pass on the clock that the storage has."""
+    async def advance(self, seconds: float) -> list[str]:
+        """Let time pass on the clock that the storage has, and timers fire; what they answered in this place."""
         if self._workers.clock is None:
             raise UsageError("this storage goes by its own clock; give it one to move: clock=stepwell.testing.Clock()")
         self._workers.clock.advance(seconds)
+        before = len(self._answers())
+        await self._workers.tick(self._telegram.take)
+        return [text_of(message) for message in self._answers()[before:]]
 
     # Looking
 

@@ -53,6 +53,20 @@ class Workers:
         self._turn += 1
         return self._routers[self._turn % len(self._routers)]
 
+    async def tick(self, show: Callable[[dict[str, Any]], Any]) -> None:
+        """Let every worker fire what is due; what timers answer is shown."""
+
+        async def send(call: dict[str, Any]) -> None:
+            show(call)
+
+        for router in self._routers:
+            fsm = _fsm_of(router)
+            own, fsm.send = fsm.send, send
+            try:
+                await fsm.tick()
+            finally:
+                fsm.send = own
+
     async def restart(self, make: MakeRouter | None) -> None:
         self._make = self._make if make is None else _checked(make)
         if self._make is None:
