@@ -11,6 +11,7 @@ from typing import Any
 
 from stepwell import State, Storage
 from stepwell.errors import Busy, Conflict, StepwellError
+from stepwell.fsm import FSM, Context, Router
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
@@ -81,6 +82,32 @@ async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: 
                 tell("both")
     except Busy:
         tell("busy")
+
+
+async def converse(
+    storage: Storage, tell: Tell, *, deliveries: list[tuple[int, int, int]], at_once: int, lease: float, pause: float
+) -> None:
+    """Handle messages, each a number of its own, a user and an update's id; the handler notes what it has seen."""
+    router = Router(FSM(BOT, storage=storage, flows=[], lease=lease))
+    window = asyncio.Semaphore(at_once)
+
+    @router.on()
+    async def note(ctx: Context) -> None:
+        began = time.monotonic()
+        seen = ctx.data.get("seen", [])
+        await asyncio.sleep(pause)
+        ctx.update_data(seen=[*seen, ctx.update.update_id])
+        ctx.answer(f"{ctx.update.update_id}")
+        tell("handled", ctx.update.update_id, began, time.monotonic())
+
+    async def deliver(number: int, user: int, update_id: int) -> None:
+        person = {"id": user, "is_bot": False, "first_name": "A"}
+        message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
+        async with window:
+            calls = await router.handle({"update_id": update_id, "message": message})
+        tell("acknowledged", number, [call["text"] for call in calls])
+
+    await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
 
 
 async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: int, seed: int) -> None:
