@@ -355,7 +355,7 @@ def test_local_file_systems_are_not_warned_about() -> None:
 
 
 def leftover_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stepwell")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stepwell-sqlite")]
 
 
 async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) -> None:
