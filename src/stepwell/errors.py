@@ -36,7 +36,7 @@ StepwellError
     ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
     ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
     ├── StorageFull (also OSError)                  no room; nothing was written
-    └── StorageClosed                               used after close()
+    └── StorageClosed                               closed while this was under way
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class CorruptRecord(StoredDataError):
     def __init__(self, place: str, what: str, why: str) -> None:
         self.place, self.what, self.why = place, what, why
         super().__init__(
-            f"the record at {place} is damaged: {what} {why}; nothing was changed, a copy is kept in "
-            "quarantine; set_state() or clear() gives the key a fresh start"
+            f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine, "
+            "and set_state() or clear() gives the key a fresh start"
         )
 
 
@@ -169,6 +169,9 @@ class UnknownType(StoredDataError):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        if name.startswith("$"):
+            super().__init__(f"a stored value is tagged {name!r}, which this release does not know; upgrade stepwell")
+            return
         super().__init__(
             f"a stored value has the type {name!r}, which is not registered here; import the module that "
             f"declares it, or register its successor with @record_type(name={name!r})"

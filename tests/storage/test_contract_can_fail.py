@@ -106,23 +106,23 @@ class AppliesTwice(FaultyStorage):
 
 class ForgetsTombstones(FaultyStorage):
     class _cell(Cell):
-        def _delete(self, change: Any, now: float) -> None:
-            super()._delete(change, now)
+        def _delete(self, change: Any, held: bool, now: float) -> None:
+            super()._delete(change, held, now)
             self.version, self.base = NEVER, ""
 
 
 class LosesTheMemoAtClear(FaultyStorage):
     class _cell(Cell):
-        def _delete(self, change: Any, now: float) -> None:
-            super()._delete(change, now)
+        def _delete(self, change: Any, held: bool, now: float) -> None:
+            super()._delete(change, held, now)
             self.memo = None
 
 
 class LeavesPartsBehind(FaultyStorage):
     class _cell(Cell):
-        def _delete(self, change: Any, now: float) -> None:
+        def _delete(self, change: Any, held: bool, now: float) -> None:
             parts = self.parts
-            super()._delete(change, now)
+            super()._delete(change, held, now)
             self.parts = parts
 
 
