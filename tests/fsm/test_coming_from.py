@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stepwell import State
-from stepwell.errors import InvalidFlow, StepwellError
+from stepwell.errors import InvalidFlow, StorageUnavailable
 from stepwell.fsm import (
     FSM,
     Context,
@@ -28,6 +28,7 @@ from stepwell.fsm import (
     keys,
     state,
 )
+from stepwell.testing import FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import POLL, message
 
@@ -181,7 +182,28 @@ async def test_the_policy_decides_and_a_move_tells_whether_it_moved(make: Callab
     assert asked == [("registration", "settings"), ("get_name", "nowhere")]
 
 
-@shows("`set_state/2`, `set_state/3` jump")
+@shows("`transition` without an active flow is allowed")
+async def test_without_a_flow_a_transition_is_for_the_policy(fsm: FSM) -> None:
+    async with fsm.conversation(message()) as ctx:
+        with pytest.raises(TransitionError, match="no flow is active"):
+            ctx.transition("get_name")
+
+
+@shows("a flow without a default state is left only by `set_state`")
+async def test_the_first_transition_of_a_flow_without_default_is_free(backend: Backend) -> None:
+    class Loose(Flow, name="loose"):
+        one = state(to=["two"])
+        two = state(to=["one"])
+
+    async with FSM("my_bot", storage=backend.storage(), flows=[Loose]).conversation(message()) as ctx:
+        ctx.start_flow(Loose)
+        assert ctx.state is None
+        assert ctx.transition("two") is True
+        with pytest.raises(TransitionError):
+            ctx.transition("two")
+
+
+@shows("`set_state(state)`, `set_state(flow, state)` jump")
 async def test_set_state_jumps_to_declared_states_only(fsm: FSM) -> None:
     async with fsm.conversation(message()) as ctx:
         ctx.set_state("language", flow=Settings)
@@ -235,6 +257,20 @@ async def test_there_is_one_write_at_the_end_and_none_if_the_handler_raises(fsm:
     assert await stored(fsm) == first
 
 
+@shows("a write that fails is logged, and the bot goes on")
+async def test_a_write_that_fails_raises_and_the_update_can_be_handled_again() -> None:
+    storage = FaultyStorage(before=[2], patience=0)
+    fsm = FSM("my_bot", storage=storage, flows=[Registration])
+
+    def begin(ctx: Context) -> Any:
+        return ctx.start_flow(Registration)
+
+    with pytest.raises(StorageUnavailable):
+        await fsm.handle(message(update_id=1), begin)
+    assert await stored(fsm) is None
+    assert await fsm.handle(message(update_id=1), begin) is True
+
+
 @shows("two updates of one user may be handled side by side")
 async def test_updates_of_one_user_are_handled_one_after_the_other(fsm: FSM) -> None:
     inside: list[str] = []
@@ -275,12 +311,14 @@ async def test_the_filters_of_the_same_names(fsm: FSM) -> None:
         assert fsm_state(("plan", "free"))(ctx)
 
 
-@shows("a flow that is not registered")
-def test_a_handler_that_names_an_unregistered_flow_is_an_error_at_once() -> None:
-    router = Router(FSM("my_bot", storage="memory://", flows=[Registration]))
+@shows("`start_flow` of a flow that is not registered raises")
+async def test_an_unregistered_flow_is_an_error_also_when_a_handler_names_it() -> None:
+    fsm = FSM("my_bot", storage="memory://", flows=[Registration])
+    async with fsm.conversation(message()) as ctx:
+        with pytest.raises(UnknownFlowError):
+            ctx.start_flow(Settings)
     with pytest.raises(UnknownFlowError):
-        router.on(fsm_flow(Settings))
-    assert issubclass(UnknownFlowError, StepwellError)
+        Router(fsm).on(fsm_flow(Settings))
 
 
 def test_every_row_is_shown() -> None:
