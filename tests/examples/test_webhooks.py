@@ -229,4 +229,17 @@ async def test_of_several_calls_all_but_the_last_are_sent(
 
 def test_the_secret_is_compared_in_constant_time(framework: Framework) -> None:
     source = Path(str(framework.module.__file__)).read_text()
-    assert "hmac.compare_digest(token.encode(), os.environ" in source
+    assert "if not hmac.compare_digest(token.encode(" in source
+
+
+async def test_aiohttp_refuses_a_token_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
+    use(Framework(aiohttp_app, aiohttp), monkeypatch, "memory://")
+    async with TestServer(aiohttp_app.make_app()) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(
+            f"POST /webhook HTTP/1.1\r\nHost: x\r\n{HEADER}: s".encode() + b"\xe9\r\nContent-Length: 0\r\n\r\n"
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 403")
+        writer.close()
+        await writer.wait_closed()
