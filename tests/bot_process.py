@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import count
 from typing import Any
 
-from stepwell.fsm import Context, Router
+from stepwell.fsm import Context, LeaseLost, Router
 
 MakeRouter = Callable[..., Router]
 
@@ -97,7 +97,13 @@ async def serve(make: MakeRouter, url: str, hang: str) -> None:
         router = hanging(router)
 
     async def answer(number: int, update: dict[str, Any]) -> None:
-        calls = await router.handle(update)
+        while True:
+            try:
+                calls = await router.handle(update)
+                break
+            except LeaseLost:
+                # A machine too busy for so short a lease: nothing was written, and it is delivered again.
+                continue
         if hang == "committed":
             hang_at(hang)
         say(id=number, calls=calls)

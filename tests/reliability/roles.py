@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell import State, Storage
-from stepwell.errors import Busy, Conflict, StepwellError
+from stepwell.errors import Busy, Conflict, LeaseLost, StepwellError
 from stepwell.fsm import FSM, Context, Router
 from stepwell.record import Change
 from stepwell.slot import Slot
@@ -104,7 +104,13 @@ async def converse(
         person = {"id": user, "is_bot": False, "first_name": "A"}
         message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
         async with window:
-            calls = await router.handle({"update_id": update_id, "message": message})
+            while True:
+                try:
+                    calls = await router.handle({"update_id": update_id, "message": message})
+                    break
+                except LeaseLost:
+                    # A machine too busy for so short a lease: nothing was written, and it is delivered again.
+                    continue
         tell("acknowledged", number, [call["text"] for call in calls])
 
     await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
