@@ -66,8 +66,9 @@ def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_backen
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_in_memory_nothing_is_killed() -> None:
-    done = stepwell("demo", "--storage", "memory://")
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///:memory:"])
+def test_in_memory_nothing_is_killed(url: str) -> None:
+    done = stepwell("demo", "--storage", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "kill -9" not in done.stdout
     assert ANSWERS[3] in done.stdout
