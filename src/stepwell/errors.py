@@ -35,6 +35,7 @@ StepwellError
 ├── StorageError
 │   ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
 │   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
+│   │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
 │   ├── StorageFull (also OSError)                  no room; nothing was written
 │   └── StorageClosed                               closed while this was under way
 └── NodeFlowError                              a node flow, or what one of its nodes gave
@@ -274,6 +275,18 @@ class OutcomeUnknown(StorageError, ConnectionError):
         super().__init__(
             f"the write to {place} was sent, but its answer never came ({why}); "
             "read the record before you write it again"
+        )
+
+
+class NotReplicated(OutcomeUnknown):
+    """A write was applied, but no replica had it in time: it may still arrive, or be lost in a failover."""
+
+    def __init__(self, place: str) -> None:
+        self.place, self.why = place, "no replica had it in time"
+        StorageError.__init__(
+            self,
+            f"the write to {place} is made, but no replica had it in time; it may still arrive there, or be lost "
+            "if the server fails now; read the record before you write it again",
         )
 
 

@@ -61,6 +61,8 @@ def decode(text: str, depth: int = 64) -> Any:
     try:
         value = _from_json(text)
         return _revived(value) if '"$' in text else value
+    except StoredDataError:
+        raise
     except (
         msgspec.DecodeError,
         RecursionError,
@@ -68,6 +70,7 @@ def decode(text: str, depth: int = 64) -> Any:
         TypeError,
         ArithmeticError,
         LookupError,
+        AttributeError,
     ) as error:
         raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 

@@ -96,7 +96,7 @@ class Listing:
 
     def _leftovers(self, limit: int, now: float) -> int:
         removed = 0
-        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": max(limit, 1)}):
+        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": limit}):
             self._execute(QUERIES["drop_lease"], (namespace, key))
             # A record whose holder died is not gone.
             removed += number is None

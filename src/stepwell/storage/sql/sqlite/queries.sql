@@ -34,6 +34,13 @@ SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
 FROM record WHERE namespace = ?1 AND key = ?2;
 
+-- name: held
+SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT NULL, token, NULL, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM lease WHERE namespace = ?1 AND key = ?2;
+
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
 
