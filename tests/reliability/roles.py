@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from examples.registration import Registration, handlers
+
 from stepwell import State, Storage
 from stepwell.errors import Busy, Conflict, LeaseLost, StepwellError
 from stepwell.fsm import FSM, Context, Router
@@ -104,16 +106,38 @@ async def converse(
         person = {"id": user, "is_bot": False, "first_name": "A"}
         message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
         async with window:
-            while True:
-                try:
-                    calls = await router.handle({"update_id": update_id, "message": message})
-                    break
-                except LeaseLost:
-                    # A machine too busy for so short a lease: nothing was written, and it is delivered again.
-                    continue
+            calls = await _handled(router, {"update_id": update_id, "message": message})
         tell("acknowledged", number, [call["text"] for call in calls])
 
     await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
+
+
+async def register(storage: Storage, tell: Tell, *, update: dict[str, Any], hang: str = "") -> None:
+    """The registration bot answers one update, then waits to be killed; or hangs before the commit, or after it."""
+    router = Router(FSM("registration_bot", storage=storage, flows=[Registration], lease=0.5))
+
+    def hangs(ctx: Context | None = None) -> bool:
+        tell("hangs")
+        time.sleep(600)
+        return False
+
+    if hang == "holding":
+        router.on(hangs)(hangs)
+    router.include(handlers)
+    calls = await _handled(router, update)
+    if hang == "committed":
+        hangs()
+    tell("answered", [call["text"] for call in calls])
+    await asyncio.Event().wait()
+
+
+async def _handled(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
+    while True:
+        try:
+            return await router.handle(update)
+        except LeaseLost:
+            # A machine too busy for so short a lease: nothing was written, and it is delivered again.
+            continue
 
 
 async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Conversations in several processes: one update of a key at a time, and each update once (G8)."""
+"""Conversations in several processes: one update of a key at a time, each update once (G8), killed at any point."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from itertools import pairwise
 import pytest
 
 from tests.backends import Backend
+from tests.examples.test_registration import CONVERSATION
+from tests.fsm.conftest import message
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.workers import Worker, Workers
 
@@ -92,3 +94,23 @@ def _deliveries(choose: random.Random, users: int, each: int) -> list[Delivery]:
     several = [update for update in ids for _ in range(choose.randint(1, 5))]
     choose.shuffle(several)
     return [(number, user, update_id) for number, (user, update_id) in enumerate(several)]
+
+
+@pytest.mark.parametrize("hang", ["", "holding", "committed"])
+async def test_the_registration_bot_killed_with_every_message_answers_as_if_nothing_had_happened(
+    shared_backend: Backend, workers: Workers, hang: str
+) -> None:
+    url = shared_backend.place()
+    for number, (said, answer) in enumerate(CONVERSATION):
+        update = message(said, update_id=number + 1)
+        if hang:
+            # Killed while it handles the message, which is then delivered again.
+            lost = workers.start("register", url, update=update, hang=hang)
+            await lost.says("hangs")
+            await lost.kill()
+            assert lost.said("answered") == []
+        bot = workers.start("register", url, update=update)
+        await bot.says("answered")
+        await bot.kill()
+        assert bot.said("answered") == [["answered", [answer]]]
+    assert await shared_backend.storage(url).get_state("registration_bot", (42, 42)) is None
