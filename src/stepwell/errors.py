@@ -37,6 +37,7 @@ StepwellError
 │   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
 │   │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
 │   ├── StorageFull (also OSError)                  no room; nothing was written
+│   ├── NotCopied                                   after a copy, source and target differ
 │   └── StorageClosed                               closed while this was under way
 └── NodeFlowError                              a node flow, or what one of its nodes gave
     ├── InvalidGraph (also ValueError)              the graph cannot be run; nothing has run
@@ -292,6 +293,18 @@ class NotReplicated(OutcomeUnknown):
 
 class StorageFull(StorageError, OSError):
     """There is no room left; nothing was written and what was stored is intact."""
+
+
+class NotCopied(StorageError):
+    """After a copy some records differ between source and target."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        super().__init__(
+            f"{len(places)} records differ between source and target after the copy ({shown}); "
+            "stop whatever writes to them, and copy again: what is there already is not copied twice"
+        )
 
 
 class StorageClosed(StorageError):
