@@ -25,7 +25,8 @@ class FileStorage(KeyValueStorage):
 
     async def read(self, address: Address) -> str | None:
         try:
-            return await asyncio.to_thread(self._path(address).read_text, encoding="utf-8")
+            # Damaged bytes come through as text that no checksum fits.
+            return await asyncio.to_thread(self._path(address).read_text, encoding="utf-8", errors="surrogateescape")
         except FileNotFoundError:
             return None
 
@@ -42,11 +43,21 @@ class FileStorage(KeyValueStorage):
 
 def _replace(path: Path, text: str) -> None:
     """A reader sees the old text or the new one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            Path(file.name).unlink()
+            raise
     Path(file.name).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 async def main() -> None:

@@ -176,3 +176,9 @@ class Limits:
     key: int = 512
     #: How deep values and keys may be nested.
     depth: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("record", "run", "item", "key", "depth"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"Limits({name}={value!r}): give a whole number of at least 1")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
 from stepwell.codec import Seal
-from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, LeaseLost, StorageError, UsageError
-from stepwell.record import KEEP, NOWHERE, Address, Change, Head, Keep, Place, Version
+from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
+from stepwell.record import KEEP, NOWHERE, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
 __all__ = ["Slot"]
 
@@ -80,6 +80,8 @@ class Slot:
         self._renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._token:
+            raise UsageError("a slot is held once; make a new one")
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._wait
         if self.address in self.storage.lines:
@@ -123,7 +125,12 @@ class Slot:
     def memo(self) -> Any:
         """What the last commits noted beside the record; it survives the record."""
         if self._memo is not None and self._memo_value is None:
-            self._memo_value = self._seal.value("m", "", self._memo)
+            try:
+                self._memo_value = self._seal.value("m", "", self._memo)
+            except CorruptRecord:
+                # Without it an update may be handled twice; with an error nobody could go on for a day.
+                logger.exception("the memo at %s is damaged, and taken for empty", self.address.text)
+                self._memo = None
         return self._memo_value
 
     @property
@@ -175,6 +182,7 @@ class Slot:
         deadline: float | Keep | None = KEEP,
         expiry: float | Keep | None = KEEP,
         parts: Mapping[str, Any] | None = None,
+        dropped_parts: Sequence[str] = (),
         force: bool = False,
     ) -> bool:
         """Write what differs in one operation that also checks the claim; ``False`` if nothing differs.
@@ -184,7 +192,8 @@ class Slot:
         with ``force``. Raises ``LeaseLost`` or ``RecordReplaced`` with nothing written.
         """
         if not self._holding:
-            raise UsageError("this slot is not held any more; a commit without keep=True was its last")
+            raise UsageError("this slot is not held; a commit without keep=True was its last")
+        _check(tags, deadline, expiry)
         write = self.storage.ids()
         if self._deletes():
             if not self.found and not force:
@@ -193,12 +202,18 @@ class Slot:
         else:
             written, gone = self._changed_fields()
             head: Head | Keep = KEEP
-            if self.place != self._place:
+            anew = self._deleted and self.found
+            if anew:
+                # What was set after delete() is a record of its own.
+                written, gone = self._seal.fields(self.data), ()
+                deadline = None if deadline is KEEP else deadline
+            if anew or self.place != self._place:
                 head = self._seal.head(self.place)
-            if head is KEEP and not written and not gone and not parts and not force:
+            if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
                 return False
             change = Change(
                 write,
+                replace=anew,
                 fresh=not self.found,
                 head=head,
                 set=written,
@@ -207,7 +222,7 @@ class Slot:
                 deadline=deadline,
                 expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
                 memo=self._sealed_memo(memo),
-                parts=self._sealed_parts(parts) if parts else {},
+                parts=self._sealed_parts(parts or {}, dropped_parts),
                 limit=self.storage.limit_of(self.address),
             )
         if self._lost:
@@ -249,18 +264,26 @@ class Slot:
     def _sealed_memo(self, memo: Any) -> str | Keep:
         return KEEP if memo is KEEP else self._seal.seal("m", "", memo)
 
-    def _sealed_parts(self, parts: Mapping[str, Any]) -> dict[str, str | None]:
-        return {name: None if value is None else self._seal.seal("p", name, value) for name, value in parts.items()}
+    def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
+        sealed: dict[str, str | None] = dict.fromkeys(dropped)
+        limit = self.storage.limits.item
+        for name, value in parts.items():
+            text = self._seal.seal("p", name, value)
+            if len(text) > limit and len(text.encode()) > limit:
+                raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
+            sealed[name] = text
+        return sealed
 
     def _written(self, change: Change, applied: Applied) -> None:
         """What was just written is what the next commit compares with."""
-        self.now, self._base = applied.now, applied.base
+        self.now, self._base, self._deleted = applied.now, applied.base, False
         self.version = None if change.delete else applied.version
         if change.delete:
             self._fields, self._loaded, self._place = {}, {}, NOWHERE
-            self._deleted = False
             self.deadline = self.expires_at = None
         else:
+            if change.replace:
+                self._fields = {}
             self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
             self._fields.update(change.set)
             self._loaded = {} if self._data is None else self._data.copy()
@@ -274,6 +297,12 @@ class Slot:
         if change.memo is not KEEP:
             self._memo, self._memo_value = change.memo, None
 
+    async def parts(self) -> dict[str, Any]:
+        """The parts beside the record, read now."""
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        found = (stored.parts or {}) if stored is not None else {}
+        return {name: self._seal.value("p", name, text) for name, text in found.items()}
+
     async def _claim(self, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
         pause = FIRST_POLL
         while True:
@@ -285,7 +314,8 @@ class Slot:
             if left <= 0:
                 raise Busy(self.address.text, self._wait)
             # Jitter, so that waiting workers do not ask in step.
-            await asyncio.sleep(min(pause * random.uniform(0.7, 1.3), max(taken.remaining, 0.001), left))
+            jitter = self.storage.rng.uniform(0.7, 1.3)
+            await asyncio.sleep(min(pause * jitter, max(taken.remaining, 0.001), left))
             pause = min(pause * 2, LONGEST_POLL)
 
     async def _load(self, claimed: Claimed) -> None:
@@ -301,8 +331,8 @@ class Slot:
                 self._place = self.place
             # Decoding later would let a handler run on a record that cannot be read.
             _ = self.data
-        except CorruptRecord:
-            await self.storage.quarantine(self.address, stored)
+        except CorruptRecord as error:
+            await self.storage.quarantine(self.address, stored, error)
             raise
 
     def _renew_soon(self) -> None:
@@ -314,8 +344,7 @@ class Slot:
         except Conflict:
             self._lost = True
             return
-        except StorageError as error:
-            # The lease runs on for a while, and the commit checks it in any case.
+        except Exception as error:  # noqa: BLE001 the lease runs on for a while, and the commit checks it in any case
             logger.warning("a claim could not be renewed (%s); it is tried again", error)
         self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._renew_soon)
 
@@ -328,11 +357,20 @@ class Slot:
             if self._holding:
                 self._holding = False
                 await self.storage.perform(Release(self.address, self._token))
-        except StorageError as error:
-            # Its lease ends by itself; what the caller did must not fail because of this.
+        except Exception as error:  # noqa: BLE001 what the caller did must not fail because of this
             logger.warning("a claim could not be released (%s); it ends with its lease", error)
         finally:
             _leave_line(self.storage, self.address)
+
+
+def _check(tags: object, deadline: object, expiry: object) -> None:
+    if tags is not KEEP and not (isinstance(tags, tuple) and all(type(tag) is str for tag in tags)):
+        raise InvalidOption(f"tags are a tuple of str, not {tags!r}")
+    for name, seconds in (("deadline", deadline), ("expiry", expiry)):
+        if seconds is KEEP or seconds is None:
+            continue
+        if not isinstance(seconds, int | float) or not isfinite(seconds):
+            raise InvalidOption(f"{name} is a number of seconds from now, or None, not {seconds!r}")
 
 
 class _Line:
@@ -366,10 +404,14 @@ async def _enter_line(storage: Storage, address: Address, wait: float) -> None:
             raise Busy(address.text, wait) from None
         raise
     line.holder = task
-    if line.handed_over >= HAND_OVERS:
+    if line.handed_over >= HAND_OVERS and storage.shared:
         line.handed_over = 0
-        # Somebody in another process may be polling for this address.
-        await asyncio.sleep(FIRST_POLL)
+        try:
+            # Somebody in another process may be polling for this address.
+            await asyncio.sleep(FIRST_POLL)
+        except BaseException:
+            _leave_line(storage, address)
+            raise
 
 
 def _leave_line(storage: Storage, address: Address) -> None:

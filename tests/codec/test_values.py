@@ -224,7 +224,7 @@ def test_a_value_in_the_wrong_place_is_detected() -> None:
 def test_limits_hold_before_writing_and_before_parsing() -> None:
     with pytest.raises(TooLarge):
         seal(limit=10).field("name", "x" * 11)
-    with pytest.raises(CorruptRecord, match="larger"):
+    with pytest.raises(TooLarge, match="limit is 10"):
         seal(limit=10).data({"name": seal().field("name", "x" * 50)})
     deep = "[" * 5000 + "]" * 5000
     with pytest.raises(StoredDataError, match="deeper"):

@@ -168,8 +168,8 @@ async def pages(storage: Storage, query: Query, size: int) -> list[Any]:
 async def compare_sweeps(ours: Storage, theirs: Storage) -> None:
     expected, found = await ours.sweep(), await theirs.sweep()
     assert sorted(expected.expired, key=str) == sorted(found.expired, key=str)
-    # Memory also forgets tombstones and leases that are over when an operation comes by.
-    assert found.removed >= expected.removed
+    # What is left of leases and tombstones goes at different moments: by a sweep, an operation or a server's TTL.
+    assert found.removed >= len(found.expired)
     assert (await theirs.sweep()).removed == 0
     for namespace in {address.namespace for address in ADDRESSES}:
         for tag in ("u1", "u2", "ü", "a b"):

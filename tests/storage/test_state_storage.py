@@ -13,9 +13,9 @@ from stepwell.storage.state_storage import default_state_storage
 
 @pytest.fixture(autouse=True)
 def nothing_configured() -> Iterator[None]:
-    stepwell.configure()
+    stepwell.configure(storage=None, state_storage=None)
     yield
-    stepwell.configure()
+    stepwell.configure(storage=None, state_storage=None)
 
 
 async def test_without_a_storage_the_configured_one_is_used() -> None:
@@ -23,7 +23,7 @@ async def test_without_a_storage_the_configured_one_is_used() -> None:
         stepwell.configure(storage=storage)
         await StateStorage().update_state("run", {"a": 1})
         assert await StateStorage(storage).get_state("run") == {"a": 1}
-        stepwell.configure()
+        stepwell.configure(storage=None)
         assert await StateStorage().get_state("run") == {}
 
 

@@ -6,6 +6,7 @@ bytes. Parts come in order, so that ``(-100,`` is the beginning of all keys of o
 
 from __future__ import annotations
 
+import re
 from json import JSONDecoder
 from typing import Any
 
@@ -25,6 +26,9 @@ __all__ = [
 
 #: Beyond it Python may refuse decimal digits, and hex is shorter anyway.
 _BIG = 1 << 63
+#: What must not reach a terminal or a text column as it is. A fixed list: Unicode's own notion of printable grows
+#: from one Python to the next, and a name must be written alike by all of them.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _read_json = JSONDecoder().raw_decode
 _ALLOWED = "keys are str, int, bool, None, bytes, and tuples of these"
 
@@ -44,9 +48,7 @@ def encode_namespace(name: str, limits: Limits) -> str:
         return name
     if not isinstance(name, str) or not name:
         raise InvalidKey(f"a bot's name is a non-empty str, not {name!r} ({type(name).__name__})")
-    text = str(name)
-    if not text.isprintable() or '"' in text or "\\" in text:
-        text = _quoted(text)[1:-1]
+    text = _quoted(str.__str__(name))[1:-1]
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a bot's name", len(text.encode()), limits.key)
     return text
@@ -92,16 +94,17 @@ def decode_key(text: str) -> Any:
         key, end = _parse(text, 0)
         if end != len(text):
             raise ValueError("it goes on after its end")
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, RecursionError) as error:
         raise CorruptRecord(text, "its key", f"cannot be read ({error})") from error
     return key
 
 
 def encode_name(name: Any, limits: Limits) -> str:
     """A top-level key of the data as the name of a stored field: itself if it is an ordinary str."""
-    if type(name) is str and name.isprintable() and name and name[0] != "$":
+    if type(name) is str and name and name[0] != "$" and not _UNSAFE.search(name):
         return name
-    return "$" + values.encode(name, limits).decode()
+    text = values.encode(name, limits).decode()
+    return "$" + (_escaped(text) if _UNSAFE.search(text) else text)
 
 
 def decode_name(text: str) -> Any:
@@ -111,9 +114,14 @@ def decode_name(text: str) -> Any:
 
 def _quoted(text: str) -> str:
     try:
-        return values.quote(text)
+        quoted = values.quote(text)
     except UnicodeEncodeError:
         raise InvalidKey("a key or a bot's name contains a lone surrogate, which no storage can keep") from None
+    return _escaped(quoted) if _UNSAFE.search(quoted) else quoted
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _parse(text: str, at: int) -> tuple[Any, int]:

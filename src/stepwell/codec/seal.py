@@ -12,7 +12,7 @@ from zlib import crc32
 
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
-from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge, UnknownType
+from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
 from stepwell.record import NOWHERE, Address, Head, Limits, Place
 
 __all__ = ["Seal"]
@@ -58,14 +58,20 @@ class Seal:
             body = self._opened("f", name, text)
             try:
                 data[decode_name(name)] = values.decode(body, depth)
-            except UnknownType:
-                raise
-            except StoredDataError as error:
+            except values.DecodeError as error:
                 raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
+            except StoredDataError as error:
+                error.add_note(f"in the field {name!r} of the record at {self.address.text}")
+                raise
         return data
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
+        for name in place[:2]:
+            if name is not None and type(name) is not str:
+                raise EncodeError(
+                    "$head", type(name).__qualname__, "cannot name a flow or state; names are str or None"
+                )
         row = list(place)
         while len(row) > 2 and not row[-1]:
             row.pop()
@@ -93,9 +99,7 @@ class Seal:
         body = self._opened(kind, name, text)
         try:
             return values.decode(body, self._limits.depth)
-        except UnknownType:
-            raise
-        except StoredDataError as error:
+        except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), str(error)) from error
 
     def _encoded(self, name: str, value: Any) -> bytes:
@@ -115,7 +119,7 @@ class Seal:
 
     def _opened(self, kind: str, name: str, text: str) -> str:
         if len(text) > self._limit + 9:
-            raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), f"is larger than {self._limit} bytes")
+            raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self._limit)
         body = text[9:]
         try:
             check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))

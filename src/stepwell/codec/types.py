@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from enum import Enum, Flag
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
@@ -20,6 +20,12 @@ T = TypeVar("T", bound=type)
 PACKERS: dict[type, Callable[[Any], tuple[str, str, Any]]] = {}
 _UNPACKERS: dict[tuple[str, str], Callable[[Any], Any]] = {}
 _OWNERS: dict[tuple[str, str], type] = {}
+_STRUCT_SETTERS: list[Callable[[Any, str, Any], None]] = []
+
+
+def set_struct_fields_with(setter: Callable[[Any, str, Any], None]) -> None:
+    """How a field of a msgspec Struct is set, frozen or not; said by the one module that knows msgspec."""
+    _STRUCT_SETTERS[:] = [setter]
 
 
 @overload
@@ -46,30 +52,19 @@ def ensure_registered(cls: type, name: str) -> None:
 def _registered(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
         raise InvalidOption(f"record_type decorates a class, not {cls!r}; a name goes in as record_type(name=...)")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidOption(f"record_type(name={name!r}): a name is a non-empty str")
     name = name or cls.__name__
-    tag = "$record"
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-    if issubclass(cls, Enum):
-        tag, pack, unpack = "$enum", _pack_enum, lambda stored: _unpack_enum(cls, stored)
-    elif dataclasses.is_dataclass(cls):
-        fields = dataclasses.fields(cls)
-        names = [field.name for field in fields]
-        pack = lambda value: {n: getattr(value, n) for n in names}  # noqa: E731
-        unpack = lambda stored: _unpack_dataclass(cls, fields, stored)  # noqa: E731
-    elif hasattr(cls, "__struct_fields__"):
-        pack = lambda value: {n: getattr(value, n) for n in cls.__struct_fields__}  # noqa: E731
-        unpack = lambda stored: cls(**{n: stored[n] for n in cls.__struct_fields__ if n in stored})  # noqa: E731
-    elif hasattr(cls, "model_construct"):
-        pack, unpack = _pack_model, lambda stored: cls.model_construct(_fields_set=set(stored), **stored)
-    else:
+    tag = "$enum" if issubclass(cls, Enum) else "$record"
+    shape = next((kind(cls) for accepts, kind in _KINDS if accepts(cls)), None)
+    if shape is None:
         raise InvalidOption(
             f"{cls.__qualname__} cannot be registered: record_type takes Enums, dataclasses, msgspec Structs "
             "and pydantic models; make it one of these, or store the plain values it holds"
         )
     _own(tag, name, cls)
-    PACKERS[cls] = lambda value: (tag, name, pack(value))
-    _UNPACKERS[tag, name] = unpack
+    PACKERS[cls] = lambda value: (tag, name, shape.pack(value))
+    _UNPACKERS[tag, name] = shape.unpack
     return cls
 
 
@@ -80,17 +75,19 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
         raise UnknownType(name)
     try:
         return unpacker(stored)
-    except (TypeError, ValueError, LookupError) as error:
+    except StoredDataError:
+        raise
+    except Exception as error:
+        # Without the error's own words: they may quote what is stored.
         raise StoredDataError(
-            f"a stored {name!r} does not fit its class any more ({error}); "
+            f"a stored {name!r} does not fit its class any more ({type(error).__name__}); "
             "give new fields a default, and keep the names of enum members"
         ) from error
 
 
 def _own(tag: str, name: str, cls: type) -> None:
     owner = _OWNERS.get((tag, name))
-    same = owner is None or (owner.__module__, owner.__qualname__) == (cls.__module__, cls.__qualname__)
-    if not same and owner is not None:
+    if owner is not None and (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
         raise InvalidOption(
             f"the name {name!r} is already registered for {owner.__module__}.{owner.__qualname__}; "
             f"give {cls.__module__}.{cls.__qualname__} another one with @record_type(name=...)"
@@ -98,25 +95,122 @@ def _own(tag: str, name: str, cls: type) -> None:
     _OWNERS[tag, name] = cls
 
 
-def _pack_enum(member: Enum) -> Any:
-    # A combination of flags has no single name that every Python version agrees on.
-    return member.value if isinstance(member, Flag) else member.name
+class _Shape(Protocol):
+    """How instances of one class are taken apart and put together. No constructor of the user's runs."""
+
+    def __init__(self, cls: Any) -> None: ...
+
+    def pack(self, value: Any) -> Any:
+        """Plain parts; ``AttributeError`` if a field has no value."""
+
+    def unpack(self, stored: Any) -> Any:
+        """An equal instance, with defaults for fields that were added since."""
 
 
-def _unpack_enum(cls: type[Enum], stored: Any) -> Enum:
-    return cls(stored) if issubclass(cls, Flag) else cls[stored]
+class _EnumShape:
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+
+    def pack(self, member: Any) -> Any:
+        # A combination of flags has no single name that every Python version agrees on.
+        return member.value if isinstance(member, Flag) else member.name
+
+    def unpack(self, stored: Any) -> Any:
+        return self.cls(stored) if issubclass(self.cls, Flag) else self.cls[stored]
 
 
-def _unpack_dataclass(cls: type, fields: tuple[dataclasses.Field[Any], ...], stored: dict[str, Any]) -> Any:
-    value = cls(**{field.name: stored[field.name] for field in fields if field.init and field.name in stored})
-    for field in fields:
-        if field.name in stored and (not field.init or getattr(value, field.name) is not stored[field.name]):
-            # What __post_init__ made of the stored values is not what was stored.
-            object.__setattr__(value, field.name, stored[field.name])
-    return value
+class _DataclassShape:
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        self.fields = dataclasses.fields(cls)
+
+    def pack(self, value: Any) -> Any:
+        return {field.name: getattr(value, field.name) for field in self.fields}
+
+    def unpack(self, stored: Any) -> Any:
+        value = self.cls.__new__(self.cls)
+        for field in self.fields:
+            object.__setattr__(value, field.name, self._value(field, stored))
+        return value
+
+    def _value(self, field: dataclasses.Field[Any], stored: dict[str, Any]) -> Any:
+        if field.name in stored:
+            return stored[field.name]
+        if field.default is not dataclasses.MISSING:
+            return field.default
+        if field.default_factory is not dataclasses.MISSING:
+            return field.default_factory()
+        raise LookupError(field.name)
 
 
-def _pack_model(model: Any) -> dict[str, Any]:
-    # Only its fields: __dict__ also holds cached properties.
-    fields = {name: model.__dict__[name] for name in type(model).model_fields if name in model.__dict__}
-    return {**fields, **(model.__pydantic_extra__ or {})}
+class _StructShape:
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+
+    def pack(self, value: Any) -> Any:
+        return {name: getattr(value, name) for name in self.cls.__struct_fields__}
+
+    def unpack(self, stored: Any) -> Any:
+        known = {name: stored[name] for name in self.cls.__struct_fields__ if name in stored}
+        value = self.cls(**known)
+        if hasattr(self.cls, "__post_init__"):
+            for name, field in known.items():
+                # What __post_init__ made of the stored values is not what was stored.
+                _STRUCT_SETTERS[0](value, name, field)
+        return value
+
+
+class _ModelShape:
+    """A pydantic model, known by what it has."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+
+    def pack(self, model: Any) -> Any:
+        # Only its fields: __dict__ also holds cached properties.
+        fields = {name: model.__dict__[name] for name in self.cls.model_fields}
+        rest = {
+            "set": None if model.model_fields_set == set(fields) else set(model.model_fields_set),
+            "extra": model.__pydantic_extra__ or None,
+            "private": model.__pydantic_private__ or None,
+        }
+        rest = {name: value for name, value in rest.items() if value is not None}
+        return (fields, rest) if rest else fields
+
+    def unpack(self, stored: Any) -> Any:
+        fields, rest = stored if isinstance(stored, tuple) else (stored, {})
+        values = {}
+        for name, field in self.cls.model_fields.items():
+            if name not in fields and field.is_required():
+                raise LookupError(name)
+            values[name] = fields[name] if name in fields else field.get_default(call_default_factory=True)
+        model = self.cls.__new__(self.cls)
+        model.__setstate__(
+            {
+                "__dict__": values,
+                "__pydantic_fields_set__": rest.get("set", set(fields)),
+                "__pydantic_extra__": self._extra(rest),
+                "__pydantic_private__": self._private(rest),
+            }
+        )
+        return model
+
+    def _extra(self, rest: dict[str, Any]) -> dict[str, Any] | None:
+        return rest.get("extra", {}) if self.cls.model_config.get("extra") == "allow" else None
+
+    def _private(self, rest: dict[str, Any]) -> dict[str, Any] | None:
+        declared = self.cls.__private_attributes__
+        if not declared:
+            return None
+        # An attribute without a default is one that may be missing.
+        defaults = {name: attribute.get_default() for name, attribute in declared.items()}
+        given = {name: value for name, value in defaults.items() if type(value).__name__ != "PydanticUndefinedType"}
+        return {**given, **rest.get("private", {})}
+
+
+_KINDS: list[tuple[Callable[[Any], bool], type[_Shape]]] = [
+    (lambda cls: issubclass(cls, Enum), _EnumShape),
+    (dataclasses.is_dataclass, _DataclassShape),
+    (lambda cls: hasattr(cls, "__struct_fields__"), _StructShape),
+    (lambda cls: hasattr(cls, "__pydantic_validator__"), _ModelShape),
+]

@@ -14,18 +14,20 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from stepwell.codec.types import PACKERS, unpack
+from stepwell.codec.types import PACKERS, set_struct_fields_with, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
-__all__ = ["DecodeError", "conform", "decode", "encode", "quote", "step", "to_json"]
+__all__ = ["DecodeError", "conform", "decode", "encode", "from_json", "quote", "step", "to_json"]
 
 to_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder().decode
+from_json = msgspec.json.Decoder().decode
+
+set_struct_fields_with(msgspec.structs.force_setattr)
 
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
@@ -57,8 +59,10 @@ def decode(text: str, depth: int = 64) -> Any:
     if len(text) > depth and text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
         raise DecodeError(f"it is nested deeper than the limit of {depth}")
     try:
-        value = _from_json(text)
+        value = from_json(text)
         return _revived(value) if '"$' in text else value
+    except StoredDataError:
+        raise
     except (
         msgspec.DecodeError,
         RecursionError,
@@ -66,6 +70,7 @@ def decode(text: str, depth: int = 64) -> Any:
         TypeError,
         ArithmeticError,
         LookupError,
+        AttributeError,
     ) as error:
         raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 
@@ -97,7 +102,10 @@ def _plain(value: Any, left: int) -> Any:
         return tagged(value, left - 1)
     packer = PACKERS.get(kind)
     if packer is not None:
-        tag, name, packed = packer(value)
+        try:
+            tag, name, packed = packer(value)
+        except (AttributeError, KeyError):
+            raise _RefusedError("has a field without a value; set it, or give it a default") from None
         return {tag: [name, _plain(packed, left - 1)]}
     raise _RefusedError(
         "is of a class that is not registered; decorate it with @stepwell.record_type, "
@@ -120,7 +128,12 @@ def _moment_back(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.dat
         return kind.fromisoformat(stored)
     text, zone, fold = stored
     moment = kind.fromisoformat(text)
-    return moment.replace(fold=fold) if zone is None else moment.replace(tzinfo=ZoneInfo(zone), fold=fold)
+    if zone is None:
+        return moment.replace(fold=fold)
+    try:
+        return moment.replace(tzinfo=ZoneInfo(zone), fold=fold)
+    except ZoneInfoNotFoundError as error:
+        raise StoredDataError(f"the time zone {zone!r} is not known here; run: pip install tzdata") from error
 
 
 def _decimal(value: Decimal) -> str:
@@ -212,9 +225,13 @@ def _children(value: Any) -> list[tuple[str, Any]]:
     if kind in (set, frozenset):
         return [("{}", item) for item in value]
     if kind in PACKERS:
-        packed = PACKERS[kind](value)[2]
-        if isinstance(packed, dict):
-            return [(f".{name}", item) for name, item in packed.items()]
+        try:
+            packed = PACKERS[kind](value)[2]
+        except (AttributeError, KeyError):
+            return []
+        fields = packed[0] if isinstance(packed, tuple) else packed
+        if isinstance(fields, dict):
+            return [(f".{name}", item) for name, item in fields.items()]
     return []
 
 

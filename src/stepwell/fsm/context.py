@@ -352,7 +352,7 @@ class Context:
 
 def _plain(state: str | None) -> str | None:
     # The codec takes exact types only, and a declared state knows more than its name.
-    return None if state is None else str(state)
+    return None if state is None else str.__str__(state)
 
 
 Handler = Callable[[Context], Any]

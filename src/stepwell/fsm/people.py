@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
 from stepwell.fsm.memo import Memo
-from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import ANY, Apply, Entry
+from stepwell.storage import ANY, Entry
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
@@ -39,9 +39,9 @@ async def forget(fsm: FSM, user: int | None, chat: int | None) -> int:
     storage = fsm.storage
     count = 0
     # What is removed is no longer listed, so each round begins anew.
-    while addresses := await storage.traces(fsm.bot, tag):
+    while addresses := await storage.traces(encode_namespace(fsm.bot, storage.limits), tag):
         for address in addresses:
-            await storage.perform(Apply(address, Change(write=storage.ids(), delete=True, forget=True)))
+            await storage.forget(address)
             count += 1
     return count
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
-from stepwell.errors import CorruptRecord, EncodeError, InvalidOption
-from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Head, Keep, Limits, Place, State, Stored
+from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
+from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Keep, Limits, Place, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
 
 __all__ = ["Callbacks"]
@@ -26,6 +26,7 @@ class Callbacks(ABC):
         #: Random and never repeated, in any process.
         self.ids = ids or _random_id
         self._ttls: dict[str, float] = {}
+        self._limits: dict[str, Limits] = {}
 
     @abstractmethod
     async def open(self) -> None:
@@ -41,26 +42,36 @@ class Callbacks(ABC):
 
     def seal(self, address: Address) -> Seal:
         """The codec for what is kept at an address."""
-        return Seal(address, self.limits, self.limit_of(address))
+        return Seal(address, self._limits.get(address.namespace, self.limits), self.limit_of(address))
 
     def limit_of(self, address: Address) -> int:
         """How large a record at this address may be."""
-        return self.limits.record if address.namespace not in (RUNS, QUARANTINE) else self.limits.run
+        limits = self._limits.get(address.namespace, self.limits)
+        return limits.record if address.namespace not in (RUNS, QUARANTINE) else limits.run
 
-    async def init(self, bot: str, *, ttl: float | Keep | None = KEEP, **unknown: Any) -> None:
+    async def init(
+        self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
+    ) -> None:
         """Prepare the storage for a bot. May be called any number of times, or not at all.
 
-        ``ttl``: a record that nobody writes for so many seconds expires; left out, it stays what it was.
+        ``ttl``: a record that nobody writes for so many seconds expires. ``limits``: for this bot's records.
+        What is left out stays what it was.
         """
         if unknown:
-            raise InvalidOption(f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl")
-        if ttl is not None and ttl is not KEEP and not ttl > 0:
+            raise InvalidOption(
+                f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl and limits"
+            )
+        if ttl is not None and ttl is not KEEP and not (isinstance(ttl, int | float) and ttl > 0):
             raise InvalidOption(f"ttl is a positive number of seconds or None, not {ttl!r}")
+        if limits is not None and not isinstance(limits, Limits):
+            raise InvalidOption(f"limits are given as Limits(...), not {limits!r}")
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
             self._ttls.pop(namespace, None)
         elif ttl is not KEEP:
             self._ttls[namespace] = float(ttl)
+        if limits is not None:
+            self._limits[namespace] = limits
         await self.open()
 
     async def get_state(self, bot: str, key: Any) -> State | None:
@@ -73,12 +84,14 @@ class Callbacks(ABC):
         try:
             place = seal.head_back(stored.head)
             return State(place.flow, place.state, seal.data(stored.fields))
-        except CorruptRecord:
-            await self.quarantine(address, stored)
+        except CorruptRecord as error:
+            await self.quarantine(address, stored, error)
             raise
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
         """Make or replace the whole record."""
+        if not isinstance(state, State):
+            raise InvalidOption(f"set_state() takes a State(flow, state, data), not {type(state).__name__}")
         address = self.address(bot, key)
         seal = self.seal(address)
         await self.perform(
@@ -87,7 +100,7 @@ class Callbacks(ABC):
                 Change(
                     write=self.ids(),
                     replace=True,
-                    head=_head(seal, state),
+                    head=seal.head(Place(_name(state.flow), _name(state.state))),
                     set=seal.fields(state.data),
                     deadline=None,
                     expiry=self._ttls.get(address.namespace),
@@ -133,7 +146,11 @@ class Callbacks(ABC):
                 returning=True,
             )
         )
-        return {} if applied.record is None else await self._data(address, applied.record)
+        try:
+            return {} if applied.record is None else await self._data(address, applied.record)
+        except StepwellError as error:
+            error.add_note("the merge itself was made; only the merged data cannot be shown")
+            raise
 
     async def clear(self, bot: str, key: Any) -> None:
         """Remove the record. On an unknown key it does nothing."""
@@ -144,20 +161,33 @@ class Callbacks(ABC):
         """What a write that changes a record does to its expiry."""
         return self._ttls.get(address.namespace, KEEP)
 
-    async def quarantine(self, address: Address, stored: Stored) -> None:
-        """Keep a copy of a damaged record as it was found, once per version."""
+    async def quarantine(self, address: Address, stored: Stored, error: CorruptRecord) -> None:
+        """Keep a copy of a damaged record as it was found, once per version. Never fails: the damage is the news."""
         place = _quarantine_of(address)
-        seal = self.seal(place)
-        version = list(stored.version)
-        known: Stored | None = await self.perform(Get(place))
-        if known is not None and known.fields.get("version") == seal.field("version", version):
-            return
+        try:
+            known: Stored | None = await self.perform(Get(place))
+            version = self.seal(place).field("version", list(stored.version))
+            if known is not None and known.fields.get("version") == version:
+                return
+            await self.perform(self.copy_of_damage(address, stored))
+        except Exception:
+            logger.exception("the damaged record at %s could not be copied to quarantine", address.text)
+        else:
+            logger.error("%s", error)
+
+    def copy_of_damage(self, address: Address, stored: Stored) -> Apply:
+        """The write that puts a damaged record into quarantine."""
+        place = _quarantine_of(address)
         # Sealed anew: the copy must come back as the damaged text that it is.
-        found = {"version": version, "head": stored.head, "fields": stored.fields}
-        await self.perform(
-            Apply(place, Change(write=self.ids(), replace=True, set=seal.fields(found), limit=self.limit_of(place)))
-        )
-        logger.error("the record at %s is damaged; a copy is in quarantine", address.text)
+        torn = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
+        head = None if stored.head is None else _bytes_if_torn(stored.head)
+        fields = self.seal(place).fields({"version": list(stored.version), "head": head, "fields": torn})
+        return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=self.limit_of(place)))
+
+    async def forget(self, address: Address) -> None:
+        """Remove all that is kept at an address, and its copy in quarantine: nothing is left."""
+        for place in (address, _quarantine_of(address)):
+            await self.perform(Apply(place, Change(write=self.ids(), delete=True, forget=True)))
 
     async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
         """The damaged texts of a record, as they were found: ``version``, ``head`` and ``fields``."""
@@ -168,13 +198,13 @@ class Callbacks(ABC):
     async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
         try:
             return self.seal(address).data(stored.fields)
-        except CorruptRecord:
-            await self.quarantine(address, stored)
+        except CorruptRecord as error:
+            await self.quarantine(address, stored, error)
             raise
 
 
 def _quarantine_of(address: Address) -> Address:
-    return Address(QUARANTINE, encode_key((address.namespace, address.key)))
+    return Address(QUARANTINE, encode_key((str.__str__(address.namespace), address.key)))
 
 
 _drawn: list[str] = []
@@ -193,9 +223,15 @@ def _random_id() -> str:
         return drawn[:16]
 
 
-def _head(seal: Seal, state: State) -> Head:
-    for name in (state.flow, state.state):
-        if name is not None and not isinstance(name, str):
-            raise EncodeError("$head", type(name).__qualname__, "cannot name a flow or state; names are str or None")
-    flow = None if state.flow is None else str(state.flow)
-    return seal.head(Place(flow, None if state.state is None else str(state.state)))
+def _bytes_if_torn(text: str) -> str | bytes:
+    """A text that was not UTF-8 in the store (a backend then gives it with surrogate escapes), as it was there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
+
+
+def _name(name: Any) -> Any:
+    # The text itself: str() of an Enum with str values would be another one.
+    return str.__str__(name) if isinstance(name, str) else name

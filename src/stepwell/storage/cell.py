@@ -118,7 +118,7 @@ class Cell:
             if refused is not None:
                 return refused
         if change.delete:
-            self._delete(change, now)
+            self._delete(change, held, now)
         else:
             too_large = self._write(change, held, now)
             if too_large is not None:
@@ -139,7 +139,7 @@ class Cell:
             return VersionChanged(address.text)
         return None
 
-    def _delete(self, change: Change, now: float) -> None:
+    def _delete(self, change: Change, held: bool, now: float) -> None:
         if self.alive:
             self.version = Version(self.version.number + 1, change.write)
             self.base, self.written_at, self.alive = change.write, now, False
@@ -147,7 +147,9 @@ class Cell:
             self.head, self.fields, self.parts, self.size = None, {}, {}, 0
             self.expires_at = self.deadline = None
         if change.forget:
-            self.version, self.base, self.memo, self.memo_until, self.tags = NEVER, "", None, 0.0, ()
+            self.version, self.memo, self.memo_until, self.tags = NEVER, None, 0.0, ()
+            # While somebody else holds it, the base says that what they saw is gone.
+            self.base = change.write if self.leased(now) and not held else ""
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
@@ -187,7 +189,7 @@ class Cell:
         fields = {} if dropped else self.fields
         parts = {} if dropped else self.parts
         size = 0 if dropped else self.size
-        for name in change.unset:
+        for name in set(change.unset):
             if name in fields and name not in change.set:
                 size -= weight(name, fields[name])
         for old, new in ((fields, change.set), (parts, change.parts)):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
@@ -153,6 +155,8 @@ class Storage(Callbacks):
         super().__init__(limits=limits, ids=ids)
         #: Seconds since 1970; ``None`` means the server's own clock.
         self.clock = clock
+        #: For the jitter of pauses; tests may seed it.
+        self.rng = random.Random()
         #: Who waits for which address in this process; kept by ``slot``.
         self.lines: dict[Address, Any] = {}
         #: Called with address and sealed head of each expired record that the background sweep removed.
@@ -160,10 +164,14 @@ class Storage(Callbacks):
         self._sweep_every = sweep_every
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening: asyncio.Future[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._lanes: dict[Hashable, Lane] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
+
+    #: Other processes may use the same records.
+    shared: ClassVar[bool] = True
 
     # What a backend writes
 
@@ -185,14 +193,18 @@ class Storage(Callbacks):
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
+    async def namespaces(self) -> list[str]:
+        """Every namespace that has something in it, encoded, in order; one with only leftovers may be among them."""
+        raise Unsupported(type(self).__name__, "list its namespaces")
+
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        """Addresses with a tag: records, and what cleared or expired ones leave behind for a day."""
+        """Addresses of an encoded namespace with a tag: records, and what is left of them for a day."""
         raise Unsupported(type(self).__name__, "find what was cleared")
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
-        """Records of a namespace whose deadline is not after ``before`` (default: now), earliest first."""
+        """Records of an encoded namespace whose deadline is not after ``before`` (default: now), earliest first."""
         raise Unsupported(type(self).__name__, "find deadlines")
 
     async def sweep(self, limit: int = 1000) -> Swept:
@@ -214,49 +226,61 @@ class Storage(Callbacks):
     async def open(self) -> None:
         """Connect and prepare. Any number of calls do it once; the first operation does it too."""
         loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        if self._loop is not None:
-            if not self._loop.is_closed():
+        while self._loop is not loop:
+            under_way = self._closing or self._opening
+            if under_way is not None and under_way.get_loop().is_closed():
+                self._closing = self._opening = under_way = None
+            owner = self._loop if under_way is None else under_way.get_loop()
+            if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
-            await self._abandon()
-        if self._opening is None or self._opening.get_loop().is_closed():
-            self._opening = asyncio.ensure_future(self._open())
-            self._opening.add_done_callback(self._opened)
-        elif self._opening.get_loop() is not loop:
-            raise WrongLoop
-        # One caller's cancellation must not break the opening for the others.
-        await asyncio.shield(self._opening)
+            if under_way is None:
+                under_way = self._opening = loop.create_task(self._begin(), name="stepwell-open")
+                under_way.add_done_callback(_retrieve)
+            # One caller's cancellation must not break it for the others.
+            await asyncio.shield(under_way)
 
-    def _opened(self, opening: asyncio.Future[None]) -> None:
-        self._opening = None
-        if not opening.cancelled() and opening.exception() is None:
-            self._loop = opening.get_loop()
+    async def _begin(self) -> None:
+        try:
+            if self._loop is not None:
+                # The loop that opened it is closed, and took its tasks along.
+                self._loop, self._sweeping, self._lanes = None, None, {}
+                self.lines.clear()
+                await self._close()
+            await self._open()
+            self._loop = asyncio.get_running_loop()
             self._plan_sweep()
+        finally:
+            self._opening = None
 
     async def close(self) -> None:
         """Finish what is under way and let go of connections, threads and files. Any number of calls do it once."""
+        loop = asyncio.get_running_loop()
+        for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
+            if owner is not None and owner is not loop and not owner.is_closed():
+                raise WrongLoop
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        if self._loop is None:
-            return
-        if self._loop is not asyncio.get_running_loop() and not self._loop.is_closed():
-            raise WrongLoop
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        if self._sweeping is not None:
-            await asyncio.wait([self._sweeping])
-        lanes, self._lanes = self._lanes, {}
-        for lane in lanes.values():
-            await lane.close()
-        self._loop = None
-        await self._close()
+        if self._closing is None and self._loop is not None:
+            self._closing = loop.create_task(self._end(), name="stepwell-close")
+            self._closing.add_done_callback(_retrieve)
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
-    async def _abandon(self) -> None:
-        """The loop that opened this storage is closed and took its tasks along."""
-        self._loop, self._sweeping, self._lanes = None, None, {}
-        self.lines.clear()
-        await self._close()
+    async def _end(self) -> None:
+        try:
+            # From here on a new use waits for the end, and opens it again.
+            self._loop = None
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+                await asyncio.wait([self._sweeping])
+            lanes, self._lanes = self._lanes, {}
+            for lane in lanes.values():
+                await lane.close()
+            await self._close()
+        finally:
+            self._closing = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -293,6 +317,8 @@ class Storage(Callbacks):
         page: int = 500,
     ) -> AsyncIterator[Entry]:
         """All records of a bot, or those in a flow or state, or with a tag. Not a snapshot."""
+        if page < 1:
+            raise InvalidOption(f"page is the number of records to read at once, not {page!r}")
         query = Query(encode_namespace(namespace, self.limits), flow, state, tag)
         after: Any = None
         while True:
@@ -308,7 +334,8 @@ class Storage(Callbacks):
 
     def _plan_sweep(self) -> None:
         if self._sweep_every is not None and type(self).sweep is not Storage.sweep and self._loop is not None:
-            self._sweeper = self._loop.call_later(self._sweep_every, self._start_sweep)
+            # Weakly: a timer must not keep a storage alive that everybody else has let go of.
+            self._sweeper = self._loop.call_later(self._sweep_every, _call, weakref.WeakMethod(self._start_sweep))
 
     def _start_sweep(self) -> None:
         if self._loop is not None:
@@ -338,3 +365,15 @@ class Storage(Callbacks):
                     await listener(address, head)
                 except Exception:
                     logger.exception("a listener for expired records failed")
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    start = method()
+    if start is not None:
+        start()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    # Whoever waits gets the error; if nobody is left, that is nobody's fault.
+    if not task.cancelled():
+        task.exception()

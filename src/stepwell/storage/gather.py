@@ -7,11 +7,12 @@ and a commit are shared by all that wait for them.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from stepwell.errors import OutcomeUnknown, StorageClosed, StorageFull, StorageUnavailable
+from stepwell.errors import OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
 __all__ = ["Batch", "Lane"]
@@ -49,7 +50,8 @@ class _Entry(NamedTuple):
 class Lane:
     """A queue in front of ``run``: first in, first out, one batch under way at a time.
 
-    It repeats a batch whose connection broke, under the same number, for ``patience`` seconds.
+    It repeats a batch whose connection broke, under the same number, for ``patience`` seconds. Every
+    waiter gets a result or an error, whatever ``run`` does.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Lane:
 
     async def submit(self, operation: Operation) -> Result:
         """Queue an operation and wait for its result, which may be an error instance."""
+        if self._closed:
+            raise StorageClosed
         if self._crowd or len(self._queue) >= MOST_WAITING:
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._crowd.append(room)
@@ -82,13 +86,11 @@ class Lane:
             return await future
         except asyncio.CancelledError:
             # The answer may have come in the very moment of the cancellation.
-            if not future.cancelled() and future.exception() is None:
+            if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(operation, future.result())
             raise
 
     def _put(self, operation: Operation) -> asyncio.Future[Result]:
-        if self._closed:
-            raise StorageClosed
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._queue.append(_Entry(operation, future))
@@ -99,19 +101,27 @@ class Lane:
     async def close(self) -> None:
         """Send what is queued, then refuse more."""
         self._closed = True
-        if self._runner is not None:
+        while self._runner is not None:
             await asyncio.wait([self._runner])
 
     async def _drain(self) -> None:
         try:
-            while entries := self._take():
-                await self._send(entries)
+            while self._queue or self._crowd:
+                entries = self._take()
+                if entries:
+                    await self._send(entries)
+                else:
+                    # Those who were just let in from the crowd come next.
+                    await asyncio.sleep(0)
         finally:
             self._runner = None
-            while self._queue:
-                self._queue.popleft().future.cancel()
-            while self._crowd:
-                self._crowd.popleft().cancel()
+            # Only when the loop itself goes down; nothing else ends this task early.
+            for entry in self._queue:
+                entry.future.cancel()
+            for room in self._crowd:
+                room.cancel()
+            self._queue.clear()
+            self._crowd.clear()
 
     def _take(self) -> list[_Entry]:
         entries: list[_Entry] = []
@@ -130,32 +140,38 @@ class Lane:
         return entries
 
     async def _send(self, entries: list[_Entry]) -> None:
-        self._number += 1
-        batch = Batch.of([entry.operation for entry in entries], self._id, self._number)
+        """Send a batch, or its halves, until each of its entries is settled."""
+        parts = deque([entries])
         try:
-            results = await self._insist(batch)
-        except asyncio.CancelledError:
-            for entry in entries:
-                entry.future.cancel()
-            raise
-        except StorageUnavailable as error:
-            # Whatever became of this number, nothing will be sent under this id again.
-            self._id, self._number = self._ids(), 0
-            for entry in entries:
-                self._settle(entry, _given_up(entry.operation, error))
-        except Exception as error:  # noqa: BLE001 the batch was rolled back: its waiters are told, the lane lives on
-            if len(entries) > 1 and not isinstance(error, StorageFull | StorageClosed):
-                # One operation spoiled the call for all: halves find it in a few steps.
-                half = len(entries) // 2
-                await self._send(entries[:half])
-                await self._send(entries[half:])
-                return
-            for entry in entries:
-                if not entry.future.done():
-                    entry.future.set_exception(error)
-        else:
-            for entry, result in zip(entries, results, strict=True):
-                self._settle(entry, result)
+            while parts:
+                part = parts[0]
+                self._number += 1
+                batch = Batch.of([entry.operation for entry in part], self._id, self._number)
+                try:
+                    results = await self._insist(batch)
+                except StorageUnavailable as error:
+                    # Whatever became of this number, nothing will be sent under this id again.
+                    self._id, self._number = self._ids(), 0
+                    for entry in part:
+                        self._give_up(entry, error)
+                except Exception as error:  # noqa: BLE001 it was rolled back: its waiters are told, the lane lives on
+                    if len(part) > 1 and not isinstance(error, StorageFull | StorageClosed):
+                        # One operation spoiled the call for all: halves find it in a few steps.
+                        half = len(part) // 2
+                        parts.popleft()
+                        parts.extendleft([part[half:], part[:half]])
+                        continue
+                    for entry in part:
+                        if not entry.future.done():
+                            entry.future.set_exception(copy.copy(error))
+                else:
+                    for entry, result in zip(part, results, strict=True):
+                        self._settle(entry, result)
+                parts.popleft()
+        finally:
+            for part in parts:
+                for entry in part:
+                    entry.future.cancel()
 
     async def _insist(self, batch: Batch) -> list[Result]:
         loop = asyncio.get_running_loop()
@@ -164,7 +180,12 @@ class Lane:
         attempt = 0
         while True:
             try:
-                return await self._run(batch)
+                results = await self._run(batch)
+                if len(results) != len(batch):
+                    raise StorageUnavailable(
+                        f"the backend gave {len(results)} results for {len(batch)} operations", final=True
+                    )
+                return results
             except StorageUnavailable as error:
                 sent = sent or error.sent
                 pause = self._pauses[min(attempt, len(self._pauses) - 1)]
@@ -172,27 +193,39 @@ class Lane:
                     error.sent = sent
                     raise
                 attempt += 1
-                await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise StorageUnavailable("the backend's call was cancelled", final=True) from None
+            except Exception as error:
+                if not sent:
+                    raise
+                # An earlier try may have been applied: what this one says of itself is not the whole truth.
+                raise StorageUnavailable(f"it failed after its answer was lost ({type(error).__name__})") from error
+            await asyncio.sleep(pause)
 
     def _settle(self, entry: _Entry, result: Result) -> None:
-        future = entry.future
-        if not future.done():
-            future.set_result(result)
+        if not entry.future.done():
+            entry.future.set_result(result)
         else:
             self._give_back(entry.operation, result)
 
+    def _give_up(self, entry: _Entry, error: StorageUnavailable) -> None:
+        operation = entry.operation
+        outcome: StorageError = copy.copy(error)
+        if error.sent and type(operation) is Apply:
+            outcome = OutcomeUnknown(operation.address.text, str(error))
+        elif error.sent and isinstance(operation, Claim) and not operation.renew:
+            # It may have succeeded, and then nobody would be there to end it.
+            self._put(Release(operation.address, operation.token))
+        outcome.__cause__ = error
+        self._settle(entry, outcome)
+
     def _give_back(self, operation: Operation, result: Result) -> None:
         """End a claim that nobody is left to use."""
-        if type(result) is Claimed and isinstance(operation, Claim) and not operation.renew and not self._closed:
+        if type(result) is Claimed and isinstance(operation, Claim) and not operation.renew:
             self._put(Release(operation.address, operation.token))
-
-
-def _given_up(operation: Operation, error: StorageUnavailable) -> Result:
-    if type(operation) is Apply and error.sent:
-        unknown = OutcomeUnknown(operation.address.text, str(error))
-        unknown.__cause__ = error
-        return unknown
-    return error
 
 
 def _weight(operation: Operation) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from zlib import crc32
 
-from stepwell.errors import CorruptRecord
-from stepwell.record import Address, Head, Limits, Version
-from stepwell.storage.cell import Cell
+from stepwell.errors import CorruptRecord, StepwellError, StorageError, StorageFull
+from stepwell.record import Address, Head, Limits, Stored, Version
+from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Get, Operation, Result
+from stepwell.storage.operations import Apply, Get, Operation, Result
 
 __all__ = ["KeyValueStorage"]
 
@@ -21,8 +23,11 @@ class KeyValueStorage(Storage):
     """A whole storage over three small methods: ``read``, ``write``, ``delete``.
 
     Safe within one process and one storage object only: claims are kept in memory, and a change is a read
-    and a write. It cannot list records, find deadlines or sweep.
+    and a write. It cannot list records, find deadlines or sweep; what has expired is removed when it is
+    next looked at.
     """
+
+    shared = False
 
     def __init__(
         self,
@@ -33,7 +38,8 @@ class KeyValueStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=None)
         self._now = clock or time.time
-        self._leases: dict[Address, tuple[str, float]] = {}
+        #: Token, until when, and the base of what was forgotten meanwhile.
+        self._leases: dict[Address, tuple[str, float, str]] = {}
 
     @abstractmethod
     async def read(self, address: Address) -> str | None:
@@ -48,44 +54,93 @@ class KeyValueStorage(Storage):
         """Remove the text at an address, if there is one."""
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        return [await self._do(operation) for operation in operations]
+        # Each by itself: a batch that is partly written must not be taken for one that was rolled back.
+        return [await self._guarded(operation) for operation in operations]
+
+    async def _guarded(self, operation: Operation) -> Result:
+        try:
+            return await self._do(operation)
+        except StepwellError as error:
+            return error
+        except OSError as error:
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
+            return _caused(kind(f"{type(self).__name__} failed at {operation.address.text}: {error}"), error)
+        except Exception as error:  # noqa: BLE001 whatever a store raises belongs to this operation alone
+            kind_name = type(error).__name__
+            return _caused(
+                StorageError(f"{type(self).__name__} failed at {operation.address.text}: {kind_name}"), error
+            )
 
     async def _do(self, operation: Operation) -> Result:
         address = operation.address
         now = self._now()
         text = await self.read(address)
-        cell = Cell() if text is None else _cell(address, text)
-        cell.token, cell.leased_until = self._leases.get(address, (None, 0.0))
+        try:
+            cell = Cell() if text is None else _cell(address, text)
+        except CorruptRecord:
+            await self._set_aside(address, text or "")
+            if not _starts_anew(operation):
+                raise
+            cell = Cell()
+        cell.token, cell.leased_until, base = self._leases.get(address, (None, 0.0, ""))
+        cell.base = cell.base or base
         result = cell.do(operation, now)
+        await self._keep(address, operation, cell, text, now)
+        # Last: a lease counts only if what it came with was written.
         if cell.leased(now) and cell.token is not None:
-            self._leases[address] = (cell.token, cell.leased_until)
+            self._leases[address] = (cell.token, cell.leased_until, cell.base)
         else:
             self._leases.pop(address, None)
-        await self._keep(address, operation, cell, text, now)
         return result
 
     async def _keep(self, address: Address, operation: Operation, cell: Cell, text: str | None, now: float) -> None:
-        if cell.removable(now) and not cell.alive:
+        empty = not cell.alive and cell.version == NEVER and cell.memo_until <= now
+        if empty or cell.removable(now):
             if text is not None:
                 await self.delete(address)
-        elif type(operation) is not Get and cell.version.number:
-            new = _text(cell)
+        elif type(operation) is not Get:
+            new = _text(address, cell)
             if new != text:
                 await self.write(address, new)
 
+    async def _set_aside(self, address: Address, text: str) -> None:
+        damaged = Stored(version=NEVER, base="", written_at=0.0, head=None, fields={"text": text})
+        copy = self.copy_of_damage(address, damaged)
+        if await self.read(copy.address) is None:
+            await self._do(copy)
 
-def _text(cell: Cell) -> str:
+
+def _caused(error: StorageError, cause: Exception) -> StorageError:
+    error.__cause__ = cause
+    return error
+
+
+def _starts_anew(operation: Operation) -> bool:
+    """It needs nothing of what was there before."""
+    return (
+        isinstance(operation, Apply)
+        and operation.guard is None
+        and (operation.change.delete or operation.change.replace)
+    )
+
+
+def _text(address: Address, cell: Cell) -> str:
     row = asdict(cell)
     del row["token"], row["leased_until"]
-    return json.dumps(row, ensure_ascii=False)
+    body = json.dumps(row, ensure_ascii=False)
+    return f"{_checksum(address, body):08x} {body}"
+
+
+def _checksum(address: Address, body: str) -> int:
+    return crc32(f"{address.text}\n{body}".encode("utf-8", "surrogatepass"))
 
 
 def _cell(address: Address, text: str) -> Cell:
-    try:
-        row = json.loads(text)
-        row["version"] = Version(*row["version"])
-        row["head"] = Head(*row["head"]) if row["head"] is not None else None
-        row["tags"] = tuple(row["tags"])
-        return Cell(**row)
-    except (ValueError, TypeError, LookupError) as error:
-        raise CorruptRecord(address.text, "the stored text", f"cannot be read ({error})") from error
+    body = text[9:]
+    if text[:9] != f"{_checksum(address, body):08x} ":
+        raise CorruptRecord(address.text, "the stored text", "does not match its checksum")
+    row = json.loads(body)
+    row["version"] = Version(*row["version"])
+    row["head"] = Head(*row["head"]) if row["head"] is not None else None
+    row["tags"] = tuple(row["tags"])
+    return Cell(**row)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Self
 
 from stepwell.errors import StepwellError
@@ -19,6 +21,7 @@ __all__ = ["MemoryStorage"]
 class MemoryStorage(Storage):
     """Keeps records as long as the process lives."""
 
+    shared = False
     _cell = Cell
 
     def __init__(
@@ -86,13 +89,19 @@ class MemoryStorage(Storage):
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         now = self._now()
         places = self._cells if query.tag is None else self._tagged.get((query.namespace, query.tag), ())
-        matching = sorted(
-            address
-            for address in places
-            if (after is None or address > after) and _matches(query, address, self._cells[address], now)
+        matching = heapq.nsmallest(
+            limit + 1,
+            (
+                address
+                for address in places
+                if (after is None or address > after) and _matches(query, address, self._cells[address], now)
+            ),
         )
         records = [(address, self._cells[address].stored(parts=False)) for address in matching[:limit]]
         return Page(records, records[-1][0] if len(matching) > limit else None)
+
+    async def namespaces(self) -> list[str]:
+        return sorted({address.namespace for address in self._cells})
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         return sorted(self._tagged.get((namespace, tag), ()))[:limit]
@@ -113,7 +122,7 @@ class MemoryStorage(Storage):
 
     async def sweep(self, limit: int = 1000) -> Swept:
         now = self._now()
-        gone = [address for address, cell in self._cells.items() if cell.removable(now)][:limit]
+        gone = list(islice((address for address, cell in self._cells.items() if cell.removable(now)), limit))
         expired: list[tuple[Address, str | None]] = []
         for address in gone:
             cell = self._cells[address]

@@ -165,6 +165,9 @@ class SQLiteStorage(Storage):
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         return await self._look(lambda now: self._listing.page(query, after, limit, now))
 
+    async def namespaces(self) -> list[str]:
+        return await self._look(lambda now: self._listing.namespaces())
+
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         return await self._look(lambda now: self._listing.traces(namespace, tag, limit))
 

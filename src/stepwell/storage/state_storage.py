@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from stepwell.errors import InvalidOption
-from stepwell.record import RUNS
+from stepwell.record import KEEP, RUNS, Keep
 from stepwell.storage.contract import Storage
 from stepwell.storage.memory import MemoryStorage
 
@@ -17,6 +18,8 @@ class StateStorage:
     """The state of runs of node flows as plain dicts. A subclass with its own four methods may keep it anywhere."""
 
     def __init__(self, storage: Storage | None = None) -> None:
+        if storage is not None and not isinstance(storage, Storage):
+            raise InvalidOption(f"StateStorage() takes a Storage, not {storage!r}; open_storage(url) makes one")
         self._storage = storage
 
     @property
@@ -46,14 +49,27 @@ _storage: Storage | None = None
 _state_storage: StateStorage | None = None
 
 
-def configure(*, storage: Storage | None = None, state_storage: StateStorage | None = None) -> None:
-    """Set what is used when no storage is given; ``None`` goes back to one MemoryStorage per process."""
+def _forget() -> None:
     global _storage, _state_storage
-    if storage is not None and not isinstance(storage, Storage):
-        raise InvalidOption(f"storage is a Storage, not {type(storage).__name__}; open_storage(url) makes one")
-    if state_storage is not None and not isinstance(state_storage, StateStorage):
-        raise InvalidOption(f"state_storage is a StateStorage or a subclass, not {type(state_storage).__name__}")
-    _storage, _state_storage = storage, state_storage
+    _storage = _state_storage = None
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has none of the loops and threads that its parent's storages live on.
+    os.register_at_fork(after_in_child=_forget)
+
+
+def configure(*, storage: Storage | Keep | None = KEEP, state_storage: StateStorage | Keep | None = KEEP) -> None:
+    """Set what is used when no storage is given. What is left out stays; ``None`` is one MemoryStorage per process."""
+    global _storage, _state_storage
+    if storage is not KEEP:
+        if storage is not None and not isinstance(storage, Storage):
+            raise InvalidOption(f"storage is a Storage, not {type(storage).__name__}; open_storage(url) makes one")
+        _storage = storage
+    if state_storage is not KEEP:
+        if state_storage is not None and not isinstance(state_storage, StateStorage):
+            raise InvalidOption(f"state_storage is a StateStorage or a subclass, not {type(state_storage).__name__}")
+        _state_storage = state_storage
 
 
 def default_storage() -> Storage:

@@ -15,22 +15,31 @@ _GROUP = "stepwell.storage"
 _OURS = {
     "memory": "stepwell.storage.memory:MemoryStorage",
     "sqlite": "stepwell.storage.sqlite:SQLiteStorage",
+    **dict.fromkeys(
+        ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "stepwell.storage.redis:RedisStorage"
+    ),
+    "postgresql": "stepwell.storage.postgres:PostgresStorage",
+    "postgres": "stepwell.storage.postgres:PostgresStorage",
 }
 
 
 def open_storage(url: str, **options: Any) -> Storage:
     """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
 
-    ``memory://``, ``sqlite:///bot.db``, or the scheme of a backend that is installed
-    under the entry point group ``stepwell.storage``. Options are those of the storage's class.
+    ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``,
+    ``postgresql://``, or the scheme of a backend that is installed under the entry point group
+    ``stepwell.storage``. Options are those of the storage's class.
     """
+    if not isinstance(url, str):
+        raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {url!r}")
     scheme, separator, _ = url.partition(":")
     if not separator:
         raise UnknownScheme(url, sorted(_OURS))
     backend = _backend(scheme.lower())
-    known = [name for name in inspect.signature(backend).parameters if name not in ("args", "kwargs")]
+    parameters = inspect.signature(backend).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     unknown = sorted(set(options) - set(known))
-    if unknown:
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise InvalidOption(f"{backend.__name__} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     return backend.from_url(url, **options)
 

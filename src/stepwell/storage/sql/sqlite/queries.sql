@@ -130,6 +130,16 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY tag.key LIMIT :limit;
 
+-- name: namespaces
+-- One look into the index a namespace, however many records it has.
+WITH RECURSIVE found (namespace) AS (
+    SELECT min(namespace) FROM record
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM record WHERE namespace > found.namespace)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL;
+
 -- name: traces
 SELECT key FROM tag WHERE namespace = ?1 AND tag = ?2 ORDER BY key LIMIT ?3;
 
