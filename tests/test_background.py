@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -34,6 +36,23 @@ async def test_inside_a_running_loop_it_says_to_await() -> None:
     storage = stepwell.MemoryStorage()
     with pytest.raises(InsideLoop, match="await"):
         stepwell.sync(storage.get_state("bot", 1))
+
+
+def test_ctrl_c_cancels_the_work_and_lets_it_clean_up() -> None:
+    code = """
+import asyncio, os, signal, stepwell
+async def work():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.2)
+        print("cleaned up", flush=True)
+stepwell.sync(work())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.stdout == "cleaned up\n"
+    assert "KeyboardInterrupt" in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -32,17 +32,22 @@ def sync(awaitable: Awaitable[T]) -> T:
         if asyncio.iscoroutine(awaitable):
             awaitable.close()
         raise InsideLoop
-    future = asyncio.run_coroutine_threadsafe(_await(awaitable), _background_loop())
+    ended = threading.Event()
+    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended), _background_loop())
     try:
         return future.result()
     except BaseException:
-        # Ctrl-C in the caller's thread must not leave the work running behind its back.
-        future.cancel()
+        # Ctrl-C in the caller's thread must not leave the work running behind its back, nor cut its clean-up short.
+        if future.cancel():
+            ended.wait()
         raise
 
 
-async def _await(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+async def _awaited(awaitable: Awaitable[T], ended: threading.Event) -> T:
+    try:
+        return await awaitable
+    finally:
+        ended.set()
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:

@@ -32,12 +32,23 @@ StepwellError
 ├── DuplicateUpdate                            this update was handled before
 ├── FieldError (also TypeError, ValueError)    a data field that its flow's data type does not allow
 ├── IncompleteData (also ValueError)           data that does not make up the type asked for
-└── StorageError
-    ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
-    ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
-    │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
-    ├── StorageFull (also OSError)                  no room; nothing was written
-    └── StorageClosed                               closed while this was under way
+├── StorageError
+│   ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
+│   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
+│   │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
+│   ├── StorageFull (also OSError)                  no room; nothing was written
+│   ├── NotCopied                                   after a copy, source and target differ
+│   └── StorageClosed                               closed while this was under way
+└── NodeFlowError                              a node flow, or what one of its nodes gave
+    ├── InvalidGraph (also ValueError)              the graph cannot be run; nothing has run
+    ├── InvalidAction (also TypeError)              post returned something that is no action
+    ├── UnknownAction (also LookupError)            a named action without an edge
+    ├── InvalidItems (also TypeError)               a batch's prep returned no collection of items
+    ├── NodeTimeout (also TimeoutError)             one attempt of an exec took too long
+    ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
+    ├── MergeConflict (also ValueError)             two branches changed one field
+    ├── WorkCancelled (also RuntimeError)           an item or branch was cancelled from inside
+    └── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
 """
 
 from __future__ import annotations
@@ -284,6 +295,18 @@ class StorageFull(StorageError, OSError):
     """There is no room left; nothing was written and what was stored is intact."""
 
 
+class NotCopied(StorageError):
+    """After a copy some records differ between source and target."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        super().__init__(
+            f"{len(places)} records differ between source and target after the copy ({shown}); "
+            "stop whatever writes to them, and copy again: what is there already is not copied twice"
+        )
+
+
 class StorageClosed(StorageError):
     """The storage was closed."""
 
@@ -417,3 +440,94 @@ class IncompleteData(StepwellError, ValueError):
         parts = [f"missing {', '.join(map(repr, self.missing))}"] if self.missing else []
         parts += [f"{name!r}: {problem}" for name, problem in self.wrong.items()]
         super().__init__(f"the data does not make up {type_name} yet: {'; '.join(parts)}")
+
+
+class NodeFlowError(StepwellError):
+    """A node flow, or what one of its nodes gave, cannot be worked with."""
+
+
+class InvalidGraph(NodeFlowError, ValueError):
+    """A flow's graph cannot be run; nothing of it has run."""
+
+    def __init__(self, flow: str, problems: list[str]) -> None:
+        self.flow, self.problems = flow, problems
+        super().__init__(f"flow {flow!r} cannot run: {'; '.join(problems)}")
+
+
+class InvalidAction(NodeFlowError, TypeError):
+    """A node's ``post`` returned something that is no action."""
+
+    def __init__(self, node: str, type_name: str) -> None:
+        self.node, self.type_name = node, type_name
+        super().__init__(
+            f"post of node {node!r} returned {type_name}; return an action (a string, END or None), "
+            "or a pair (action, {field: value}) to change the shared state"
+        )
+
+
+class UnknownAction(NodeFlowError, LookupError):
+    """A node returned a named action that no edge leads away for."""
+
+    def __init__(self, node: str, action: str, known: list[str]) -> None:
+        self.node, self.action, self.known = node, action, known
+        super().__init__(
+            f"node {node!r} returned {action!r}, but its edges are {known}; connect that action, "
+            "return END to end the flow, or give the flow on_unknown_action='end' or 'default'"
+        )
+
+
+class InvalidItems(NodeFlowError, TypeError):
+    """A batch's ``prep`` returned something that is not a collection of items."""
+
+    def __init__(self, node: str, type_name: str, hint: str) -> None:
+        self.node, self.type_name, self.hint = node, type_name, hint
+        super().__init__(f"prep of batch {node!r} returned {type_name}, which is no collection of items; {hint}")
+
+
+class NodeTimeout(NodeFlowError, TimeoutError):
+    """One attempt of a node's ``exec`` took longer than its timeout."""
+
+    def __init__(self, node: str, timeout: float) -> None:
+        self.node, self.timeout = node, timeout
+        super().__init__(f"exec of node {node!r} took longer than its timeout of {timeout:g} s")
+
+
+class TooManySteps(NodeFlowError, RuntimeError):
+    """A flow visited more nodes than its ``max_steps``."""
+
+    def __init__(self, flow: str, max_steps: int, node: str) -> None:
+        self.flow, self.max_steps, self.node = flow, max_steps, node
+        super().__init__(
+            f"flow {flow!r} has visited {max_steps} nodes and would go on with {node!r}; "
+            "if that is no endless loop, raise max_steps"
+        )
+
+
+class MergeConflict(NodeFlowError, ValueError):
+    """Two parallel branches changed the same field, and nothing says how to merge it."""
+
+    def __init__(self, node: str, field: object, branches: list[str]) -> None:
+        self.node, self.field, self.branches = node, field, branches
+        super().__init__(
+            f"branches {branches} of {node!r} all changed {field!r}; let one of them write it, or say how to "
+            f"merge it: parallel(..., merge={{{field!r}: function_of_the_list_of_values}})"
+        )
+
+
+class WorkCancelled(NodeFlowError, RuntimeError):
+    """An item or a branch ended by a cancellation that came from inside its own work."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__(f"{place} awaited something that was cancelled, while the run itself was not")
+
+
+class ExecutorError(NodeFlowError, RuntimeError):
+    """An item's value or error cannot travel to an executor's worker or back."""
+
+    def __init__(self, node: str, what: str, why: str) -> None:
+        self.node, self.what, self.why = node, what, why
+        super().__init__(
+            f"{what} of node {node!r} cannot travel between processes ({why}); "
+            "keep it picklable, or use threads: executor=ThreadPoolExecutor()"
+        )

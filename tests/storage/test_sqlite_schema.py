@@ -70,6 +70,7 @@ PLANS = {
         "SEARCH tag USING PRIMARY KEY (namespace=? AND tag=? AND key>?)",
         "SEARCH record USING PRIMARY KEY (namespace=? AND key=?)",
     ],
+    "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
     "over": [
         "SEARCH record USING INDEX record_by_expiry (expires_at>? AND expires_at<?)",

@@ -1,0 +1,30 @@
+"""Flows of nodes that work on one shared state."""
+
+from stepwell.nodes.async_batch import run_async_batch
+from stepwell.nodes.batch import BatchNode
+from stepwell.nodes.branches import Parallel, parallel
+from stepwell.nodes.events import Event, subscribe
+from stepwell.nodes.failure import Failed
+from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
+from stepwell.nodes.node import END, Node
+from stepwell.nodes.position import Step, new_flow_id, step
+from stepwell.nodes.progress import ProgressBar
+
+__all__ = [
+    "END",
+    "BatchNode",
+    "Event",
+    "Failed",
+    "Node",
+    "NodeFlow",
+    "Parallel",
+    "ProgressBar",
+    "Step",
+    "linear",
+    "new_flow_id",
+    "parallel",
+    "run_async_batch",
+    "step",
+    "subscribe",
+    "with_error_handling",
+]

@@ -1,0 +1,154 @@
+"""Parallel branches: several ways at once, a join, and a declared merge of what they changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepwell.errors import InvalidGraph, InvalidOption, MergeConflict
+from stepwell.nodes.failure import (
+    Failed,
+    Halt,
+    OnError,
+    check_on_error,
+    conclude,
+    inside_cancelled,
+    together,
+)
+from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.node import BaseNode
+from stepwell.nodes.position import Cursor, enter
+from stepwell.nodes.runner import walk
+
+if TYPE_CHECKING:
+    from stepwell.nodes.plan import Build, Graph, Stage, Strategy
+
+__all__ = ["Parallel", "parallel"]
+
+Merge = Mapping[str, Callable[[list[Any]], Any]]
+
+
+class Parallel(BaseNode):
+    """The node that :func:`parallel` makes. Its ``post`` gets the branches' last actions."""
+
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")
+
+    def __init__(
+        self,
+        *branches: BaseNode | type[BaseNode],
+        name: str | None = None,
+        merge: Merge | None = None,
+        on_error: OnError = "stop",
+    ) -> None:
+        super().__init__(name=name)
+        if not branches:
+            raise InvalidGraph(name or "Parallel", ["parallel() needs at least one branch"])
+        check_on_error(on_error)
+        if not all(callable(function) for function in (merge or {}).values()):
+            raise InvalidOption("merge= maps a field to a function of the list of values that the branches gave it")
+        self.branches = tuple(NodeFlow(start=branch) for branch in branches)
+        self.merge: Merge = dict(merge or {})
+        self.on_error: OnError = on_error
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        build.want_loop(f"{stage.path} runs branches at once")
+        stage.leaf = False
+        outside, build.gated = build.gated, True
+        stage.extra = [
+            build.graph(flow, stage.path, f"{stage.path}/{number}/") for number, flow in enumerate(self.branches)
+        ]
+        build.gated = outside
+        return run_branches
+
+
+def parallel(
+    *branches: BaseNode | type[BaseNode],
+    name: str | None = None,
+    merge: Merge | None = None,
+    on_error: OnError = "stop",
+) -> Parallel:
+    """A node that runs several branches at once and goes on when all have ended.
+
+    A branch is a node, with whatever its edges lead to, or a flow. Each works on its own shallow copy of
+    the shared state; at the join, the fields that it set or deleted are put into the shared state. A
+    field that several branches changed needs a function in ``merge``, which is called with the list of
+    their values, in the order of the branches; without one it is a :class:`MergeConflict`.
+
+    :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
+        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` goes on with those
+        that succeeded.
+    """
+    return Parallel(*branches, name=name, merge=merge, on_error=on_error)
+
+
+async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
+    """Run all branches, merge what they changed, and return their last actions in their order."""
+    run = cursor.run
+    graphs: list[Graph] = stage.extra
+    outcomes: list[Any] = [None] * len(graphs)
+    states: dict[int, dict[Any, Any]] = {}
+    failures: list[Exception] = []
+
+    async def branch(number: int) -> None:
+        own = Cursor(run, stage.path)
+        enter(own)
+        state = dict(shared)
+        try:
+            outcomes[number] = await walk(graphs[number], own, state, node.params)
+            states[number] = state
+            return
+        except Exception as error:  # noqa: BLE001 - conclude() decides what becomes of it
+            failure = error
+        except asyncio.CancelledError as cancelled:
+            if run.cancelling():
+                raise
+            failure = inside_cancelled(f"branch {number} of {stage.path!r}", cancelled)
+        failure.add_note(f"branch {number} of {stage.path!r}")
+        failures.append(failure)
+        outcomes[number] = Failed(_branch_name(graphs[number]), failure)
+        if node.on_error == "stop":
+            raise Halt
+
+    await together([branch(number) for number in range(len(graphs))], failures)
+    conflict: Exception | None = None
+    if node.on_error != "stop" or not failures:
+        try:
+            _join(stage, node.merge, shared, {_branch_name(graphs[n]): states[n] for n in sorted(states)})
+        except Exception as error:  # noqa: BLE001 - conclude() raises it, together with the branches' errors
+            conflict = error
+    conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}", fatal=conflict)
+    return outcomes
+
+
+def _branch_name(graph: Graph) -> str:
+    assert graph.start is not None
+    return graph.start.path
+
+
+_GONE: Any = object()
+
+
+def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[str, dict[Any, Any]]) -> None:
+    """Put what the branches changed into the shared state: all of it, or nothing if two are in conflict."""
+    changes: dict[Any, dict[str, Any]] = {}
+    for name, state in states.items():
+        for field, value in state.items():
+            if field not in shared or shared[field] is not value:
+                changes.setdefault(field, {})[name] = value
+        for field in shared.keys() - state.keys():
+            changes.setdefault(field, {})[name] = _GONE
+    joined: dict[Any, Any] = {}
+    for field, values in changes.items():
+        first, *others = values.values()
+        if field in merge:
+            joined[field] = merge[field]([value for value in values.values() if value is not _GONE])
+        elif all(other is first for other in others):
+            joined[field] = first
+        else:
+            raise MergeConflict(stage.path, field, list(values))
+    for field, value in joined.items():
+        if value is _GONE:
+            del shared[field]
+        else:
+            shared[field] = value

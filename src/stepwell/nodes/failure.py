@@ -1,0 +1,93 @@
+"""What becomes of the errors of items and branches: none is ever lost, whatever the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from stepwell.errors import InvalidOption, WorkCancelled
+
+__all__ = ["Failed", "Halt", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
+
+OnError = Literal["stop", "collect", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Stands in the results where an item or a branch failed, under ``on_error="skip"``."""
+
+    #: The item, or the name of the branch.
+    item: Any
+    error: Exception
+
+
+class Halt(Exception):
+    """Ends work that runs together; why is on record. Never seen outside."""
+
+
+def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:
+    """The error for work that was cancelled although nobody cancelled the run."""
+    error = WorkCancelled(place)
+    error.__cause__ = cancelled
+    return error
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
+    """Run all at once until the last has ended; a :class:`Halt` from one cancels and awaits the others.
+
+    ``failures`` is where the works put their errors down: a cancellation from outside carries them too.
+    """
+    try:
+        await _grouped(works)
+    except BaseException as error:
+        attach(error, failures)
+        raise
+
+
+async def _grouped(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except* Halt:
+        pass
+
+
+def check_on_error(on_error: object) -> None:
+    """Raise unless this is one of the three policies."""
+    if on_error not in get_args(OnError):
+        raise InvalidOption(f"on_error={on_error!r}: choose one of {', '.join(map(repr, get_args(OnError)))}")
+
+
+def attach(error: BaseException, others: Sequence[BaseException]) -> None:
+    """Hang further errors below one that is raised, where tracebacks show them."""
+    further: list[BaseException] = []
+    for other in others:
+        if other is not error and not any(other is known for known in further):
+            further.append(other)
+    if not further:
+        return
+    last, seen = error, {id(error)}
+    while last.__context__ is not None and id(last.__context__) not in seen:
+        last = last.__context__
+        seen.add(id(last))
+    last.__context__ = BaseExceptionGroup("failed as well", further)
+
+
+def conclude(on_error: OnError, failures: Sequence[Exception], what: str, *, fatal: Exception | None = None) -> None:
+    """Raise what the policy says, once everything has ended.
+
+    ``failures`` come in the order in which they happened; ``fatal`` is an error of the work as a
+    whole (its items could not be read), which ends it under every policy.
+    """
+    if on_error == "collect" and failures:
+        errors = [*failures, fatal] if fatal is not None else failures
+        raise ExceptionGroup(f"{len(failures)} {what} failed", errors)
+    if fatal is not None:
+        attach(fatal, failures)
+        raise fatal
+    if on_error == "stop" and failures:
+        attach(failures[0], failures[1:])
+        raise failures[0]

@@ -1,0 +1,52 @@
+"""A progress bar: a subscriber that draws how far the batches of a run are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from stepwell.nodes.events import Event
+
+__all__ = ["ProgressBar"]
+
+_WIDTH = 30
+
+
+class ProgressBar:
+    """Draws the running batch as one line of a terminal: ``run(shared, on_event=ProgressBar())``.
+
+    On a stream that is no terminal it writes one line when a batch ends and nothing before.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, interval: float = 0.1) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._interval = interval
+        self._drawn_at = 0.0
+        self._latest: dict[tuple[str, str], tuple[int, int | None, float]] = {}
+
+    def __call__(self, event: Event) -> None:
+        place = (event.flow_id, event.node)
+        if event.kind == "node.progress" and event.done is not None:
+            began = self._latest[place][2] if place in self._latest else event.at
+            self._latest[place] = (event.done, event.total, began)
+            if self._stream.isatty() and time.monotonic() - self._drawn_at >= self._interval:
+                self._drawn_at = time.monotonic()
+                self._write("\r", event, "\x1b[K")
+        elif event.kind in ("node.finished", "node.failed") and place in self._latest:
+            self._write("\r" if self._stream.isatty() else "", event, "\n")
+            del self._latest[place]
+
+    def _write(self, before: str, event: Event, after: str) -> None:
+        done, total, began = self._latest[event.flow_id, event.node]
+        seconds = event.at - began
+        rate = f"  {done / seconds:,.0f}/s" if seconds > 0 else ""
+        if total:
+            filled = _WIDTH * done // total
+            text = f"{event.node}  {'█' * filled}{'░' * (_WIDTH - filled)}  {done}/{total}{rate}"
+        else:
+            text = f"{event.node}  {done}{rate}"
+        if event.kind == "node.failed":
+            text += f"  failed: {type(event.error).__name__}"
+        self._stream.write(before + text + after)
+        self._stream.flush()

@@ -1,0 +1,99 @@
+"""A hop to a thread and back that loses neither the thread nor its error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import NodeTimeout
+from stepwell.nodes.position import enter
+
+if TYPE_CHECKING:
+    from stepwell.nodes.position import Cursor
+
+__all__ = ["in_thread", "settled", "wait_for"]
+
+
+class Job:
+    """A call that keeps its outcome: an asyncio future cannot carry every exception (``StopIteration``)."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self.given_up = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        if self.given_up:
+            return
+        try:
+            self.result = self._function(*self._args)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the job is awaited
+            self.error = error
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+async def in_thread(
+    place: str,
+    cursor: Cursor,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float | None = None,
+    pool: Executor | None = None,
+    salvage: Callable[[Any], None] | None = None,
+) -> Any:
+    """Call a function in a thread that sees the caller's context and its own copy of the position.
+
+    Cancelled, it waits until the thread is done: nobody's work goes on behind their back; ``salvage``
+    then gets what the function returned. After ``timeout`` seconds it raises and leaves the thread to itself.
+    """
+    job = Job(function, args)
+    future = _submit(job, cursor, pool)
+    try:
+        done = await wait_for(future, timeout)
+    except asyncio.CancelledError:
+        job.given_up = True
+        await settled(future)
+        if job.error is not None:
+            # As from an async def that fails while it is cancelled: the error is what is left to tell.
+            raise job.error from None
+        if salvage is not None and job.result is not None:
+            salvage(job.result)
+        raise
+    if not done:
+        job.given_up = True
+        assert timeout is not None
+        raise NodeTimeout(place, timeout)
+    return job.outcome()
+
+
+def _submit(job: Callable[[], None], cursor: Cursor, pool: Executor | None) -> asyncio.Future[None]:
+    """Start a job in a pool's thread, or in one of the loop's own."""
+    context = contextvars.copy_context()
+    # A copy: a thread that is given up must not see where the run goes next.
+    context.run(enter, cursor.copy())
+    return asyncio.get_running_loop().run_in_executor(pool, context.run, job)
+
+
+async def wait_for(future: asyncio.Future[Any], timeout: float | None = None) -> bool:
+    """Wait without cancelling the future when the waiter is cancelled; whether it is done."""
+    done, _ = await asyncio.wait((future,), timeout=timeout)
+    return bool(done)
+
+
+async def settled(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of work that cannot be called back, however often the waiter is cancelled."""
+    while not future.done():
+        try:
+            await wait_for(future)
+        except asyncio.CancelledError:
+            # The first cancellation is already on its way up.
+            continue

@@ -1,0 +1,327 @@
+"""PocketFlow's eleven classes on Stepwell's runner.
+
+``from stepwell.pocketflow import Node, Flow`` in the place of ``from pocketflow import Node, Flow`` brings a
+PocketFlow program over. Actions, warnings, params and copies are PocketFlow's. Four of its faults are
+gone: parallel items no longer share their retry counter, ``max_retries=0`` is refused where it silently
+skipped ``exec``, an async batch takes ``None`` from ``prep`` as no items, and when one of several parallel
+items fails, the others are cancelled and awaited before the error is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepwell.nodes.batch import BatchSettings
+from stepwell.nodes.failure import Halt, conclude, inside_cancelled, together
+from stepwell.nodes.flow import BaseFlow
+from stepwell.nodes.items import run_items
+from stepwell.nodes.node import BaseNode as StepwellNode
+from stepwell.nodes.node import Edge, End, Hooks
+from stepwell.nodes.plan import Program, compile_flow, hook_of, reach
+from stepwell.nodes.position import Cursor, current, enter
+from stepwell.nodes.retry import ExecPolicy, attempt_node
+from stepwell.nodes.runner import Run, drive, run_root, walk
+
+if TYPE_CHECKING:
+    from stepwell.nodes.plan import Build, Stage, Strategy
+
+__all__ = [
+    "AsyncBatchFlow",
+    "AsyncBatchNode",
+    "AsyncFlow",
+    "AsyncNode",
+    "AsyncParallelBatchFlow",
+    "AsyncParallelBatchNode",
+    "BaseNode",
+    "BatchFlow",
+    "BatchNode",
+    "Flow",
+    "Node",
+]
+
+
+class _CurRetry:
+    """PocketFlow's ``self.cur_retry``, read from the running attempt: no two items share it."""
+
+    def __get__(self, node: object, owner: type) -> int:
+        cursor = current()
+        return 0 if cursor is None else cursor.attempt - 1
+
+
+class BaseNode(StepwellNode):
+    """Prep, exec and post once each, without retries."""
+
+    _settings: ClassVar[tuple[str, ...]] = ("successors", "prep", "exec", "post")
+    _own_params = False
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        self.params = params
+
+    def next(self, node: Any, action: str = "default") -> Any:
+        if action in self.successors:
+            warnings.warn(f"Overwriting successor for action '{action}'", stacklevel=2)
+        self.successors[action] = node
+        return node
+
+    def __rshift__(self, node: Any) -> Any:
+        return self.next(node)
+
+    def __sub__(self, action: str) -> Edge:
+        if isinstance(action, str):
+            return Edge(self, action)
+        raise TypeError("Action must be a string")
+
+    def exec(self, prep_res: Any, /) -> Any:
+        pass
+
+    def run(self, shared: Any) -> Any:
+        if self.successors:
+            warnings.warn("Node won't run successors. Use Flow.", stacklevel=2)
+        return self._run(shared)
+
+    def _run(self, shared: Any) -> Any:
+        program = self._compiled(by_hand=True)
+        run = Run(program, name=type(self).__name__, by_hand=True)
+        return drive(run_root(program.root, run, shared, self.params))
+
+    def _compiled(self, *, by_hand: bool) -> Program:
+        programs: dict[bool, Program] = self.__dict__.setdefault("_programs", {})
+        program = programs.get(by_hand)
+        if program is None or not program.is_current():
+            program = programs[by_hand] = compile_flow(self, by_hand=by_hand)
+            # What is run itself is no copy: only the nodes inside a flow are.
+            program.root.copier = _itself
+        return program
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        return None
+
+
+class Node(BaseNode):
+    """A node whose ``exec`` is tried up to ``max_retries`` times."""
+
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "max_retries", "wait", "exec_fallback")
+
+    cur_retry = _CurRetry()
+
+    def __init__(self, max_retries: int = 1, wait: float = 0) -> None:
+        super().__init__()
+        self.max_retries = max_retries
+        self.wait = wait
+        self._attempts()
+
+    def exec_fallback(self, prep_res: Any, exc: Exception, /) -> Any:
+        raise exc
+
+    def _attempts(self) -> ExecPolicy:
+        return ExecPolicy(self.max_retries, max(self.wait, 0), 1, 0, Exception, None, inline=True)
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        stage.policy = self._attempts()
+        stage.has_fallback = stage.fallback not in (Node.exec_fallback, AsyncNode.exec_fallback_async)
+        return None if stage.policy.plain and not stage.has_fallback else attempt_node
+
+
+class BatchNode(Node):
+    """A node whose ``exec`` runs on each item, one after the other."""
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        super()._strategy(build, stage)
+        stage.items = _items
+        stage.extra = BatchSettings(1, "stop", None)
+        return run_items
+
+
+class Flow(BaseNode, BaseFlow):
+    """A graph of nodes, from ``start_node`` along the actions."""
+
+    _settings: ClassVar[tuple[str, ...]] = ("successors", "start_node", "prep", "post")
+
+    def __init__(self, start: Any = None) -> None:
+        super().__init__()
+        self.start_node = start
+
+    def start(self, start: Any) -> Any:
+        self.start_node = start
+        return start
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
+        return exec_res
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        outside, build.by_hand = build.by_hand, True
+        strategy = super(BaseNode, self)._strategy(build, stage)
+        build.by_hand = outside
+        return strategy
+
+    def _reachable(self) -> list[StepwellNode]:
+        return reach(self.start_node, self._edges_of)
+
+    def _edges_of(self, node: StepwellNode) -> Mapping[str, StepwellNode | End]:
+        return {action: target for action, target in node.successors.items() if isinstance(target, StepwellNode)}
+
+    def _table(self, edges: dict[str, Stage | None]) -> dict[Any, Stage | None]:
+        return {**edges, None: edges["default"], "": edges["default"]} if "default" in edges else dict(edges)
+
+    def _leave(self, stage: Stage, result: Any, shared: Any) -> tuple[Any, Stage | None]:
+        following = stage.edges.get(result or "default")
+        if following is None and stage.node.successors:
+            known = list(stage.node.successors)
+            warnings.warn(f"Flow ends: '{result}' not found in {known}", stacklevel=2)
+        return result, following
+
+
+class BatchFlow(Flow):
+    """A flow that runs once for each set of params that ``prep`` returns."""
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        super()._strategy(build, stage)
+        stage.prep = _or_nothing(stage.prep)
+        return run_one_by_one
+
+
+class AsyncNode(Node):
+    """A node whose hooks are coroutines, for ``AsyncFlow``."""
+
+    _hooks = Hooks("prep_async", "exec_async", "post_async", "exec_fallback_async")
+    _settings: ClassVar[tuple[str, ...]] = ("successors", "max_retries", "wait", *_hooks)
+
+    async def prep_async(self, shared: Any, /) -> Any:
+        pass
+
+    async def exec_async(self, prep_res: Any, /) -> Any:
+        pass
+
+    async def exec_fallback_async(self, prep_res: Any, exc: Exception, /) -> Any:
+        raise exc
+
+    async def post_async(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
+        pass
+
+    async def run_async(self, shared: Any) -> Any:
+        if self.successors:
+            warnings.warn("Node won't run successors. Use AsyncFlow.", stacklevel=2)
+        return await self._run_async(shared)
+
+    async def _run_async(self, shared: Any) -> Any:
+        program = self._compiled(by_hand=False)
+        run = Run(program, name=type(self).__name__, by_hand=False)
+        return await run_root(program.root, run, shared, self.params)
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        if build.by_hand:
+            stage.prep = _use_run_async
+        return super()._strategy(build, stage)
+
+
+class AsyncBatchNode(AsyncNode, BatchNode):
+    """A node whose ``exec_async`` runs on each item, one after the other."""
+
+
+class AsyncParallelBatchNode(AsyncNode, BatchNode):
+    """A node whose ``exec_async`` runs on all items at once."""
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        strategy = super()._strategy(build, stage)
+        stage.extra = BatchSettings(None, "stop", None)
+        return strategy
+
+
+class AsyncFlow(Flow, AsyncNode):
+    """A graph of nodes and async nodes."""
+
+    _settings: ClassVar[tuple[str, ...]] = (*Flow._settings, "prep_async", "post_async")
+
+    async def post_async(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
+        return exec_res
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        if build.by_hand:
+            # Run as a plain Flow, it is one: with the plain hooks.
+            stage.prep, stage.post = hook_of(self, "prep"), hook_of(self, "post")
+            return super()._strategy(build, stage)
+        return BaseFlow._strategy(self, build, stage)
+
+
+class AsyncBatchFlow(AsyncFlow, BatchFlow):
+    """An async flow that runs once for each set of params, one after the other."""
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        outside = build.by_hand
+        super()._strategy(build, stage)
+        if not outside:
+            stage.prep = _or_nothing(stage.prep)
+        return run_one_by_one
+
+
+class AsyncParallelBatchFlow(AsyncFlow, BatchFlow):
+    """An async flow that runs for all sets of params at once."""
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        strategy = super()._strategy(build, stage)
+        if build.by_hand:
+            return strategy
+        stage.prep = _or_nothing(stage.prep)
+        return run_at_once
+
+
+async def run_one_by_one(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> None:
+    """Run a flow's graph for one set of params after the other."""
+    assert stage.graph is not None
+    for params in prep_res:
+        await walk(stage.graph, cursor, shared, {**node.params, **params})
+
+
+async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> None:
+    """Run a flow's graph for all sets of params at once; the first error cancels and awaits the others."""
+    assert stage.graph is not None
+    graph, run = stage.graph, cursor.run
+    failures: list[Exception] = []
+
+    async def one(params: Mapping[str, Any]) -> None:
+        own = Cursor(run, stage.path)
+        enter(own)
+        try:
+            await walk(graph, own, shared, {**node.params, **params})
+        except Exception as error:  # noqa: BLE001 - conclude() raises it
+            failures.append(error)
+            raise Halt from None
+        except asyncio.CancelledError as cancelled:
+            if run.cancelling():
+                raise
+            failures.append(inside_cancelled(f"a run of {stage.path!r}", cancelled))
+            raise Halt from None
+
+    await together([one(params) for params in prep_res], failures)
+    conclude("stop", failures, "")
+
+
+def _itself(node: Any) -> Any:
+    return node
+
+
+def _items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
+    return prep_res or ()
+
+
+def _or_nothing(prep: Callable[..., Any]) -> Callable[..., Any]:
+    def prep_or_nothing(node: Any, shared: Any) -> Any:
+        result = prep(node, shared)
+        return _awaited_or_nothing(result) if type(result) is CoroutineType else result or []
+
+    return prep_or_nothing
+
+
+async def _awaited_or_nothing(result: Any) -> Any:
+    return await result or []
+
+
+def _use_run_async(node: Any, shared: Any) -> Any:
+    raise RuntimeError("Use run_async.")

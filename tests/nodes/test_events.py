@@ -1,0 +1,178 @@
+"""Events, the progress bar, logging and diagrams."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+
+import pytest
+
+from stepwell.nodes import END, BatchNode, Node, NodeFlow, ProgressBar, linear, parallel, step, subscribe
+from tests.nodes.flows import A, B, C
+
+
+class Flaky(Node):
+    def exec(self, prep_res):
+        if step().attempt == 1:
+            raise ValueError("secret")
+
+
+class Items(BatchNode):
+    def prep(self, shared):
+        return shared["items"]
+
+    async def exec(self, item):
+        await asyncio.sleep(0)
+        return 1 // item
+
+    def post(self, shared, prep_res, exec_res):
+        pass
+
+
+class SyncItems(Items):
+    def exec(self, item):
+        return 1 // item
+
+
+def told(events):
+    return [(event.kind, event.node, event.item) for event in events]
+
+
+async def test_a_run_tells_its_nodes():
+    events = []
+    await linear(A, B, name="words").run({}, flow_id="f", on_event=events.append)
+    assert told(events) == [
+        ("run.started", "words", None),
+        ("node.started", "A", None),
+        ("node.finished", "A", None),
+        ("node.started", "B", None),
+        ("node.finished", "B", None),
+        ("run.finished", "words", None),
+    ]
+    assert {(event.flow, event.flow_id) for event in events} == {("words", "f")}
+    assert events == sorted(events, key=lambda event: event.at)
+
+
+async def test_attempts_and_failures_are_told_with_their_errors():
+    events = []
+    await NodeFlow(start=Flaky(2)).run(on_event=events.append)
+    retried = [event for event in events if event.kind == "node.retried"]
+    assert [(event.attempt, str(event.error)) for event in retried] == [(1, "secret")]
+    events.clear()
+    with pytest.raises(ValueError) as caught:
+        await linear(Flaky, name="w").run(on_event=events.append)
+    assert told(events)[-2:] == [("node.failed", "Flaky", None), ("run.failed", "w", None)]
+    assert events[-1].error is caught.value
+
+
+@pytest.mark.parametrize("kind", [Items, SyncItems])
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_items_and_progress_are_told(kind, concurrency):
+    events = []
+    node = kind(2, concurrency=concurrency, on_error="skip", name="items")
+    await NodeFlow(start=node).run({"items": [1, 0]}, on_event=events.append)
+    items = sorted((event.item, event.kind) for event in events if event.kind.startswith("item."))
+    assert items == [
+        (0, "item.finished"),
+        (0, "item.started"),
+        (1, "item.failed"),
+        (1, "item.retried"),
+        (1, "item.started"),
+    ]
+    progress = [(event.done, event.total) for event in events if event.kind == "node.progress"]
+    assert progress == [(1, 2), (2, 2)]
+
+
+async def test_the_total_of_a_generator_is_not_known():
+    events = []
+    await NodeFlow(start=Items()).run({"items": iter([1])}, on_event=events.append)
+    assert [(e.done, e.total) for e in events if e.kind == "node.progress"] == [(1, None)]
+
+
+def test_a_subscriber_hears_of_every_run_until_it_unsubscribes():
+    events = []
+    unsubscribe = subscribe(events.append)
+    try:
+        NodeFlow(start=A).run_sync()
+        NodeFlow(start=B).run_sync()
+    finally:
+        unsubscribe()
+    NodeFlow(start=C).run_sync()
+    unsubscribe()
+    assert [event.node for event in events if event.kind == "node.started"] == ["A", "B"]
+
+
+def test_a_subscriber_that_fails_harms_no_run(caplog):
+    def fails(event):
+        raise ValueError("secret")
+
+    assert NodeFlow(start=A).run_sync({}, on_event=fails) == {"trail": ["A"]}
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_logging_names_the_module_and_never_the_data(caplog):
+    with caplog.at_level(logging.DEBUG, "stepwell"):
+        await NodeFlow(start=Flaky(2)).run({"text": "secret"})
+    assert [record.name for record in caplog.records] == ["stepwell.nodes.retry"]
+    assert "attempt 1 of 2 failed with ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+async def test_the_bar_is_drawn_in_a_terminal():
+    stream = Terminal()
+    node = Items(name="items")
+    await NodeFlow(start=node).run({"items": [1, 2, 3, 4]}, on_event=ProgressBar(stream, interval=0))
+    frames = stream.getvalue().split("\r")
+    assert "█" * 15 + "░" * 15 + "  2/4" in frames[2]
+    assert frames[-1].startswith("items  " + "█" * 30 + "  4/4")
+    assert frames[-1].endswith("\n")
+
+
+async def test_elsewhere_the_bar_is_one_line_at_the_end():
+    stream = io.StringIO()
+    await linear(A, Items(name="items")).run({"items": iter([1, 1])}, on_event=ProgressBar(stream))
+    assert stream.getvalue().startswith("items  2")
+    assert stream.getvalue().count("\n") == 1
+
+
+async def test_the_bar_says_that_a_batch_failed():
+    stream = io.StringIO()
+    with pytest.raises(ZeroDivisionError):
+        await NodeFlow(start=Items()).run({"items": [1, 0]}, on_event=ProgressBar(stream))
+    assert "failed: ZeroDivisionError" in stream.getvalue()
+
+
+def test_a_diagram_shows_nodes_actions_flows_and_branches():
+    a, b = A(name='say "hi"'), B()
+    a - "retry" >> a
+    a >> b
+    b - "done" >> END
+    b >> linear(C, name="inner") >> parallel(A, B)
+    assert NodeFlow(start=a).diagram() == (
+        "flowchart TD\n"
+        "    start1(( )) --> n1\n"
+        '    n1["say #quot;hi#quot;"]\n'
+        '    n2["B"]\n'
+        '    subgraph n3["inner"]\n'
+        "        start4(( )) --> n4\n"
+        '        n4["C"]\n'
+        "    end\n"
+        '    subgraph n5["Parallel"]\n'
+        "        start6(( )) --> n6\n"
+        '        n6["A"]\n'
+        "        start7(( )) --> n7\n"
+        '        n7["B"]\n'
+        "    end\n"
+        '    n1 -->|"retry"| n1\n'
+        "    n1 --> n2\n"
+        '    n2 -->|"done"| end2((END))\n'
+        "    n2 --> n3\n"
+        "    n3 --> n5\n"
+    )
