@@ -403,19 +403,23 @@ function operations.A(key, at, last)
   return result, given.r
 end
 
+-- The journal begins with the number of its batch in sixteen digits: usually nothing else of it is needed.
+local DIGITS = 16
 local number = tonumber(ARGV[3])
-local kept = number > 0 and call('GET', KEYS[2])
-if kept then
-  kept = cmsgpack.unpack(kept)
-  if kept[1] > number then
+local kept
+if number > 0 then
+  local last = tonumber(call('GETRANGE', KEYS[2], 0, DIGITS - 1)) or 0
+  if last > number then
     return redis.error_reply('STALE a later batch of this lane was made already')
+  elseif last == number then
+    -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
+    kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
+    call('EXPIRE', KEYS[2], 600)
   end
-  -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
-  kept = kept[1] == number and call('EXPIRE', KEYS[2], 600) and kept
 end
 
--- The number, then four texts for each Apply. Records are not kept: who asks again reads again.
-local journal = {number}
+-- Four texts for each Apply. Records are not kept: who asks again reads again.
+local journal = {}
 local results = {now_text}
 local at = 4
 for n = 3, #KEYS do
@@ -446,6 +450,6 @@ for n = 3, #KEYS do
 end
 if number > 0 and not kept then
   -- Refused only where every write of this batch was: then there is nothing to remember.
-  redis.pcall('SET', KEYS[2], cmsgpack.pack(journal), 'EX', 600)
+  redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', 600)
 end
 return results
