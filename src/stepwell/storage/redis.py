@@ -18,7 +18,17 @@ from stepwell.storage.operations import Applied, Apply, Operation, Result
 from stepwell.storage.redis_cluster import Cluster
 from stepwell.storage.redis_link import Door, doors_of, doors_of_url, split_url
 from stepwell.storage.redis_server import Request, Server
-from stepwell.storage.redis_wire import TAGS, Keys, Script, address_back, arguments, result, space_of, stored
+from stepwell.storage.redis_wire import (
+    TAGS,
+    Keys,
+    Script,
+    address_back,
+    arguments,
+    namespace_back,
+    result,
+    space_of,
+    stored,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -204,6 +214,10 @@ class RedisStorage(Storage):
                 return Page(records, (tag, looked))
         more = [tag for tag in counts if tag not in rooms]
         return Page(records, (more[0], None) if more else None)
+
+    async def namespaces(self) -> list[str]:
+        found = await self._ask(_TRACES, [(tag, self._keys.spaces(tag)) for tag in range(TAGS)], [("-1",)] * TAGS)
+        return sorted({namespace_back(space) for spaces in found for space in spaces})
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         space = space_of(namespace)

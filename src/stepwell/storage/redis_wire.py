@@ -22,7 +22,7 @@ from stepwell.errors import (
 from stepwell.record import KEEP, Address, Stored, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 
-__all__ = ["TAGS", "Keys", "Script", "address_back", "arguments", "refusal", "result", "stored"]
+__all__ = ["TAGS", "Keys", "Script", "address_back", "arguments", "namespace_back", "refusal", "result", "stored"]
 
 #: Records are spread over so many hash tags. Part of the stored layout: it never changes.
 TAGS: Final = 64
@@ -71,6 +71,10 @@ class Keys:
         """The index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
+    def spaces(self, tag: int) -> str:
+        """The index of namespaces."""
+        return self.prefixes[tag] + "s"
+
     def leaving(self, tag: int) -> str:
         """The index of what may be swept."""
         return self.prefixes[tag] + "x"
@@ -79,6 +83,11 @@ class Keys:
 def space_of(namespace: str) -> str:
     """A namespace as it stands in keys."""
     return namespace.replace("/", "\\/")
+
+
+def namespace_back(space: str) -> str:
+    """The namespace that stands in keys as this."""
+    return space.replace("\\/", "/")
 
 
 def address_back(text: str) -> Address:

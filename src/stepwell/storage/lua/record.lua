@@ -8,6 +8,7 @@
 --   n:<namespace>   the keys of all records of a namespace, sorted
 --   g:<namespace>/<tag>   the keys of those with a tag, sorted
 --   d:<namespace>   the keys of those with a deadline, by deadline
+--   s               the namespaces that have, or had, a record here, sorted
 --   x               the addresses of what a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch
 --   -               never written: a call names it as a key, and so it is refused while its slot is moved by
