@@ -107,6 +107,7 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
     for _ in range(STEPS):
         clock.advance(script.random.choice([0.0, 0.001, 1.0, 7.5]))
         batch = [script.operation() for _ in range(script.random.choice([1, 1, 1, 2, 5]))]
+        batch = [each for operation in batch for each in unheld(operation)]
         expected = await ours.run(batch)
         if len(batch) == 1 and script.random.random() < 0.7:
             found = [await performed(theirs, batch[0])]
@@ -122,6 +123,17 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
             clock.advance(script.random.choice([0.0, 100.0, DAY + 1]))
             await compare_sweeps(ours, theirs)
     return succeeded
+
+
+def unheld(operation: Operation) -> list[Operation]:
+    """What is forgotten under a holder leaves a base that goes with the lease, each backend at its own moment."""
+    if (
+        isinstance(operation, Apply)
+        and operation.change.forget
+        and (operation.guard is None or operation.guard.token is None)
+    ):
+        return [*(Release(operation.address, token) for token in TOKENS), operation]
+    return [operation]
 
 
 async def performed(storage: Storage, operation: Operation) -> Any:
