@@ -20,6 +20,9 @@ NAMES = ["count", "größe", "$[1]", "long", "x" * 40]
 TEXTS = ["00000000 1", 'abcdef01 "é\U0001f600"', "12345678 " + "y" * 300, "00000000 " + "z" * 3000]
 
 
+TOKENS = ["t1", "t2"]
+
+
 class Script:
     """Random operations that often meet: few addresses, few tokens, guards that were once right."""
 
@@ -32,7 +35,7 @@ class Script:
     def operation(self) -> Operation:
         pick = self.random
         address = pick.choice(ADDRESSES)
-        token = pick.choice(["t1", "t2"])
+        token = pick.choice(TOKENS)
         kind = pick.random()
         if kind < 0.15:
             return Get(address, parts=pick.random() < 0.5)
@@ -127,13 +130,11 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
 
 def unheld(operation: Operation) -> list[Operation]:
     """What is forgotten under a holder leaves a base that goes with the lease, each backend at its own moment."""
-    if (
-        isinstance(operation, Apply)
-        and operation.change.forget
-        and (operation.guard is None or operation.guard.token is None)
-    ):
-        return [*(Release(operation.address, token) for token in TOKENS), operation]
-    return [operation]
+    if not isinstance(operation, Apply) or not operation.change.forget:
+        return [operation]
+    if operation.guard is not None and operation.guard.token is not None:
+        return [operation]
+    return [*(Release(operation.address, token) for token in TOKENS), operation]
 
 
 async def performed(storage: Storage, operation: Operation) -> Any:
