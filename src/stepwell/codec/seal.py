@@ -88,9 +88,9 @@ class Seal:
         if text is None:
             return NOWHERE
         row: list[Any] = self.value("h", "", text)
-        flow, state, revision, history, stack = (*row, *NOWHERE[len(row) :])
+        row.extend(NOWHERE[len(row) :])
         # Stored sequences come back as lists.
-        return Place(flow, state, revision, tuple(history), tuple(stack))
+        return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]))
 
     def seal(self, kind: str, name: str, value: Any) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""
