@@ -31,6 +31,10 @@ async def polling(dispatcher: Dispatcher, api: BotAPI, chat: Person) -> AsyncIte
     )
     try:
         yield
+        # What is handled is confirmed; what is not would come again after a restart.
+        async with asyncio.timeout(10):
+            while chat.bot.updates.pending:
+                await asyncio.sleep(0.01)
     finally:
         await dispatcher.stop_polling()
         await running
