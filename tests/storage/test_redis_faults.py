@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,8 @@ def _get(storage: Storage, key: Any) -> Get:
         ("redis://localhost?timeout=soon", {}),
         ("redis://localhost?prefix=a{b", {}),
         ("redis://localhost?no_such_option=1", {}),
+        ("redis://localhost?protocol=7", {}),
+        ("rediss://localhost?ssl_cert_reqs=perhaps", {}),
         ("redis+sentinel://localhost", {}),
         ("redis://localhost", {"prefix": ""}),
         ("redis://localhost", {"timeout": 0}),
@@ -441,6 +444,25 @@ def test_an_option_that_cannot_be_is_refused(url: str, options: dict[str, Any]) 
 def test_something_that_is_no_client_is_refused() -> None:
     with pytest.raises(InvalidOption, match="not int"):
         RedisStorage(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("server", [the_server, the_cluster])
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_ended_without_closing_does_not_spoil_the_next(server: Callable[[], Any]) -> None:
+    storage = open_storage(server().url(prefix()), sweep_every=None)
+
+    async def use(number: int) -> None:
+        await asyncio.gather(*(storage.update_data(BOT, key, {f"n{number}": 1}) for key in range(9)))
+
+    async def look() -> None:
+        assert [len(entry.state.data) async for entry in storage.scan(BOT)] == [2] * 9
+        await storage.close()
+
+    for number in range(2):
+        asyncio.run(use(number))
+        gc.collect()
+    asyncio.run(look())
 
 
 async def test_options_may_stand_in_the_url() -> None:

@@ -18,7 +18,17 @@ from stepwell.storage.operations import Applied, Apply, Operation, Result
 from stepwell.storage.redis_cluster import Cluster
 from stepwell.storage.redis_link import Door, doors_of, doors_of_url, split_url
 from stepwell.storage.redis_server import Request, Server
-from stepwell.storage.redis_wire import TAGS, Keys, Script, address_back, arguments, result, space_of, stored
+from stepwell.storage.redis_wire import (
+    TAGS,
+    Keys,
+    Script,
+    address_back,
+    arguments,
+    namespace_back,
+    result,
+    space_of,
+    stored,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -29,6 +39,7 @@ Durability = Literal["fast", "wait"]
 
 _BATCH: Final = Script("batch")
 _PAGE: Final = Script("page")
+_NAMESPACES: Final = Script("namespaces")
 _TRACES: Final = Script("traces")
 _DUE: Final = Script("due")
 _SWEEP: Final = Script("sweep")
@@ -204,6 +215,11 @@ class RedisStorage(Storage):
                 return Page(records, (tag, looked))
         more = [tag for tag in counts if tag not in rooms]
         return Page(records, (more[0], None) if more else None)
+
+    async def namespaces(self) -> list[str]:
+        indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
+        found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)
+        return sorted({namespace_back(space) for spaces in found for space in spaces})
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         space = space_of(namespace)

@@ -101,6 +101,8 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all connections."""
+        # The next use may be from another loop.
+        self._learning = asyncio.Lock()
         links, self._links = self._links, {}
         for link in links.values():
             await link.close(wait=True)

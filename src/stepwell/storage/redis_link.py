@@ -85,6 +85,8 @@ class Door(NamedTuple):
         except TypeError as error:
             # The driver says: got an unexpected keyword argument 'x'.
             raise InvalidOption(f"Redis connections have no such option: {str(error).rpartition(' ')[2]}") from None
+        except (_errors.RedisError, ValueError) as error:
+            raise InvalidOption(f"an option of this Redis connection cannot be: {error}") from None
         return cls(kind, ours)
 
     def at(self, host: str, port: int) -> Door:
@@ -154,6 +156,7 @@ class Link:
         self._door = door
         self._timeout = timeout
         self._connection: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = asyncio.Lock()
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
@@ -197,13 +200,19 @@ class Link:
     async def close(self, *, wait: bool = False) -> None:
         """Let go of the connection, and wait until it is closed; the next exchange makes a new one."""
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        try:
             await connection.disconnect(nowait=not wait)
+        except RuntimeError:
+            # A loop that ended took its connections along.
+            if self._loop is None or not self._loop.is_closed():
+                raise
 
     async def _connect(self) -> Any:
         connection = self._door.kind(**self._door.arguments)
         # Kept from the start, so that whatever interrupts the handshake also closes it.
-        self._connection = connection
+        self._connection, self._loop = connection, asyncio.get_running_loop()
         await connection.connect()
         return connection
 
