@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import stepwell
-from stepwell.cli import demo
+from stepwell.cli import demo, play
 
 __all__ = ["main"]
 
@@ -18,15 +18,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stepwell", description="Durable state for conversations and node flows.")
     parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    about = "chat with a registration bot that survives kill -9; without a terminal, play a scripted chat and check it"
+    about = (
+        "chat with a registration bot that survives kill -9, here and in the browser; "
+        "without a terminal, play a scripted chat and check it"
+    )
     demo_command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
     demo_command.add_argument(
         "--storage", metavar="URL", help="where to keep the conversation (default: an SQLite file, whose path is shown)"
     )
     demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
+    demo_command.add_argument("--port", type=int, help="the port of the page (default: 8642, or a free one)")
+    about = "run a bot without Telegram, chat with it in the browser, and watch its state move"
+    play_command = commands.add_parser("play", help=about, description=about.capitalize() + ".")
+    play_command.add_argument(
+        "file", help="the bot: a file with make_router(storage), or any bot that takes its Bot API from BOT_API"
+    )
+    play_command.add_argument(
+        "--storage",
+        metavar="URL",
+        help="what the bot finds in STEPWELL_STORAGE (default: an SQLite file, whose path is shown)",
+    )
+    play_command.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
+    )
+    play_command.add_argument("--port", type=int, help="the port of the page (default: 8642, or a free one)")
+    play_command.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="another name that browsers may know this machine by",
+    )
     options = parser.parse_args(arguments)
     try:
-        return demo.run(options.storage, scripted=options.script)
+        if options.command == "play":
+            return play.run(
+                options.file,
+                storage=options.storage,
+                host=options.host,
+                port=options.port,
+                hosts=tuple(options.allow_host),
+            )
+        return demo.run(options.storage, scripted=options.script, port=options.port)
     except stepwell.StepwellError as error:
         parser.exit(1, f"stepwell: {error}\n")
     except KeyboardInterrupt:

@@ -43,6 +43,7 @@ class Playground:
         port: int = 0,
         hosts: tuple[str, ...] = (),
         token: str | None = None,
+        output: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = Path(path).resolve()
@@ -60,6 +61,7 @@ class Playground:
         self.link = Link(self._told)
         self.process: BotProcess | None = None
         self._storage = storage
+        self._output = output
         self._machines: dict[str, dict[str, Any]] = {}
         self._places: dict[str, list[dict[str, Any]]] = {}
         self._notices = 0
@@ -79,6 +81,11 @@ class Playground:
         """Where the page is, with the token that lets a browser in."""
         return f"{self.address}?token={self.guard.token}"
 
+    @property
+    def output(self) -> list[str]:
+        """The last lines that the bot has printed."""
+        return [] if self.process is None else list(self.process.lines)
+
     async def __aenter__(self) -> Self:
         self.port = await self._serving.start(self.host, self.port)
         await self.api.__aenter__()
@@ -94,7 +101,7 @@ class Playground:
             "STORAGE": self._storage,
             "STEPWELL_PLAYGROUND": self.link.address,
         }
-        self.process = BotProcess(self.path, env, self._bot_changed)
+        self.process = BotProcess(self.path, env, self._bot_changed, self._output)
         self._show_all()
         await self.process.start()
         return self

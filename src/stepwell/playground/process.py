@@ -21,10 +21,14 @@ LINES, LONGEST = 100, 2000
 class BotProcess:
     """Runs one file with ``runner`` in a process of its own; a change of the file starts it again."""
 
-    def __init__(self, path: Path, env: Mapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, env: Mapping[str, str], changed: Callable[[], None], said: Callable[[str], None] | None = None
+    ) -> None:
         self.path = path
         self.env = env
         self._changed = changed
+        #: Told each line of the bot's output.
+        self._said = said
         #: ``running``, ``failed`` (ended with an exit code) or ``ended``.
         self.status = "ended"
         self.starts = 0
@@ -85,6 +89,8 @@ class BotProcess:
         with contextlib.suppress(ValueError):
             while line := await process.stdout.readline():
                 self.lines.append(line.decode(errors="replace").rstrip()[:LONGEST])
+                if self._said is not None:
+                    self._said(self.lines[-1])
                 self._changed()
         code = await process.wait()
         process.stdin.close()

@@ -15,6 +15,7 @@ from stepwell.fsm import Router, Update
 
 __all__ = [
     "bot_file",
+    "bot_path",
     "dies_with_its_process",
     "make_router",
     "message",
@@ -32,7 +33,7 @@ _FILES = (_HERE / "registration.py", _HERE.parents[3] / "examples" / "registrati
 
 def make_router(url: str) -> Router:
     """The bot, over the storage at a URL."""
-    spec = spec_from_file_location("registration", _bot_path())
+    spec = spec_from_file_location("registration", bot_path())
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -43,7 +44,7 @@ def make_router(url: str) -> Router:
 
 def bot_file() -> str:
     """Where to read the bot, from where the user stands."""
-    path = _bot_path()
+    path = bot_path()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
@@ -98,5 +99,6 @@ def _width() -> int:
     return max(get_terminal_size().columns - 1, 30)
 
 
-def _bot_path() -> Path:
+def bot_path() -> Path:
+    """The bot's file."""
     return next(path for path in _FILES if path.exists())

@@ -20,7 +20,7 @@ from stepwell.cli.demo.bot import (
 )
 from stepwell.fsm import Router
 
-__all__ = ["chat"]
+__all__ = ["chat", "dim"]
 
 USER = 42
 
@@ -40,7 +40,7 @@ def chat(url: str) -> int:
             tell(f"Kill me (kill -9 {os.getpid()}) and start me again: the conversation goes on.")
         if record is not None:
             tell("You are in the middle of one:")
-            _dim(shown(record))
+            dim(shown(record))
         while True:
             print()
             text = input("you   ").strip()
@@ -58,13 +58,14 @@ def _answer(router: Router, text: str) -> None:
     try:
         for call in router.handle_sync(message(text, USER)):
             say("bot", call["text"])
-        _dim(shown(record_of(router, USER)))
+        dim(shown(record_of(router, USER)))
     except StepwellError as error:
         # What went wrong with one message must not end the conversation.
         say("error", str(error))
 
 
-def _dim(text: str) -> None:
+def dim(text: str) -> None:
+    """Print a line that stands back."""
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     print("\x1b[2m" if colours else "", end="")
     say("", text)

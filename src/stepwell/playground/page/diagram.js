@@ -147,7 +147,7 @@ export function drawn(flow, { current, path, ended, width }) {
   for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
   pen.font = "500 14px system-ui, sans-serif";
   const sizes = new Map(names.map((name) => [name, {
-    width: Math.max(64, Math.ceil(pen.measureText(short(name)).width) + 34),
+    width: Math.max(flow.timeouts[name] ? 104 : 64, Math.ceil(pen.measureText(short(name)).width) + 34),
     height: flow.timeouts[name] ? TALL : HEIGHT,
   }]));
   const START = "\nstart";
@@ -181,12 +181,13 @@ export function drawn(flow, { current, path, ended, width }) {
     viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: "img",
     "aria-label": `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not begun"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
   });
-  const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse", class: id },
+  const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
   drawing.append(svg("defs", {}, marker("arrow"), marker("arrow-taken")));
   for (const group of groups.values()) {
     group.forEach((edge, index) => {
-      const offset = (index - (group.length - 1) / 2) * 20;
+      const thin = Math.min(edge.chain[0].half, edge.chain[edge.chain.length - 1].half);
+      const offset = (index - (group.length - 1) / 2) * Math.min(20, (2 * thin - 14) / Math.max(1, group.length - 1));
       const points = edge.chain.map((node) => [node.along, node.across + (node.dummy ? 0 : offset)]);
       points[0][0] += edge.chain[0].thick;
       points[points.length - 1][0] -= edge.chain[edge.chain.length - 1].thick;
@@ -222,7 +223,7 @@ export function drawn(flow, { current, path, ended, width }) {
     group.append(label);
     if (timeout) {
       const more = svg("text", { x, y: y + 12, class: "more" });
-      more.textContent = `⏱ ${span(timeout.seconds)}`;
+      more.textContent = `at most ${span(timeout.seconds)}`;
       group.append(more);
     }
     drawing.append(group);

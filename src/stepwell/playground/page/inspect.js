@@ -57,7 +57,7 @@ export function renderTimer(app, now) {
     box.left = el("b", { class: "left" });
     box.bar = el("progress", { max: timeout?.seconds ?? 60, "aria-label": "Time left" });
     box.replaceChildren(
-      el("span", {}, "⏱ ", box.left, ` until ${timeout?.to ?? "the timeout"}`), box.bar,
+      el("span", {}, box.left, ` left, then ${timeout?.to ?? "its timeout"}`), box.bar,
       el("button", { type: "button", class: "small", onclick: () => act("timeout", { bot: now.bot, key: now.key }) }, "Let it time out now"));
   }
   const left = Math.max(0, deadline - app.time());

@@ -1,0 +1,56 @@
+"""``stepwell play bot.py``: a bot in the playground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from stepwell.cli.demo.bot import place_of, tell
+from stepwell.cli.state_files import state_url
+
+__all__ = ["free_port", "run"]
+
+#: The port of the page, if nobody else has it.
+PORT = 8642
+
+
+def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> int:
+    """Serve until Ctrl-C; the exit code."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(file, storage, host, free_port() if port is None else port, hosts))
+    print()
+    tell("Bye.")
+    return 0
+
+
+def free_port() -> int:
+    """The usual port, or 0 for any other if it is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", PORT)):
+            return PORT
+    except OSError:
+        return 0
+
+
+async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tuple[str, ...]) -> None:
+    # Not above: it needs an extra, the other commands do not.
+    from stepwell.playground.play import Playground
+
+    storage = storage or os.environ.get("STEPWELL_STORAGE") or state_url(f"play-{Path(file).stem}")
+    place = place_of(storage)
+    async with Playground(
+        file,
+        storage=storage,
+        place=place,
+        host=host,
+        port=port,
+        hosts=hosts,
+        output=lambda line: print(line, flush=True),
+    ) as play:
+        tell(f"{file} runs, and is started again when its file changes; STEPWELL_STORAGE is {place}.")
+        print(f"\n  {play.url}\n", flush=True)
+        tell("Open this address. Ctrl-C ends it. What the bot prints comes here:")
+        await asyncio.Event().wait()
