@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright
 
@@ -45,9 +46,9 @@ def _system() -> str | None:
 
 
 def _own(path: str) -> str | None:
-    if not os.path.exists(path):
+    if not Path(path).exists():
         _run([sys.executable, "-m", "playwright", "install", "chromium"], "playwright's Chromium is fetched, once ...")
-    return path if os.path.exists(path) else None
+    return path if Path(path).exists() else None
 
 
 def _installed(root: bool) -> str:

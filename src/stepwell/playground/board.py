@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from typing import Any
 
@@ -32,7 +32,7 @@ class Board:
         self.closed = True
         self._wake()
 
-    async def follow(self) -> AsyncIterator[dict[str, Any]]:
+    async def follow(self) -> AsyncGenerator[dict[str, Any], None]:
         """The sections that changed since the last time, all of them at first."""
         seen = 0
         came = asyncio.Event()

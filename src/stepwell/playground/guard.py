@@ -42,7 +42,9 @@ HEADERS = {
 }
 _DOOR = "Open the address that the terminal shows: it ends in ?token=... and lets this browser in.\n"
 # A page of ours that leads on, not a redirect: after a redirect from elsewhere a Strict cookie is not sent.
-_WELCOME = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title><a href="/">Go on</a>'
+_WELCOME = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title>
+<link rel="icon" href="/icon.svg"><a href="/">Go on</a></html>
+"""
 
 
 class Guard:

@@ -75,7 +75,7 @@ async def _events(play: Playground) -> AsyncIterator[bytes]:
         if coming is not None:
             coming.cancel()
             await asyncio.wait([coming])
-        await changes.aclose()  # type: ignore[attr-defined]
+        await changes.aclose()
 
 
 async def _body(request: Request) -> bytes:

@@ -147,7 +147,8 @@ class Playground:
 
     async def restart(self, why: str = "you asked for it") -> None:
         """Kill the bot, as a crash would, and start it again."""
-        assert self.process is not None
+        if self.process is None:
+            raise UsageError("the bot has not been started yet")
         self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
         self._show_timeline()
         await self.process.restart(why)

@@ -135,8 +135,8 @@ class World:
         #: Uploaded files: id, name, type and content.
         self.files: dict[str, dict[str, Any]] = {}
         self._watchers: list[Callable[[Event], None]] = []
-        # Never lower than before a restart of this world: bots remember which updates they have handled.
-        self._update_ids = count(int(clock()))
+        # Always above those before a restart of this world: bots remember which updates they have handled.
+        self._update_ids = count(int(clock() * 1000))
         self._query_ids = count(int(clock() * 1000))
 
     # Who is there

@@ -1,0 +1,334 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Page, expect
+
+from stepwell.playground.play import Playground
+from tests.playground.browser import launched
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HERE = Path(__file__).parent
+REGISTRATION = HERE.parents[1] / "examples" / "registration.py"
+CAFE = HERE / "cafe.py"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with launched() as browser:
+        yield browser
+
+
+class Visit:
+    """A browser at a playground, and what it asked for."""
+
+    def __init__(self, play: Playground, context: BrowserContext, page: Page) -> None:
+        self.play, self.context, self.page = play, context, page
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        context.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+
+    async def say(self, text: str) -> None:
+        await self.page.get_by_role("combobox", name="Message").fill(text)
+        await self.page.keyboard.press("Enter")
+
+    async def hear(self, text: str) -> None:
+        await expect(self.page.locator(".messages .theirs p").last).to_have_text(text)
+
+    async def stands_at(self, state: str | None) -> None:
+        lit = self.page.locator("g.state.current")
+        if state is None:
+            await expect(lit).to_have_count(0)
+        else:
+            await expect(lit).to_have_attribute("data-state", state)
+
+    def field(self, name: str) -> Any:
+        return self.page.locator(f'#record tr[data-field="{name}"]')
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
+    """Opens playgrounds; at the end nothing may have gone wrong in a page, and nobody else been asked."""
+    opened: list[Visit] = []
+
+    async def visit(bot: Path = CAFE, *, width: int = 1440, **options: Any) -> Visit:
+        play = await Playground(bot, storage=f"sqlite:///{tmp_path}/play.db", **options).__aenter__()
+        context = await browser.new_context(viewport={"width": width, "height": 800})
+        context.set_default_timeout(15_000)
+        opened.append(new := Visit(play, context, await context.new_page()))
+        await new.page.goto(play.url)
+        assert await play.ready()
+        await expect(new.page.locator(".welcome .chip").first).to_be_visible()
+        return new
+
+    expect.set_options(timeout=15_000)
+    try:
+        yield visit
+    finally:
+        for each in opened:
+            await each.context.close()
+            if not each.play.board.closed:
+                await each.play.__aexit__(None, None, None)
+    for each in opened:
+        assert each.problems == []
+        assert {urlsplit(url).netloc for url in each.requests} == {urlsplit(each.play.address).netloc}
+
+
+async def test_the_whole_registration_with_each_state_lighting_up(visits: Any) -> None:
+    visit = await visits(REGISTRATION)
+    assert visit.page.url == visit.play.address  # the token is gone from the address
+    await visit.stands_at(None)
+    await visit.page.get_by_role("button", name="/register").click()
+    await visit.hear("What's your name?")
+    await visit.stands_at("get_name")
+    await visit.say("Alice")
+    await visit.hear("Got it, Alice! What's your email?")
+    await visit.stands_at("get_email")
+    await expect(visit.field("name")).to_have_class("fresh")
+    await expect(visit.field("name")).to_contain_text("Alice")
+    await expect(visit.field("flow")).not_to_have_class("fresh")
+    await expect(visit.page.locator('path.taken[data-edge="get_name>get_email"]')).to_have_count(1)
+    await visit.say("alice@example.com")
+    await visit.hear("Please confirm.")
+    await visit.stands_at("confirm")
+    await expect(visit.field("name")).not_to_have_class("fresh")
+    await expect(visit.field("email")).to_have_class("fresh")
+    await visit.say("yes")
+    await visit.hear("Registered! Welcome, Alice!")
+    await visit.stands_at(None)
+    await expect(visit.page.locator("#record")).to_contain_text("the conversation has ended")
+    await expect(visit.page.locator("g.state.visited")).to_have_count(3)
+
+
+async def test_a_first_visit_explains_itself(visits: Any) -> None:
+    visit = await visits(REGISTRATION)
+    await expect(visit.page.locator(".welcome")).to_contain_text("Talk to your bot. Nothing leaves this machine.")
+    await expect(visit.page.locator("#record")).to_contain_text("nothing has begun")
+
+
+async def test_keyboards_below_and_inside_and_the_notice_of_a_button(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/order")
+    await visit.page.locator(".keyboard").get_by_role("button", name="Tea").click()
+    await visit.hear("Which size?")
+    await expect(visit.page.locator(".keyboard .key")).to_have_count(0)
+    await visit.page.locator(".inline").get_by_role("button", name="Large").click()
+    await expect(visit.page.locator(".toast")).to_have_text("A good choice.")
+    await visit.stands_at("note")
+    await expect(visit.field("size")).to_contain_text("large")
+
+
+async def test_a_timer_counts_down_and_can_be_let_run_out(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await visit.say("Tea")
+    await visit.stands_at("size")
+    timer = visit.page.locator("#timer")
+    await expect(timer).to_contain_text("left, then drink")
+    first = await timer.locator(".left").inner_text()
+    await expect(timer.locator(".left")).not_to_have_text(first)
+    await timer.get_by_role("button", name="Let it time out now").click()
+    await visit.stands_at("drink")
+    await expect(timer).to_be_hidden()
+    await expect(visit.page.locator('path.timeout.taken[data-edge="size>drink"]')).to_have_count(1)
+
+
+async def test_an_update_that_is_sent_twice_changes_the_record_once(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await visit.say("Tea")
+    await visit.hear("Which size?")
+    await visit.page.locator(".inline").get_by_role("button", name="Small").click()
+    await visit.hear("Anything else to say?")
+    await visit.say("hot")
+    await visit.hear("Noted 1: hot")
+    await visit.page.get_by_role("button", name="Send it twice").click()
+    await expect(visit.page.locator("#timeline li.again")).to_have_count(1)
+    # The same answer again, for the first may have been lost; nothing is stored.
+    await expect(visit.page.locator(".messages .theirs p", has_text="Noted 1: hot")).to_have_count(2)
+    await expect(visit.field("count")).to_contain_text("1")
+
+
+async def test_ten_messages_at_once_are_handled_one_after_the_other(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await visit.say("Tea")
+    await visit.hear("Which size?")
+    await visit.page.locator(".inline").get_by_role("button", name="Small").click()
+    await visit.hear("Anything else to say?")
+    await visit.page.get_by_role("button", name="Send ten at once").click()
+    await expect(visit.field("count")).to_contain_text("10")
+    answers = visit.page.locator(".messages .theirs p", has_text="Noted")
+    await expect(answers).to_have_text([f"Noted {n}: Message {n}" for n in range(1, 11)])
+
+
+async def test_a_killed_bot_goes_on_where_it_was(visits: Any) -> None:
+    visit = await visits(REGISTRATION)
+    await visit.say("/register")
+    await visit.hear("What's your name?")
+    first = visit.play.process.pid
+    await visit.page.get_by_role("button", name="Restart the bot").click()
+    await expect(visit.page.locator('.status[data-starts="2"]')).to_contain_text("running")
+    assert visit.play.process.pid != first
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    await visit.say("Alice")
+    await visit.hear("Got it, Alice! What's your email?")
+    await visit.stands_at("get_email")
+
+
+async def test_a_killed_playground_goes_on_where_it_was(visits: Any) -> None:
+    first = await visits(REGISTRATION)
+    await first.say("/register")
+    await first.hear("What's your name?")
+    await first.page.goto("about:blank")
+    first.requests.clear()
+    first.requests.append(first.play.address)
+    second = await visits(REGISTRATION)
+    await expect(second.page.locator(".resumed")).to_contain_text("registration / get_name")
+    await second.stands_at("get_name")
+    await second.say("Alice")
+    await second.hear("Got it, Alice! What's your email?")
+
+
+async def test_a_changed_file_starts_the_bot_again_and_its_errors_are_shown(visits: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "bot"
+    folder.mkdir()
+    path = Path(shutil.copy(REGISTRATION, folder / "my.py"))
+    visit = await visits(path)
+    await visit.say("/register")
+    await visit.hear("What's your name?")
+    good = path.read_text()
+    path.write_text("raise SystemExit('broken on purpose')")
+    await expect(visit.page.locator("#banner")).to_contain_text("ended with an error")
+    await expect(visit.page.locator("#output")).to_contain_text("broken on purpose")
+    path.write_text(good.replace("What's your email?", "And your email?"))
+    await expect(visit.page.locator("#banner")).to_be_hidden()
+    await visit.say("Alice")
+    await visit.hear("Got it, Alice! And your email?")
+
+
+async def test_an_error_of_a_handler_is_shown_and_ends_nothing(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/crash")
+    await expect(visit.page.locator("#output")).to_contain_text("RuntimeError: as you wish")
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+
+
+async def test_what_is_stored_is_shown_as_text_and_secrets_not_at_all(visits: Any) -> None:
+    visit = await visits(REGISTRATION)
+    evil = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
+    await visit.say("/register")
+    await visit.hear("What's your name?")
+    await visit.say(evil)
+    await visit.hear(f"Got it, {evil}! What's your email?")
+    await expect(visit.field("name").locator("td .string")).to_have_text(evil)
+    await visit.page.locator("#timeline summary").first.click()
+    await expect(visit.page.locator("#timeline details[open] pre")).to_contain_text("<script>")
+    assert await visit.page.evaluate("window.broken === undefined")
+    assert await visit.page.locator("main script, main img").count() == 0
+
+
+async def test_secrets_are_masked_wherever_they_are_shown(visits: Any) -> None:
+    visit = await visits()
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await expect(visit.field("api_key").locator("td .string")).to_have_text("•••")
+    assert "very-secret-value" not in await visit.page.content()
+    assert "very-secret-value" not in json.dumps(visit.play.records.json())
+    assert visit.play.bot.token not in await visit.page.content()
+
+
+async def test_commands_are_completed_by_keyboard(visits: Any) -> None:
+    visit = await visits()
+    box = visit.page.get_by_role("combobox", name="Message")
+    await box.focus()
+    await visit.page.keyboard.type("/")
+    await expect(visit.page.get_by_role("option")).to_have_count(3)
+    await visit.page.keyboard.press("ArrowDown")
+    await expect(visit.page.locator('[role=option][aria-selected="true"]')).to_contain_text("/feedback")
+    await visit.page.keyboard.press("Tab")
+    await expect(box).to_have_value("/feedback")
+    await expect(visit.page.get_by_role("option")).to_have_count(0)
+    await visit.page.keyboard.press("Enter")
+    await visit.hear("How many stars?")
+    await visit.stands_at("stars")
+    await expect(box).to_be_focused()
+
+
+async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -> None:
+    visit = await visits()
+    page = visit.page
+    await visit.say("/order")
+    await visit.stands_at("drink")
+    await page.locator('[data-room="43"]').click()
+    await visit.stands_at(None)
+    await visit.say("/feedback")
+    await visit.stands_at("stars")
+    await page.get_by_role("button", name="+ Add").click()
+    await page.get_by_label("Name").fill("Tea house")
+    await page.get_by_role("button", name="Add a group").click()
+    await expect(page.locator(".pane.group h2")).to_have_text("Tea house")
+    await page.get_by_role("button", name="+ Topic").click()
+    await expect(page.get_by_label("Topic", exact=True)).to_contain_text("Topic 1")
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await visit.stands_at("drink")
+    await page.get_by_label("Write as").select_option(label="as Alice")
+    await visit.stands_at(None)
+    await page.get_by_label("Topic", exact=True).select_option(label="General")
+    await expect(page.locator(".welcome")).to_be_visible()
+    await page.get_by_role("button", name="Show another beside").click()
+    await expect(page.locator(".pane")).to_have_count(2)
+    await visit.stands_at("drink")  # Alice's own chat, beside the group
+
+
+@pytest.mark.parametrize("width", [375, 768, 1440])
+async def test_nothing_is_cut_off_at_any_width(visits: Any, width: int) -> None:
+    visit = await visits(width=width)
+    page = visit.page
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    await visit.say("Tea with a name that is far longer than anything that fits into one line " + "x" * 300)
+    await visit.hear("Which size?")
+    fits = "document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight"
+    assert await page.evaluate(fits)
+    await expect(page.get_by_role("button", name="Send", exact=True)).to_be_in_viewport(ratio=1)
+    if width == 375:
+        await expect(page.locator("#state")).to_be_hidden()
+        await page.get_by_role("tab", name="State").click()
+    await expect(page.locator("#state")).to_be_visible()
+    await visit.stands_at("size")
+    assert await page.evaluate(fits)
+    assert await page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.getElementById('state'))")
+    lit = await page.locator("g.state.current").bounding_box()
+    assert lit is not None
+    assert lit["x"] >= 0
+    assert lit["x"] + lit["width"] <= width
+
+
+async def test_a_playground_that_has_stopped_is_told(visits: Any, tmp_path: Path) -> None:
+    visit = await visits(REGISTRATION)
+    await visit.play.__aexit__(None, None, None)
+    await expect(visit.page.locator("#banner")).to_contain_text("The playground has stopped.")
+    visit.problems.clear()
+    await visit.page.goto("about:blank")
+    visit.requests = [visit.play.address]
+    visit.problems.clear()

@@ -1,0 +1,331 @@
+"""Every line of what the page promises about who gets in and what it shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from stepwell.playground.actions import ACTIONS
+from stepwell.playground.display import MASK, is_secret, shown
+from stepwell.playground.guard import HEADERS
+from stepwell.playground.pages import FILES, LARGEST
+from stepwell.playground.play import Playground
+from stepwell.playground.rooms import MESSAGES
+from stepwell.playground.timeline import LENGTH
+
+BOT = Path(__file__).parent / "cafe.py"
+HOST = "127.0.0.1:8642"
+PAGE = Path(FILES["/index.html"]).parent
+
+ROUTES = [
+    *[("GET", path) for path in ("/", *FILES, "/events", "/nothing", "/api/send")],
+    *[("POST", f"/api/{name}") for name in (*ACTIONS, "nothing")],
+    *[(method, "/") for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH")],
+]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Playground:
+    """One that is not served, and whose bot does not run."""
+    return Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db", port=8642, hosts=("my.name",))
+
+
+@pytest.fixture
+async def http(play: Playground) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that has been let in."""
+    transport = httpx.ASGITransport(app=play.guard)
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as client:
+        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+        yield client
+
+
+def allowed(method: str) -> dict[str, str]:
+    """What the page's own requests carry."""
+    writes = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
+    return writes if method not in ("GET", "HEAD") else {}
+
+
+async def status(client: httpx.AsyncClient, route: tuple[str, str], **headers: str) -> int:
+    method, path = route
+    response = await client.request(method, path, headers={**allowed(method), **headers})
+    for name, value in HEADERS.items():
+        assert response.headers[name] == value
+    return response.status_code
+
+
+# Who is let in
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_a_route_refuses_who_has_no_token(play: Playground, route: tuple[str, str]) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as nobody:
+        assert await status(nobody, route) == 401
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_a_route_refuses_a_wrong_token(play: Playground, route: tuple[str, str]) -> None:
+    method, path = route
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as stranger:
+        for wrong in ("wrong", "", play.guard.token[:-1], f"{play.guard.token}x", "é"):
+            assert await status(stranger, (method, f"{path}?token={wrong}")) == 401
+        for cookie in ("wrong", "", play.guard.token, "a=b; \x7f", '"'):
+            assert await status(stranger, route, Cookie=f"stepwell-8642={cookie}") == 401
+        assert "set-cookie" not in (await stranger.get("/?token=wrong")).headers
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_a_route_refuses_a_foreign_host(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
+    method, _ = route
+    for host in (
+        "evil.example",
+        "evil.example:8642",
+        "127.0.0.1",
+        "127.0.0.1:80",
+        "localhost",
+        "127.0.0.1.evil.example:8642",
+        "",
+    ):
+        assert await status(http, route, Host=host, **({"Origin": f"http://{host}"} if method != "GET" else {})) == 403
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_a_route_refuses_a_foreign_origin(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
+    for origin in (
+        "http://evil.example",
+        "https://127.0.0.1:8642",
+        "http://127.0.0.1:8643",
+        "http://localhost:8642",
+        "null",
+        "",
+    ):
+        assert await status(http, route, Origin=origin) == 403
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+async def test_a_route_refuses_another_content_type(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/jsonp",
+        "",
+    ):
+        assert await status(http, route, **{"Content-Type": kind}) == 415
+
+
+async def test_a_write_must_say_where_it_comes_from_and_what_it_is(http: httpx.AsyncClient) -> None:
+    assert (
+        await http.post("/api/send", content=b"{}", headers={"Content-Type": "application/json"})
+    ).status_code == 403
+    assert (await http.post("/api/send", content=b"{}", headers={"Origin": f"http://{HOST}"})).status_code == 415
+
+
+async def test_who_has_the_token_is_let_in_and_keeps_a_cookie_that_scripts_and_other_sites_never_see(
+    play: Playground, http: httpx.AsyncClient
+) -> None:
+    answer = await http.get(f"/?token={play.guard.token}")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert play.guard.token.lower() not in cookie
+    assert play.guard.token not in answer.text
+    assert 'content="0;url=/"' in answer.text
+    assert (await http.get("/")).status_code == 200
+
+
+async def test_the_token_opens_the_page_only(play: Playground) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as nobody:
+        assert (await nobody.get(f"/events?token={play.guard.token}")).status_code == 401
+        headers = allowed("POST")
+        assert (await nobody.post(f"/api/restart?token={play.guard.token}", headers=headers)).status_code == 401
+        assert (await nobody.post(f"/?token={play.guard.token}", headers=headers)).status_code == 401
+
+
+def test_the_token_is_random_and_long(tmp_path: Path) -> None:
+    tokens = {Playground(BOT, storage="memory://").guard.token for _ in range(5)}
+    assert len(tokens) == 5
+    assert all(len(token) >= 32 for token in tokens)
+
+
+async def test_two_playgrounds_do_not_take_each_others_cookies_away(play: Playground, http: httpx.AsyncClient) -> None:
+    assert [cookie.name for cookie in http.cookies.jar] == ["stepwell-8642"]
+
+
+async def test_names_that_were_allowed_are_let_in(play: Playground) -> None:
+    transport = httpx.ASGITransport(app=play.guard)
+    for name in ("localhost", "my.name"):
+        async with httpx.AsyncClient(base_url=f"http://{name}:8642", transport=transport) as client:
+            assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+            assert (await client.get("/")).status_code == 200
+            headers = {"Content-Type": "application/json", "Origin": f"http://{name}:8642"}
+            assert (await client.post("/api/again", headers=headers)).status_code == 400
+
+
+async def test_everything_listens_on_this_machine_only(tmp_path: Path) -> None:
+    mine = psutil.Process()
+    before = {each.laddr for each in mine.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    async with Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db"):
+        listening = {each.laddr for each in mine.net_connections("tcp") if each.status == psutil.CONN_LISTEN} - before
+        assert len(listening) == 3
+        assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+# What is sent
+
+
+async def test_no_answer_lets_another_site_read_it(http: httpx.AsyncClient) -> None:
+    for method, path in ROUTES:
+        if path != "/events":
+            answer = await http.request(method, path, headers={**allowed(method), "Origin": f"http://{HOST}"})
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_the_policy_allows_nothing_but_the_pages_own_files() -> None:
+    policy = HEADERS["Content-Security-Policy"].split("; ")
+    assert policy[0] == "default-src 'none'"
+    assert {each.partition(" ")[2] for each in policy} == {"'none'", "'self'"}
+    assert "script-src 'self'" in policy
+
+
+def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else() -> None:
+    for path in FILES.values():
+        text = path.read_text()
+        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r"(?m)^\s*//.*$", "", text)))
+        assert addresses <= {"http://www.w3.org/2000/svg"}
+    page = FILES["/index.html"].read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
+
+
+def test_no_script_makes_markup_of_a_value() -> None:
+    for name, path in FILES.items():
+        if name.endswith(".js"):
+            assert not re.search(
+                r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|DOMParser", path.read_text()
+            )
+
+
+async def test_only_the_pages_own_files_are_served(http: httpx.AsyncClient) -> None:
+    for path in ("/../pages.py", "/%2e%2e/pages.py", "/page/index.html", "/pages.py", "//etc/passwd", "/..%2fpages.py"):
+        assert (await http.get(path)).status_code == 404
+    for path in FILES:
+        answer = await http.get(path)
+        assert answer.status_code == 200
+        assert answer.content == FILES[path].read_bytes()
+
+
+def test_the_files_of_the_page_are_in_the_package() -> None:
+    assert {"/index.html", "/page.css", "/main.js", "/icon.svg"} <= set(FILES)
+    assert PAGE.is_relative_to(Path(__file__).parents[2] / "src" / "stepwell")
+
+
+# Secrets and sizes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password",
+        "dbPassword",
+        "API_KEY",
+        "apiKey",
+        "access-token",
+        "secret",
+        "client_secret",
+        "PIN",
+        "cvv",
+        "cardNumber",
+        "otp",
+    ],
+)
+def test_a_field_named_like_a_secret_is_masked(name: str) -> None:
+    assert is_secret(name)
+    assert shown({"deep": [{name: "hunter2"}]}) == {"deep": [{name: MASK}]}
+    assert shown({name: {"inner": "hunter2"}}) == {name: MASK}
+    assert shown({name: None}) == {name: None}
+
+
+@pytest.mark.parametrize(
+    "name", ["name", "email", "shipping", "opinion", "tokenize", "passport", "monkey", "key", "pinned"]
+)
+def test_other_fields_are_shown(name: str) -> None:
+    assert shown({name: "value"}) == {name: "value"}
+
+
+def test_what_json_has_no_word_for_is_shown_as_python_writes_it() -> None:
+    assert shown({(1, 2): {3}, "big": 2**60, "b": b"x", "s": "\ud800"}) == {
+        "(1, 2)": "{3}", "big": str(2**60), "b": "b'x'", "s": "?",
+    }  # fmt: skip
+
+
+def test_large_values_are_cut() -> None:
+    assert len(shown("x" * 100_000)) < 5000
+    assert len(shown(list(range(10_000)))) == 101
+    assert len(shown({str(n): n for n in range(10_000)})) == 101
+    deep: Any = "end"
+    for _ in range(1000):
+        deep = [deep]
+    assert "…" in str(shown(deep))
+
+
+async def test_a_chat_and_the_timeline_show_the_newest_only(play: Playground) -> None:
+    person = play.api.chat(play.bot, 42)
+    play._unwatch = play.world.watch(play._happened)
+    for n in range(300):
+        await person.send(f"message {n}")
+    following = play.board.follow()
+    sections = await anext(following)
+    await following.aclose()
+    messages = sections["room 42"]["messages"]
+    assert (len(messages), messages[-1]["text"]) == (MESSAGES, "message 299")
+    assert (len(sections["timeline"]), sections["timeline"][-1]["title"]) == (LENGTH, "message: message 299")
+
+
+async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/api/send", content=b"x" * (LARGEST + 1), headers=allowed("POST"))
+    assert answer.status_code == 400
+    assert "at most" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("send", b"[]"),
+        ("send", b"{"),
+        ("send", b'{"room": "42", "user": 42, "text": ""}'),
+        ("send", b'{"room": "42", "user": 42, "text": 7}'),
+        ("send", b'{"room": "42", "user": 42, "text": "\\ud800"}'),
+        ("send", b'{"room": "7", "user": 42, "text": "x"}'),
+        ("send", b'{"room": "42", "user": 43, "text": "x"}'),
+        ("send", b'{"room": "42", "user": true, "text": "x"}'),
+        ("send", b'{"room": "42", "user": 42, "thread": 5, "text": "x"}'),
+        ("press", b'{"room": "42", "user": 42, "message": 1, "row": 0, "column": 0}'),
+        ("press", b'{"room": "42", "user": 42, "row": -1, "column": 0}'),
+        ("timeout", b'{"bot": "nobody", "key": "x"}'),
+        ("group", b'{"name": ""}'),
+        ("nothing", b"{}"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_a_reason(
+    play: Playground, http: httpx.AsyncClient, name: str, body: bytes
+) -> None:
+    play.api.chat(play.bot, 42)
+    answer = await http.post(f"/api/{name}", content=body, headers=allowed("POST"))
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+async def test_people_groups_and_topics_are_few(play: Playground, http: httpx.AsyncClient) -> None:
+    play.api.chat(play.bot, 42)
+    for name, more in (("person", {}), ("group", {}), ("topic", {"room": "-1001", "user": 42})):
+        answers = [
+            await http.post(f"/api/{name}", json={"name": f"{name} {n}", **more}, headers=allowed("POST"))
+            for n in range(15)
+        ]
+        assert answers[0].status_code == 200
+        assert "already" in answers[-1].json()["error"]
