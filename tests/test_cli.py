@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from examples import registration
@@ -130,13 +131,16 @@ def test_the_wheel_brings_the_bot_to_where_the_demo_looks_for_it() -> None:
 class Terminal:
     """The demo on a terminal of its own."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, command: str = "demo", path: Path | None = None) -> None:
         import pty
 
         self.master, slave = pty.openpty()
         env = {**os.environ, "XDG_STATE_HOME": str(home), "COLUMNS": "200", "TERM": "xterm"}
+        env.pop("STEPWELL_STORAGE", None)
+        if path is not None:
+            env["PYTHONPATH"] = str(path)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stepwell", "demo", *arguments],
+            [sys.executable, "-m", "stepwell", command, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -146,8 +150,8 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def expect(self, text: str) -> None:
-        """Wait until the terminal shows this after what was expected before."""
+    def expect(self, text: str) -> str:
+        """Wait until the terminal shows this after what was expected before; what came in between."""
         until = time.monotonic() + 20
         while text not in self.seen:
             ready, _, _ = select.select([self.master], [], [], max(until - time.monotonic(), 0))
@@ -157,7 +161,8 @@ class Terminal:
                 self.seen += os.read(self.master, 4096).decode(errors="replace")
             except OSError:  # it has ended, which Linux says so
                 raise AssertionError(f"{text!r} never came; seen: {self.seen!r}") from None
-        self.seen = self.seen[self.seen.index(text) + len(text) :]
+        before, self.seen = self.seen.split(text, 1)
+        return before
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode(errors="surrogateescape"))
@@ -190,7 +195,11 @@ def terminals() -> Iterator[list[Terminal]]:
 def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(first := Terminal(tmp_path))
     first.expect(f"kept in {tmp_path}/stepwell/demo.db")
-    first.expect(f"kill -9 {first.process.pid}")
+    first.expect("http://127.0.0.1:")
+    first.expect("/?token=")
+    first.expect("Open this address: chat on the left")
+    first.expect(f"Kill me (kill -9 {first.process.pid}) and start me again: the conversation goes on.")
+    first.expect("Or chat right here")
     first.expect("you   ")
     first.type("/register\n")
     first.expect("bot   What's your name?")
@@ -240,3 +249,58 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path, terminal
     terminal.expect("stepwell: ")
     terminal.expect("say where with --storage sqlite:///demo.db")
     assert terminal.process.wait(10) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_the_page_of_the_demo_lets_in_whoever_has_its_address(tmp_path: Path, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(tmp_path, "--storage", "memory://"))
+    terminal.expect("  http://")
+    address = "http://" + terminal.expect("\r\n")
+    with httpx.Client() as browser:
+        assert browser.get(address.partition("?")[0]).status_code == 401
+        assert browser.get(address).status_code == 200
+        assert "Stepwell playground" in browser.get(address.partition("?")[0]).text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_without_the_extra_the_demo_chats_in_the_terminal_and_says_how_to_get_the_page(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no uvicorn')")
+    terminals.append(terminal := Terminal(tmp_path, path=tmp_path))
+    terminal.expect("Without the page in the browser:")
+    terminal.expect("stepwell[playground]")
+    terminal.expect("you   ")
+    terminal.type("/register\n")
+    terminal.expect("bot   What's your name?")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Path, terminals: list[Terminal]) -> None:
+    bot_file = tmp_path / "my_bot.py"
+    bot_file.write_text("import os, time; print('storage:', os.environ['STEPWELL_STORAGE']); time.sleep(60)")
+    terminals.append(terminal := Terminal(tmp_path, str(bot_file), command="play"))
+    terminal.expect("is started again when its file changes")
+    terminal.expect("  http://127.0.0.1:")
+    terminal.expect(f"storage: sqlite:///{tmp_path}/stepwell/play-my_bot.db")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.expect("Bye.")
+    assert terminal.process.wait(10) == 0
+
+
+def test_play_says_what_it_cannot_do() -> None:
+    done = stepwell("play", "nowhere.py", "--storage", "memory://")
+    assert (done.returncode, done.stderr) == (1, "stepwell: there is no file nowhere.py\n")
+    done = stepwell(
+        "play",
+        str(ROOT / "examples" / "registration.py"),
+        "--storage",
+        "memory://",
+        "--port",
+        "1",
+        "--host",
+        "192.0.2.1",
+    )
+    assert done.returncode == 1
+    assert "stepwell: cannot listen on 192.0.2.1 port 1" in done.stderr
+    assert "Traceback" not in done.stderr

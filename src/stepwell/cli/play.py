@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -53,4 +54,9 @@ async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tu
         tell(f"{file} runs, and is started again when its file changes; STEPWELL_STORAGE is {place}.")
         print(f"\n  {play.url}\n", flush=True)
         tell("Open this address. Ctrl-C ends it. What the bot prints comes here:")
-        await asyncio.Event().wait()
+        ended = asyncio.Event()
+        # On Windows Ctrl-C comes as KeyboardInterrupt.
+        with contextlib.suppress(NotImplementedError):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await ended.wait()

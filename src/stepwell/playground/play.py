@@ -117,8 +117,7 @@ class Playground:
         if self.process is not None:
             await self.process.stop()
         await self.link.stop()
-        await self.api.__aexit__(None, None, None)
-        await self._serving.stop()
+        await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
     # What people do
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from stepwell import StepwellError, sync
@@ -44,6 +45,8 @@ def chat(url: str, port: int | None = None) -> int:
         tell("Bye.")
         return 0
     finally:
+        # A second Ctrl-C must not leave the bot's process behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         sync(play.__aexit__(None, None, None))
 
 

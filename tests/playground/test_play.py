@@ -1,0 +1,183 @@
+"""The playground without its page: bots of all kinds in their process, and what is known of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stepwell.errors import UsageError
+from stepwell.fsm import Flow, state
+from stepwell.fsm.description import describe
+from stepwell.playground.board import Board
+from stepwell.playground.play import Playground
+from stepwell.playground.records import Records
+from stepwell.playground.reporter import described
+from stepwell.playground.runner import makes_router
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+REGISTRATION = [
+    ("/register", "What's your name?"),
+    ("Alice", "Got it, Alice! What's your email?"),
+    ("alice@example.com", "Please confirm."),
+    ("yes", "Registered! Welcome, Alice!"),
+]
+#: A bot that knows nothing of Stepwell, nor of the playground.
+ECHO = """
+import json, os, sys, urllib.request
+
+def call(method, **params):
+    url = f"{os.environ['TELEGRAM_API_BASE']}/bot{os.environ['BOT_TOKEN']}/{method}"
+    request = urllib.request.Request(url, json.dumps(params).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["result"]
+
+print("echo runs", sys.argv[0], __name__, os.environ.get("STEPWELL_PLAYGROUND"))
+offset = 0
+while True:
+    for update in call("getUpdates", offset=offset, timeout=20):
+        offset = update["update_id"] + 1
+        call("sendMessage", chat_id=update["message"]["chat"]["id"], text=update["message"]["text"].upper())
+"""
+
+
+def playground(path: Path, tmp_path: Path, **options: Any) -> Playground:
+    return Playground(path, storage=f"sqlite:///{tmp_path}/play.db", **options)
+
+
+@pytest.mark.parametrize("name", ["registration.py", "aiogram_registration.py"])
+async def test_a_bot_is_run_whoever_polls_for_it(name: str, tmp_path: Path) -> None:
+    async with playground(EXAMPLES / name, tmp_path) as play:
+        person = play.person("42", 42)
+        for said, answer in REGISTRATION:
+            assert await person.ask(said, timeout=30) == answer, play.output
+            # aiogram's handlers answer before their state is written.
+            async with asyncio.timeout(10):
+                while (await play.record(42) is None) != (said == "yes"):
+                    await asyncio.sleep(0.02)
+        assert [flow["name"] for flow in play._machines.popitem()[1]["flows"]] == ["registration"]
+
+
+async def test_any_program_that_takes_its_bot_api_from_the_environment_runs(tmp_path: Path) -> None:
+    path = tmp_path / "echo.py"
+    path.write_text(ECHO)
+    said: list[str] = []
+    async with playground(path, tmp_path, output=said.append) as play:
+        assert await play.person("43", 43).ask("hello") == "HELLO"
+        assert play.output == said == [f"echo runs {path} __main__ None"]
+        assert await play.record(43) is None
+
+
+async def test_the_bots_process_ends_with_the_playground(tmp_path: Path) -> None:
+    async with playground(EXAMPLES / "registration.py", tmp_path) as play:
+        assert await play.ready()
+        assert play.process is not None
+        pid = play.process.pid
+        assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def test_the_bots_process_ends_when_the_playground_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from stepwell.playground.play import Playground\n"
+        "async def main():\n"
+        f"    async with Playground({str(EXAMPLES / 'registration.py')!r}, storage='memory://') as play:\n"
+        "        await play.ready()\n"
+        "        print(play.process.pid, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    playing = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    assert playing.stdout is not None
+    bot = psutil.Process(int(await playing.stdout.readline()))
+    os.kill(playing.pid, signal.SIGKILL)
+    await playing.communicate()
+    await asyncio.to_thread(psutil.wait_procs, [bot], timeout=10)
+    assert not bot.is_running() or bot.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_bot_that_ends_is_told_with_its_exit_code(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    path.write_text("print('no token'); raise SystemExit(3)")
+    async with playground(path, tmp_path) as play:
+        assert not await play.ready()
+        assert play.process is not None
+        assert (play.process.status, play.process.exit_code, play.output) == ("failed", 3, ["no token"])
+
+
+async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
+    async with playground(EXAMPLES / "registration.py", tmp_path) as play:
+        assert await play.ready()
+        host, port, _ = play.link.address.split(":")
+        for secret in (b"", b"nonsense\n", b'{"secret": "wrong"}\n{"kind": "machine", "bot": "evil", "flows": []}\n'):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(secret)
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+        assert list(play._machines) == ["registration_bot"]
+
+
+def test_a_file_that_is_not_there_is_one_clear_error() -> None:
+    with pytest.raises(UsageError, match=r"there is no file nowhere\.py"):
+        Playground("nowhere.py", storage="memory://")
+
+
+def test_a_file_with_make_router_is_polled_for_and_any_other_is_a_program(tmp_path: Path) -> None:
+    assert makes_router(EXAMPLES / "registration.py")
+    assert makes_router(EXAMPLES / "shop.py")
+    assert not makes_router(EXAMPLES / "aiogram_registration.py")
+
+
+def test_a_flow_is_described_as_it_is_drawn() -> None:
+    class Form(Flow, name="form"):
+        one = state(to=["two"])
+        two = state(to=[], timeout=60, on_timeout="one")
+        default_state = one
+
+    assert described(describe(Form)) == {
+        "name": "form",
+        "states": ["one", "two"],
+        "start": "one",
+        "edges": [["one", "two"]],
+        "ends": ["two"],
+        "open": False,
+        "timeouts": {"two": {"seconds": 60.0, "to": "one"}},
+    }
+
+
+def test_a_record_knows_what_its_last_write_changed_and_the_way_it_came() -> None:
+    def record(at: str, *history: str, **data: Any) -> dict[str, Any]:
+        return {"flow": "form", "state": at, "history": list(history), "deadline": None, "data": data}
+
+    records = Records()
+    records.found("bot", "key", record("one", a=1, b=2))
+    shown = records.written("bot", "key", record("two", "one", b=3, c=4))
+    assert (shown.changed, sorted(shown.fields), shown.path) == (["state"], ["a", "b", "c"], ["one", "two"])
+    shown = records.written("bot", "key", None)
+    assert (shown.record, shown.path, shown.flow) == (None, ["one", "two"], "form")
+    for n in range(300):
+        records.found("bot", f"key {n}", None)
+    assert len(records.json()) == 200
+
+
+async def test_whoever_looks_on_gets_all_sections_first_and_then_what_changed() -> None:
+    board = Board()
+    board.put("a", lambda: 1)
+    board.put("b", lambda: 2)
+    following = board.follow()
+    assert await anext(following) == {"a": 1, "b": 2}
+    for n in range(5):
+        board.put("a", lambda n=n: n)  # type: ignore[misc]
+    assert await anext(following) == {"a": 4}
+    board.close()
+    assert await anext(following, None) is None
