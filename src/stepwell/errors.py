@@ -10,6 +10,7 @@ StepwellError
 ├── InvalidOption (also ValueError)            an unknown option, or a value that it cannot have
 ├── UnknownScheme (also ValueError)            a URL that no installed backend claims
 ├── MissingExtra (also ImportError)            an optional package is not installed
+├── ExtraTooOld (also ImportError)             an optional package is installed, but too old
 ├── Unsupported (also NotImplementedError)     this backend does not have that optional protocol
 ├── EncodeError (also TypeError, ValueError)   a value that cannot be kept, with its path and type
 ├── TooLarge (also ValueError)                 a key, value or record beyond its limit
@@ -132,6 +133,18 @@ class MissingExtra(StepwellError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed; run: pip install 'stepwell[{extra}]'", name=package)
+
+
+class ExtraTooOld(StepwellError, ImportError):
+    """An optional package is installed in a release that is too old."""
+
+    def __init__(self, package: str, found: str, minimum: str, extra: str) -> None:
+        self.package, self.found, self.minimum, self.extra = package, found, minimum, extra
+        super().__init__(
+            f"{package} {found} is too old, {minimum} is the oldest that works; run: "
+            f"pip install --upgrade 'stepwell[{extra}]'",
+            name=package,
+        )
 
 
 class Unsupported(StepwellError, NotImplementedError):

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.servers import postgres
+from tests.servers.process import free_port
 
 _INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "pgbouncer"]
 
@@ -37,7 +38,7 @@ class PgBouncer:
 
     def __init__(self, server: postgres.PostgresServer, *, connections: int = 2) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-pgbouncer-"))
-        self.port = postgres.free_port()
+        self.port = free_port()
         users = self.folder / "users.txt"
         users.write_text('"postgres" ""\n')
         config = self.folder / "pgbouncer.ini"

@@ -6,10 +6,8 @@ import atexit
 import ctypes
 import importlib.util
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,8 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+
+from tests.servers.process import free_port
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,18 +44,6 @@ def die_with_us() -> None:
     """In a child before it starts: when the test run is killed, the child is too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A port that nobody uses, outside the range that outgoing connections take theirs from."""
-    while True:
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @cache

@@ -27,13 +27,13 @@ async def other(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await backend.close()
 
 
-async def fill(storage: Storage, count: int = 250) -> None:
+async def fill(storage: Storage, count: int = 110) -> None:
     async def one(number: int) -> None:
         async with Slot(storage, "bot" if number % 3 else "other:bot", (number, "k")) as slot:
             slot.flow, slot.state = ("form", f"s{number % 4}") if number % 5 else (None, None)
             slot.history = [number]
             slot.data.update({"n": number, "nul\0": "a\0b", 7: {"z": (1, 1e16), "a": -0.0}})
-            if number % 50 == 0:
+            if number % 50 == 1:
                 slot.data["long"] = "x" * 20_000
             await slot.commit(
                 tags=(f"user:{number % 7}",),
@@ -47,7 +47,7 @@ async def fill(storage: Storage, count: int = 250) -> None:
     await storage.set_data("bot", "no flow", {"a": 1})
     async with Slot(storage, RUNS, "run-1") as slot:
         slot.flow, slot.state = "words", "Split"
-        await slot.commit(parts={f"item{n}": "p" * 400_000 for n in range(8)})
+        await slot.commit(parts={f"item{n}": "p" * 400_000 for n in range(4)})
     await storage.set_state("bot", "cleared", State())
     await storage.clear("bot", "cleared")
 
@@ -78,11 +78,11 @@ async def test_a_copy_has_everything_that_can_be_read(backend: Backend, other: B
     await fill(source)
     calls: list[int] = []
     copied = await copy_records(source, target, progress=lambda so_far: calls.append(so_far.written))
-    assert copied.written == copied.verified == 252
+    assert copied.written == copied.verified == 112
     assert (copied.same, copied.kept, copied.damaged) == (0, 0, [])
     assert len(copied.namespaces) == 3
     assert calls == sorted(calls)
-    assert len(calls) > 6
+    assert len(calls) >= 6
     assert await everything(target) == await everything(source)
     assert {entry.key async for entry in target.scan("bot", state="s1", tag="user:1")} == {
         entry.key async for entry in source.scan("bot", state="s1", tag="user:1")

@@ -23,7 +23,8 @@ from stepwell.errors import (
 from stepwell.record import Change
 from stepwell.storage import Apply, Query
 from stepwell.storage.postgres import PostgresStorage
-from tests.servers.postgres import PostgresServer, free_port, shared
+from tests.servers.postgres import PostgresServer, shared
+from tests.servers.process import free_port
 
 SECRET = "hunter2-secret"
 

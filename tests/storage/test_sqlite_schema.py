@@ -78,6 +78,16 @@ PLANS = {
         "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
         "SEARCH memo USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN",
     ],
+    "namespaces": [
+        "CO-ROUTINE found",
+        "SETUP",
+        "SEARCH record USING PRIMARY KEY",
+        "RECURSIVE STEP",
+        "SCAN found",
+        "CORRELATED SCALAR SUBQUERY 2",
+        "SEARCH record USING PRIMARY KEY (namespace>?)",
+        "SCAN found",
+    ],
     # Holds only what is claimed now: looking through it is cheaper than keeping an index.
     "leases_over": ["SCAN lease", "SEARCH record USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN"],
     "memos_after": ["SEARCH memo USING PRIMARY KEY ((namespace,key)>(?,?))"],

@@ -82,7 +82,7 @@ class Keys:
         """The index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
-    def namespaces(self, tag: int) -> str:
+    def spaces(self, tag: int) -> str:
         """The index of namespaces."""
         return self.prefixes[tag] + "s"
 

@@ -1,5 +1,0 @@
--- Namespaces that have records, as they stand in keys.
---
--- KEYS: "-", the index of namespaces (s). ARGV: now, width.
-
-return call('SMEMBERS', KEYS[2])
