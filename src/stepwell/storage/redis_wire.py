@@ -82,7 +82,7 @@ class Keys:
         """The index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
-    def spaces(self, tag: int) -> str:
+    def namespaces(self, tag: int) -> str:
         """The index of namespaces."""
         return self.prefixes[tag] + "s"
 

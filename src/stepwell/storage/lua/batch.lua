@@ -306,7 +306,7 @@ local function write_record(key, prefix, name, at, given, held, old)
     local space, member = split(name)
     if not alive then
       call('ZADD', prefix .. 'n:' .. space, 0, member)
-      call('ZADD', prefix .. 's', 0, space)
+      call('SADD', prefix .. 's', space)
     end
     if deadline ~= old_deadline then
       if deadline then

@@ -8,7 +8,7 @@
 --   n:<namespace>   the keys of all records of a namespace, sorted
 --   g:<namespace>/<tag>   the keys of those with a tag, sorted
 --   d:<namespace>   the keys of those with a deadline, by deadline
---   s               the namespaces that have records here, sorted
+--   s               the namespaces that have records
 --   x               the addresses of what a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch
 --   -               never written: a call names it as a key, and so it is refused while its slot is moved by
@@ -98,7 +98,7 @@ local function unlist(prefix, name, deadline)
   local space, key = split(name)
   call('ZREM', prefix .. 'n:' .. space, key)
   if call('EXISTS', prefix .. 'n:' .. space) == 0 then
-    call('ZREM', prefix .. 's', space)
+    call('SREM', prefix .. 's', space)
   end
   if deadline then
     call('ZREM', prefix .. 'd:' .. space, key)
