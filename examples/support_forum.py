@@ -9,7 +9,6 @@ conversation, never the other way round: two that wait for each other would wait
 
 import asyncio
 import os
-from typing import Any
 
 from aiogram import Bot, Dispatcher, F
 from aiogram.client.session.aiohttp import AiohttpSession
@@ -67,6 +66,7 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
     @dispatcher.message(private, fsm_flow(Request))
     async def more(message: Message, ctx: Context, bot: Bot) -> None:
         topic: int = ctx.data["topic"]
+        ctx.update_data(messages=ctx.data.get("messages", 1) + 1)
         async with fsm.conversation(key=(forum, topic)) as desk:
             if desk.state == "closed":
                 desk.transition("working")
@@ -80,8 +80,10 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
         await bot.close_forum_topic(forum, ctx.key[1])
 
     @dispatcher.message(in_forum, fsm_flow(Desk), F.text | F.photo | F.document)
-    async def answered(message: Message, ctx: Context) -> Any:
-        return await message.copy_to(ctx.data["person"])
+    async def answered(message: Message, ctx: Context) -> None:
+        # A change, so that this update is remembered: delivered again, it is not copied again.
+        ctx.update_data(answers=ctx.data.get("answers", 0) + 1)
+        await message.copy_to(ctx.data["person"])
 
     return dispatcher
 
