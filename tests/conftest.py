@@ -11,7 +11,6 @@ import pytest
 from stepwell.testing import Clock
 from tests import backends
 
-
 # A job in the background may be started with Ctrl-C ignored, which all processes of the tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
