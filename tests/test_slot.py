@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, State, Storage
-from stepwell.errors import AlreadyHeld, Busy, CorruptRecord, LeaseLost, RecordReplaced, StorageUnavailable
+from stepwell.errors import AlreadyHeld, Busy, CorruptRecord, EncodeError, LeaseLost, RecordReplaced, StorageUnavailable
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
 from stepwell.testing import FaultyStorage
@@ -98,6 +98,15 @@ async def test_deleting_nothing_writes_nothing(storage: Storage) -> None:
     async with Slot(storage, "bot", 1) as slot:
         slot.delete()
         assert not await slot.commit()
+
+
+async def test_a_part_may_be_encoded_ahead_of_its_commit(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        part = slot.seal_part("p", [1, (2,)])
+        with pytest.raises(EncodeError, match="object"):
+            slot.seal_part("q", [object()])
+        await slot.commit(parts={"p": part}, keep=True)
+        assert await slot.parts() == {"p": [1, (2,)]}
 
 
 async def test_memo_tags_deadline_and_parts_travel_with_a_commit(storage: Storage) -> None:
