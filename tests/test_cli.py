@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
@@ -59,15 +60,16 @@ def test_a_bot_process_is_killed_in_the_middle_and_another_goes_on() -> None:
     assert ANSWERS[2] in after
 
 
-def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_backend: Backend) -> None:
+async def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_backend: Backend) -> None:
     url = shared_backend.place()
-    for _ in range(2):
-        done = stepwell("demo", "--storage", url)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = await asyncio.to_thread(stepwell, "demo", "--storage", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [entry async for entry in shared_backend.storage(url).scan("registration_bot")] == []
 
 
-def test_in_memory_nothing_is_killed() -> None:
-    done = stepwell("demo", "--storage", "memory://")
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///:memory:"])
+def test_in_memory_nothing_is_killed(url: str) -> None:
+    done = stepwell("demo", "--storage", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "kill -9" not in done.stdout
     assert ANSWERS[3] in done.stdout

@@ -21,7 +21,7 @@ SOURCE = Path(stepwell.__file__).parent
 NAMES = {
     "stepwell": [
         "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "State", "StateStorage", "StepwellError",
-        "Storage", "__version__", "configure", "open_storage", "record_type", "sync",
+        "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
     ],
     "stepwell.nodes": [
         "END", "BatchNode", "Event", "Failed", "FlowChanged", "Node", "NodeFlow", "Parallel", "Parked", "ProgressBar",

@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage, State, Storage
-from stepwell.errors import AlreadyHeld, Busy, CorruptRecord, EncodeError, LeaseLost, RecordReplaced, StorageUnavailable
+from stepwell import Limits, MemoryStorage, State, StateStorage, Storage
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    CorruptRecord,
+    EncodeError,
+    InvalidOption,
+    LeaseLost,
+    RecordReplaced,
+    StorageUnavailable,
+    TooLarge,
+    UsageError,
+)
+from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
 from stepwell.testing import FaultyStorage
@@ -301,3 +313,135 @@ async def test_a_storage_that_is_away_at_the_claim_is_a_typed_error_and_leaves_n
                 pytest.fail("there was no claim")
         assert storage.lines == {}
         storage.before = ()
+
+
+async def test_cancelling_among_many_who_wait_leaves_the_line_in_order(backend: Backend) -> None:
+    storage = backend.storage()
+    done: list[int] = []
+
+    async def hold(number: int) -> None:
+        async with Slot(storage, "bot", 1) as slot:
+            slot.data[number] = True
+            await slot.commit()
+            done.append(number)
+
+    for victims in ({9}, {8, 9, 10}, set(range(5, 20, 2))):
+        done.clear()
+        tasks = {number: asyncio.create_task(hold(number)) for number in range(25)}
+        while len(done) < min(victims) - 1:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+            for number in victims:
+                tasks[number].cancel()
+        async with asyncio.timeout(20):
+            results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
+        assert done == sorted(done)
+        assert set(range(25)) - set(done) <= victims
+        assert storage.lines == {}
+
+
+async def test_a_slot_is_held_once_and_says_so(storage: Storage) -> None:
+    slot = Slot(storage, "bot", 1)
+    with pytest.raises(UsageError, match="not held"):
+        await slot.commit()
+    async with slot:
+        slot.data["a"] = 1
+        await slot.commit()
+        with pytest.raises(UsageError, match="last"):
+            await slot.commit()
+    with pytest.raises(UsageError, match="new one"):
+        async with slot:
+            pass
+    with pytest.raises(UsageError):
+        await slot.commit()
+
+
+async def test_what_is_set_after_a_delete_is_a_record_of_its_own(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        slot.flow, slot.state, slot.data = "f", "s", {"a": 1}
+        await slot.commit(deadline=60.0, parts={"p": None, "q": 1})
+    async with Slot(storage, "bot", 1) as slot:
+        assert await slot.parts() == {"p": None, "q": 1}
+        slot.delete()
+        slot.data["b"] = 2
+        await slot.commit()
+    async with Slot(storage, "bot", 1) as slot:
+        assert (slot.flow, slot.data, slot.deadline) == (None, {"b": 2}, None)
+        assert await slot.parts() == {}
+
+
+async def test_parts_are_added_and_dropped_and_each_has_its_limit(storage: Storage) -> None:
+    storage.limits = Limits(item=50)
+    async with Slot(storage, "bot", 1) as slot:
+        await slot.commit(keep=True, parts={"a": [1], "b": 2})
+        await slot.commit(keep=True, dropped_parts=["a"])
+        assert await slot.parts() == {"b": 2}
+        with pytest.raises(TooLarge, match="'c'"):
+            await slot.commit(parts={"c": "x" * 60})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"deadline": "60"}, {"deadline": float("nan")}, {"expiry": float("inf")}, {"tags": "ab"}, {"tags": (5,)}]
+)
+async def test_wrong_arguments_of_a_commit_are_refused_before_anything_is_written(
+    storage: Storage, wrong: dict[str, Any]
+) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data["a"] = 1
+        with pytest.raises(InvalidOption):
+            await slot.commit(**wrong)
+    async with Slot(storage, "bot", 1) as slot:
+        slot.flow = 5  # type: ignore[assignment]
+        with pytest.raises(EncodeError, match="name a flow"):
+            await slot.commit()
+    assert await storage.get_state("bot", 1) is None
+
+
+async def test_a_damaged_memo_is_taken_for_empty(caplog: pytest.LogCaptureFixture) -> None:
+    async with MemoryStorage() as storage:
+        async with Slot(storage, "bot", 1) as slot:
+            slot.data["a"] = 1
+            await slot.commit(memo=["m"])
+        storage._cells[storage.address("bot", 1)].memo = "damaged"
+        async with Slot(storage, "bot", 1) as slot:
+            assert slot.memo is None
+            slot.data["a"] = 2
+            await slot.commit(memo=["new"])
+        async with Slot(storage, "bot", 1) as slot:
+            assert slot.memo == ["new"]
+    assert "damaged" in caplog.text
+
+
+async def test_a_claim_whose_answer_was_lost_does_not_block_its_key() -> None:
+    async with FaultyStorage(after=[1], patience=0) as storage:
+        with pytest.raises(StorageUnavailable):
+            async with Slot(storage, "bot", 1):
+                pytest.fail("there was no answer")
+        async with Slot(storage, "bot", 1, wait=1.0):
+            pass
+
+
+async def test_a_damaged_run_gives_a_typed_error_too() -> None:
+    async with MemoryStorage() as storage:
+        states = StateStorage(storage)
+        await states.update_state("r1", {"a": 1})
+        cell = storage._cells[storage.address(RUNS, "r1")]
+        cell.fields["a"] = cell.fields["a"].replace("1", "2")
+        with pytest.raises(CorruptRecord):
+            await states.get_state("r1")
+        assert await storage.quarantined(RUNS, "r1") is not None
+        await storage.forget(storage.address(RUNS, "r1"))
+        assert await storage.quarantined(RUNS, "r1") is None
+
+
+async def test_a_merge_into_a_damaged_record_says_that_it_was_made() -> None:
+    async with MemoryStorage() as storage:
+        await storage.set_data("bot", 1, {"a": 1})
+        cell = storage._cells[storage.address("bot", 1)]
+        cell.fields["a"] = "damaged"
+        with pytest.raises(CorruptRecord) as caught:
+            await storage.update_data("bot", 1, {"b": 2})
+        assert "the merge itself was made" in caught.value.__notes__[0]
+        assert "b" in cell.fields

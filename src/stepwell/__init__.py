@@ -6,7 +6,15 @@ from stepwell.background import sync
 from stepwell.codec import record_type
 from stepwell.errors import StepwellError
 from stepwell.record import Limits, State
-from stepwell.storage import KeyValueStorage, MemoryStorage, StateStorage, Storage, configure, open_storage
+from stepwell.storage import (
+    KeyValueStorage,
+    MemoryStorage,
+    StateStorage,
+    Storage,
+    configure,
+    copy_records,
+    open_storage,
+)
 
 if TYPE_CHECKING:
     from stepwell.storage.sqlite import SQLiteStorage
@@ -24,6 +32,7 @@ __all__ = [
     "Storage",
     "__version__",
     "configure",
+    "copy_records",
     "open_storage",
     "record_type",
     "sync",

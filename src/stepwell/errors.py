@@ -10,6 +10,7 @@ StepwellError
 ├── InvalidOption (also ValueError)            an unknown option, or a value that it cannot have
 ├── UnknownScheme (also ValueError)            a URL that no installed backend claims
 ├── MissingExtra (also ImportError)            an optional package is not installed
+├── ExtraTooOld (also ImportError)             an optional package is installed, but too old
 ├── Unsupported (also NotImplementedError)     this backend does not have that optional protocol
 ├── EncodeError (also TypeError, ValueError)   a value that cannot be kept, with its path and type
 │   └── Unstorable                             what a node of a durable run left behind cannot be kept
@@ -37,7 +38,9 @@ StepwellError
 ├── StorageError
 │   ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
 │   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
+│   │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
 │   ├── StorageFull (also OSError)                  no room; nothing was written
+│   ├── NotCopied                                   after a copy, source and target differ
 │   └── StorageClosed                               closed while this was under way
 └── NodeFlowError                              a node flow, or what one of its nodes gave
     ├── InvalidGraph (also ValueError)              the graph cannot be run; nothing has run
@@ -137,6 +140,18 @@ class MissingExtra(StepwellError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed; run: pip install 'stepwell[{extra}]'", name=package)
+
+
+class ExtraTooOld(StepwellError, ImportError):
+    """An optional package is installed in a release that is too old."""
+
+    def __init__(self, package: str, found: str, minimum: str, extra: str) -> None:
+        self.package, self.found, self.minimum, self.extra = package, found, minimum, extra
+        super().__init__(
+            f"{package} {found} is too old, {minimum} is the oldest that works; run: "
+            f"pip install --upgrade 'stepwell[{extra}]'",
+            name=package,
+        )
 
 
 class Unsupported(StepwellError, NotImplementedError):
@@ -305,8 +320,32 @@ class OutcomeUnknown(StorageError, ConnectionError):
         )
 
 
+class NotReplicated(OutcomeUnknown):
+    """A write was applied, but no replica had it in time: it may still arrive, or be lost in a failover."""
+
+    def __init__(self, place: str) -> None:
+        self.place, self.why = place, "no replica had it in time"
+        StorageError.__init__(
+            self,
+            f"the write to {place} is made, but no replica had it in time; it may still arrive there, or be lost "
+            "if the server fails now; read the record before you write it again",
+        )
+
+
 class StorageFull(StorageError, OSError):
     """There is no room left; nothing was written and what was stored is intact."""
+
+
+class NotCopied(StorageError):
+    """After a copy some records differ between source and target."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        super().__init__(
+            f"{len(places)} records differ between source and target after the copy ({shown}); "
+            "stop whatever writes to them, and copy again: what is there already is not copied twice"
+        )
 
 
 class StorageClosed(StorageError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from tests.backends.base import Backend
 from tests.backends.memory import Memory
+from tests.backends.postgres import Postgres
+from tests.backends.redis import Redis, RedisCluster
 from tests.backends.sqlite import SQLite
 
-ALL: list[type[Backend]] = [Memory, SQLite]
+ALL: list[type[Backend]] = [Memory, SQLite, Redis, RedisCluster, Postgres]
 
 __all__ = ["ALL", "Backend"]

@@ -1,4 +1,4 @@
-"""The registration bot: the whole conversation, nobody mixed up, and killed at every point of it."""
+"""The registration bot: the whole conversation, and nobody mixed up. It is killed in tests/reliability."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import pytest
 from examples.registration import make_router
 
 from examples import registration
-from stepwell import State, open_storage
-from stepwell.fsm import FSM, Router
+from stepwell import State
 from stepwell.testing import Chat
 from tests.backends import Backend
-from tests.bot_process import BotProcess
-from tests.fsm.conftest import message
 
 CONVERSATION = [
     ("/register", "What's your name?"),
@@ -85,46 +82,6 @@ async def test_restarted_and_redelivered_between_any_two_messages_on_two_workers
         assert await chat.send(said) == [answer]
         await chat.restart()
         assert await chat.redeliver() == [answer]
-
-
-# Processes
-
-
-def make_impatient_router(url: str) -> Router:
-    """The bot with a short lease, since a killed one cannot give its claim back."""
-    router = Router(FSM("registration_bot", storage=url, flows=[registration.Registration], lease=0.5))
-    router.include(registration.handlers)
-    return router
-
-
-MAKE = f"{__name__}:make_impatient_router"
-
-
-async def test_killed_between_any_two_messages_it_goes_on(shared_backend: Backend) -> None:
-    url = shared_backend.place()
-    for number, (said, answer) in enumerate(CONVERSATION):
-        bot = await BotProcess.start(MAKE, url)
-        calls = await bot.deliver(message(said, update_id=number + 1))
-        await bot.kill()
-        assert calls == [{"method": "sendMessage", "chat_id": 42, "text": answer}]
-    async with open_storage(url) as storage:
-        assert await storage.get_state("registration_bot", (42, 42)) is None
-
-
-@pytest.mark.parametrize("where", ["holding", "committed"])
-async def test_killed_while_it_handles_any_message_it_goes_on(shared_backend: Backend, where: str) -> None:
-    url = shared_backend.place()
-    for number, (said, answer) in enumerate(CONVERSATION):
-        update = message(said, update_id=number + 1)
-        bot = await BotProcess.start(MAKE, url, hang=where)
-        lost = bot.deliver(update)
-        await bot.hanging.wait()
-        await bot.kill()
-        assert await lost is None
-        bot = await BotProcess.start(MAKE, url)
-        calls = await bot.deliver(update)
-        await bot.kill()
-        assert calls == [{"method": "sendMessage", "chat_id": 42, "text": answer}]
 
 
 def test_run_as_a_program_it_talks_and_goes_on_after_a_restart(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from stepwell.nodes import BatchNode, Node, NodeFlow, linear, run_async_batch, s
 @pytest.fixture(autouse=True)
 def unconfigured():
     yield
-    stepwell.configure()
+    stepwell.configure(storage=None, state_storage=None)
 
 
 class Squares(BatchNode):

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from examples.registration import Registration, handlers
+
 from stepwell import State, Storage
-from stepwell.errors import Busy, Conflict, StepwellError
+from stepwell.errors import Busy, Conflict, LeaseLost, StepwellError
+from stepwell.fsm import FSM, Context, Router
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
@@ -81,6 +84,60 @@ async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: 
                 tell("both")
     except Busy:
         tell("busy")
+
+
+async def converse(
+    storage: Storage, tell: Tell, *, deliveries: list[tuple[int, int, int]], at_once: int, lease: float, pause: float
+) -> None:
+    """Handle messages, each a number of its own, a user and an update's id; the handler notes what it has seen."""
+    router = Router(FSM(BOT, storage=storage, flows=[], lease=lease))
+    window = asyncio.Semaphore(at_once)
+
+    @router.on()
+    async def note(ctx: Context) -> None:
+        began = time.monotonic()
+        seen = ctx.data.get("seen", [])
+        await asyncio.sleep(pause)
+        ctx.update_data(seen=[*seen, ctx.update.update_id])
+        ctx.answer(f"{ctx.update.update_id}")
+        tell("handled", ctx.update.update_id, began, time.monotonic())
+
+    async def deliver(number: int, user: int, update_id: int) -> None:
+        person = {"id": user, "is_bot": False, "first_name": "A"}
+        message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
+        async with window:
+            calls = await _handled(router, {"update_id": update_id, "message": message})
+        tell("acknowledged", number, [call["text"] for call in calls])
+
+    await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
+
+
+async def register(storage: Storage, tell: Tell, *, update: dict[str, Any], hang: str = "") -> None:
+    """The registration bot answers one update, then waits to be killed; or hangs before the commit, or after it."""
+    router = Router(FSM("registration_bot", storage=storage, flows=[Registration], lease=0.5))
+
+    def hangs(ctx: Context | None = None) -> bool:
+        tell("hangs")
+        time.sleep(600)
+        return False
+
+    if hang == "holding":
+        router.on(hangs)(hangs)
+    router.include(handlers)
+    calls = await _handled(router, update)
+    if hang == "committed":
+        hangs()
+    tell("answered", [call["text"] for call in calls])
+    await asyncio.Event().wait()
+
+
+async def _handled(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
+    while True:
+        try:
+            return await router.handle(update)
+        except LeaseLost:
+            # A machine too busy for so short a lease: nothing was written, and it is delivered again.
+            continue
 
 
 async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: int, seed: int) -> None:

@@ -21,15 +21,21 @@ class Worker:
     def __init__(self, pid: int, log: Path) -> None:
         self.pid = pid
         self._log = log
+        self._lines: list[list[Any]] = []
+        self._read = 0
 
     def said(self, what: str | None = None) -> list[list[Any]]:
         """The lines of its log, all or those that start with a word."""
-        text = self._log.read_text() if self._log.exists() else ""
-        # A line that a kill cut off was never said.
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        for line in lines:
-            assert line[0] != "failed", line[1]
-        return [line for line in lines if what is None or line[0] == what]
+        if self._log.exists():
+            with self._log.open() as log:
+                log.seek(self._read)
+                # A line that a kill cut off was never said.
+                text = log.read().rpartition("\n")[0]
+            for line in text.splitlines():
+                self._lines.append(json.loads(line))
+                assert self._lines[-1][0] != "failed", self._lines[-1][1]
+            self._read += len(text.encode()) + 1 if text else 0
+        return [line for line in self._lines if what is None or line[0] == what]
 
     async def says(self, what: str, *, timeout: float = 60.0) -> None:
         """Wait until it says so."""

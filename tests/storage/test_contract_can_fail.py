@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import StepwellError
+from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Get
 from stepwell.storage.cell import NEVER, Cell
@@ -162,6 +162,39 @@ class SweepsWhatIsHeld(FaultyStorage):
             return self.alive and self.expired(now)
 
 
+class BringsBackWhatWasForgotten(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, held: bool, now: float) -> None:
+            super()._delete(change, held, now)
+            if change.forget:
+                self.base = ""
+
+
+class LeavesATombstoneForNothing(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, held: bool, now: float) -> None:
+            self.alive = True
+            super()._delete(change, held, now)
+
+
+class FreesTheLeaseAtARefusal(FaultyStorage):
+    class _cell(Cell):
+        def _apply(self, apply: Apply, now: float) -> Result:
+            result = super()._apply(apply, now)
+            if isinstance(result, StepwellError):
+                self.token = None
+            return result
+
+
+class RefusesToShrink(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            size = self._size_after(change, change.replace)
+            return (
+                TooLarge("the record", size, change.limit) if size > change.limit else super()._write(change, held, now)
+            )
+
+
 class AnswersLastWriteOnly(FaultyStorage):
     class _cell(Cell):
         def _apply(self, apply: Apply, now: float) -> Result:
@@ -195,6 +228,10 @@ CAUGHT_BY = {
     RenewsTooLate: "test_a_renewal_never_takes_a_lease_that_has_run_out",
     StopsAtTheFirstError: "test_one_bad_operation_of_a_batch_fails_alone",
     IgnoresTheLimit: "test_a_record_beyond_its_limit_is_refused_and_stays_as_it_was",
+    BringsBackWhatWasForgotten: "test_a_holder_of_what_was_forgotten_cannot_bring_it_back",
+    LeavesATombstoneForNothing: "test_a_clear_of_nothing_does_not_disturb_a_holder",
+    FreesTheLeaseAtARefusal: "test_a_write_that_is_refused_leaves_the_lease_and_the_memo_alone",
+    RefusesToShrink: "test_a_record_beyond_a_limit_that_was_lowered_may_still_shrink",
     SweepsWhatIsHeld: "test_a_sweep_leaves_held_records_to_their_holder",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
 }

@@ -253,3 +253,58 @@ async def test_cancelling_at_any_point_disturbs_nobody_else() -> None:
             assert ("victim" in data) == ("twin" in data)
             assert isinstance(await storage.perform(Claim(storage.address("bot", 1), "T", 1)), Claimed)
             assert isinstance(await storage.perform(Apply(storage.address("bot", 1), Change(write="w"))), Applied)
+
+
+async def test_a_call_that_fails_after_its_answer_was_lost_is_of_unknown_outcome() -> None:
+    class Odd(FaultyStorage):
+        async def run(self, operations: Sequence[Operation]) -> list[Result]:
+            if len(self.batches) == 1:
+                self.batches.append(operations)
+                raise RuntimeError("odd")
+            return await super().run(operations)
+
+    async with Odd(after=[1]) as storage:
+        results = await asyncio.gather(
+            *(storage.update_data("bot", key, {"a": 1}) for key in range(3)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [OutcomeUnknown] * 3
+        for key in range(3):
+            assert await storage.get_data("bot", key) == {"a": 1}
+            stored = await storage.perform(Get(storage.address("bot", key)))
+            assert stored.version.number - int(stored.written_at * 1e6) <= 1, "applied once"
+
+
+async def test_a_backend_that_gives_too_few_results_leaves_nobody_waiting() -> None:
+    class Short(FaultyStorage):
+        async def run(self, operations: Sequence[Operation]) -> list[Result]:
+            return (await super().run(operations))[:-1]
+
+    async with asyncio.timeout(10), Short() as storage:
+        results = await asyncio.gather(*(storage.get_data("bot", key) for key in range(5)), return_exceptions=True)
+        assert {type(result) for result in results} == {StorageUnavailable}
+        assert len({id(result) for result in results}) == 5, "each waiter has an error of its own"
+
+
+async def test_a_cancellation_inside_the_backend_is_nobodys_own() -> None:
+    class Cancelling(FaultyStorage):
+        async def run(self, operations: Sequence[Operation]) -> list[Result]:
+            raise asyncio.CancelledError
+
+    async with Cancelling() as storage:
+        with pytest.raises(StorageUnavailable):
+            await storage.get_data("bot", 1)
+
+
+async def test_cancelling_a_whole_queue_lets_the_crowd_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MOST_WAITING", 10)
+    run = Recorder()
+    lane = run.lane()
+    run.gate.clear()
+    tasks = await start(lane, [get(number) for number in range(40)])
+    await settle()
+    for task in tasks[1:12]:
+        task.cancel()
+    run.gate.set()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(result, asyncio.CancelledError) for result in results) <= 11

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from examples.file_storage import FileStorage
 
-from stepwell import Storage
-from stepwell.errors import CorruptRecord, Unsupported
+from stepwell import State, Storage
+from stepwell.errors import CorruptRecord, StorageError, StorageFull, Unsupported
+from stepwell.record import Address
+from stepwell.slot import Slot
+from stepwell.storage import Get
 from stepwell.testing import Clock, KeyValueContract
 
 
@@ -61,6 +64,60 @@ async def test_a_damaged_file_harms_only_its_key(tmp_path: Path) -> None:
         )
         assert [isinstance(result, CorruptRecord) for result in results] == [True, False, False]
         assert results[1:] == [{"a": 1}, None]
+
+
+async def test_a_damaged_file_is_detected_set_aside_and_can_be_replaced(tmp_path: Path) -> None:
+    async with FileStorage(tmp_path) as storage:
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
+        (path,) = tmp_path.iterdir()
+        good = path.read_bytes()
+        for at in range(0, len(good), 3):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 0x81]) + good[at + 1 :])
+            with pytest.raises(CorruptRecord):
+                await storage.get_state("bot", 1)
+            with pytest.raises(CorruptRecord):
+                await storage.update_data("bot", 1, {"b": 1})
+        assert await storage.quarantined("bot", 1) is not None
+        await storage.set_state("bot", 1, State("f", "t"))
+        assert await storage.get_state("bot", 1) == State("f", "t")
+        path.write_bytes(good[:-3])
+        await storage.clear("bot", 1)
+        assert await storage.get_state("bot", 1) is None
+
+
+async def test_a_store_that_fails_fails_one_operation_and_writes_the_others_once(tmp_path: Path) -> None:
+    class Failing(FileStorage):
+        async def read(self, address: Address) -> str | None:
+            if address.key == "2":
+                raise OSError(5, "no such luck")
+            return await super().read(address)
+
+        async def write(self, address: Address, text: str) -> None:
+            if address.key == "3":
+                raise OSError(28, "no space left")
+            await super().write(address, text)
+
+    async with Failing(tmp_path) as storage:
+        await storage.get_data("bot", 0)
+        results = await asyncio.gather(
+            *(storage.update_data("bot", key, {"n": key}) for key in range(5)), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [dict, dict, StorageError, StorageFull, dict]
+        stored = await storage.perform(Get(storage.address("bot", 4)))
+        assert stored.version.number <= int(stored.written_at * 1e6), "written once"
+        with pytest.raises(ValueError, match="the handler's own"):
+            async with Slot(storage, "bot", 1):
+                storage.read = lambda address: 1 / 0  # type: ignore[method-assign,assignment]
+                raise ValueError("the handler's own")
+
+
+async def test_what_has_expired_goes_when_it_is_looked_at(tmp_path: Path, clock: Clock) -> None:
+    async with FileStorage(tmp_path, clock=clock) as storage:
+        await storage.init("bot", ttl=10)
+        await storage.update_data("bot", 1, {"a": 1})
+        clock.advance(11)
+        assert await storage.get_state("bot", 1) is None
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_example_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import stat
@@ -38,6 +39,16 @@ async def test_a_path_with_three_slashes_is_relative_and_with_four_absolute(
         assert await storage.get_state(BOT, 1) == State("a", "b")
 
 
+async def test_a_program_may_change_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = open_storage("sqlite:///bot.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with storage:
+        await storage.set_state(BOT, 1, State("a", "b"))
+    assert (tmp_path / "bot.db").exists()
+
+
 async def test_a_path_may_be_escaped_in_the_url(tmp_path: Path) -> None:
     async with open_storage(f"sqlite:///{tmp_path}/my%20bot%3F.db"):
         pass
@@ -47,7 +58,11 @@ async def test_a_path_may_be_escaped_in_the_url(tmp_path: Path) -> None:
 def test_options_may_be_given_in_the_url() -> None:
     storage = open_storage("sqlite:///bot.db?synchronous=normal&patience=3&sweep_every=5")
     assert isinstance(storage, SQLiteStorage)
-    assert (storage.path, storage.synchronous) == ("bot.db", "NORMAL")
+    assert (storage.path, storage.synchronous) == (str(Path.cwd() / "bot.db"), "NORMAL")
+    # What the program says counts more.
+    storage = open_storage("sqlite:///bot.db?synchronous=NORMAL", synchronous="FULL")
+    assert isinstance(storage, SQLiteStorage)
+    assert storage.synchronous == "FULL"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +370,7 @@ def test_local_file_systems_are_not_warned_about() -> None:
 
 
 def leftover_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stepwell")]
+    return [thread.name for thread in threading.enumerate() if thread.name == "stepwell-sqlite"]
 
 
 async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) -> None:
@@ -374,6 +389,17 @@ async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) ->
         assert open_files() == 0
     # All is in the one file.
     assert [file.name for file in tmp_path.iterdir()] == ["bot.db"]
+
+
+async def test_a_storage_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Path) -> None:
+    storage = SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None)
+    await storage.update_data(BOT, 1, {"a": 1})
+    assert leftover_threads()
+    del storage
+    async with asyncio.timeout(10):
+        while leftover_threads():
+            gc.collect()
+            await asyncio.sleep(0.01)
 
 
 async def test_a_closed_storage_says_so(tmp_path: Path) -> None:

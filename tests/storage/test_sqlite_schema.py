@@ -70,12 +70,23 @@ PLANS = {
         "SEARCH tag USING PRIMARY KEY (namespace=? AND tag=? AND key>?)",
         "SEARCH record USING PRIMARY KEY (namespace=? AND key=?)",
     ],
+    "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
     "over": [
         "SEARCH record USING INDEX record_by_expiry (expires_at>? AND expires_at<?)",
         "CORRELATED SCALAR SUBQUERY 1",
         "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
         "SEARCH memo USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN",
+    ],
+    "namespaces": [
+        "CO-ROUTINE found",
+        "SETUP",
+        "SEARCH record USING PRIMARY KEY",
+        "RECURSIVE STEP",
+        "SCAN found",
+        "CORRELATED SCALAR SUBQUERY 2",
+        "SEARCH record USING PRIMARY KEY (namespace>?)",
+        "SCAN found",
     ],
     # Holds only what is claimed now: looking through it is cheaper than keeping an index.
     "leases_over": ["SCAN lease", "SEARCH record USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN"],

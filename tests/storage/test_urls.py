@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage, open_storage
+from stepwell import Limits, MemoryStorage, open_storage
 from stepwell.errors import InvalidOption, UnknownScheme
 
 
@@ -38,3 +38,29 @@ def test_a_third_party_backend_joins_through_an_entry_point(monkeypatch: pytest.
     assert isinstance(open_storage("mine://somewhere"), MemoryStorage)
     with pytest.raises(UnknownScheme, match="mine"):
         open_storage("other://somewhere")
+
+
+def test_a_backend_that_takes_any_option_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Open(MemoryStorage):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    class Point:
+        name = "open"
+
+        def load(self) -> Any:
+            return Open
+
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [Point()])
+    assert isinstance(open_storage("open://", sweep_every=None), Open)
+
+
+def test_what_is_no_url_is_an_error_that_shows_one() -> None:
+    with pytest.raises(InvalidOption, match=r"sqlite:///bot\.db"):
+        open_storage(None)  # type: ignore[arg-type]
+
+
+def test_limits_are_whole_numbers() -> None:
+    for wrong in (0, -1, "x", 1.5, True):
+        with pytest.raises(ValueError, match="record"):
+            Limits(record=wrong)  # type: ignore[arg-type]

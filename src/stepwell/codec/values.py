@@ -22,10 +22,10 @@ from stepwell.codec.types import PACKERS, set_struct_fields_with, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
-__all__ = ["DecodeError", "conform", "decode", "encode", "quote", "step", "to_json"]
+__all__ = ["DecodeError", "conform", "decode", "encode", "from_json", "quote", "step", "to_json"]
 
 to_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder().decode
+from_json = msgspec.json.Decoder().decode
 
 set_struct_fields_with(msgspec.structs.force_setattr)
 
@@ -59,8 +59,10 @@ def decode(text: str, depth: int = 64) -> Any:
     if len(text) > depth and text.count("[") + text.count("{") > depth and _nesting(text) > 4 * depth + 8:
         raise DecodeError(f"it is nested deeper than the limit of {depth}")
     try:
-        value = _from_json(text)
+        value = from_json(text)
         return _revived(value) if '"$' in text else value
+    except StoredDataError:
+        raise
     except (
         msgspec.DecodeError,
         RecursionError,
@@ -68,6 +70,7 @@ def decode(text: str, depth: int = 64) -> Any:
         TypeError,
         ArithmeticError,
         LookupError,
+        AttributeError,
     ) as error:
         raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -163,6 +164,14 @@ class FSM:
         return await (self._timers or Timers(self)).tick()
 
     # For the router, the timers and the adapters
+
+    def for_bot(self, bot: str) -> FSM:
+        """The same flows and options for another bot, over the same storage; to be entered by itself."""
+        self.storage.address(bot, ())
+        other = copy.copy(self)
+        other.bot, other.ready, other._opened = bot, False, False
+        other._timers = None if self._timers is None else Timers(other)
+        return other
 
     def open(
         self,

@@ -1,6 +1,7 @@
 """Storages: the contract, and a module per backend."""
 
 from stepwell.storage.contract import ANY, Due, Entry, Page, Query, Storage, Swept
+from stepwell.storage.copy import Copied, copy_records
 from stepwell.storage.keyvalue import KeyValueStorage
 from stepwell.storage.memory import MemoryStorage
 from stepwell.storage.operations import (
@@ -24,6 +25,7 @@ __all__ = [
     "Apply",
     "Claim",
     "Claimed",
+    "Copied",
     "Due",
     "Entry",
     "Get",
@@ -40,5 +42,6 @@ __all__ = [
     "Swept",
     "Taken",
     "configure",
+    "copy_records",
     "open_storage",
 ]

@@ -179,8 +179,9 @@ class Callbacks(ABC):
         """The write that puts a damaged record into quarantine."""
         place = _quarantine_of(address)
         # Sealed anew: the copy must come back as the damaged text that it is.
-        found = {"version": list(stored.version), "head": stored.head, "fields": stored.fields}
-        fields = self.seal(place).fields(found)
+        torn = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
+        head = None if stored.head is None else _bytes_if_torn(stored.head)
+        fields = self.seal(place).fields({"version": list(stored.version), "head": head, "fields": torn})
         return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=self.limit_of(place)))
 
     async def forget(self, address: Address) -> None:
@@ -220,6 +221,15 @@ def _random_id() -> str:
         drawn = os.urandom(8 * 64).hex()
         _drawn.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
         return drawn[:16]
+
+
+def _bytes_if_torn(text: str) -> str | bytes:
+    """A text that was not UTF-8 in the store (a backend then gives it with surrogate escapes), as it was there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
 
 
 def _name(name: Any) -> Any:

@@ -189,7 +189,7 @@ class Cell:
         fields = {} if dropped else self.fields
         parts = {} if dropped else self.parts
         size = 0 if dropped else self.size
-        for name in change.unset:
+        for name in set(change.unset):
             if name in fields and name not in change.set:
                 size -= weight(name, fields[name])
         for old, new in ((fields, change.set), (parts, change.parts)):

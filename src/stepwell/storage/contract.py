@@ -193,6 +193,10 @@ class Storage(Callbacks):
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
+    async def namespaces(self) -> list[str]:
+        """Every namespace that has something in it, encoded, in order; one with only leftovers may be among them."""
+        raise Unsupported(type(self).__name__, "list its namespaces")
+
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         """Addresses of an encoded namespace with a tag: records, and what is left of them for a day."""
         raise Unsupported(type(self).__name__, "find what was cleared")

@@ -38,7 +38,8 @@ class KeyValueStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=None)
         self._now = clock or time.time
-        self._leases: dict[Address, tuple[str, float]] = {}
+        #: Token, until when, and the base of what was forgotten meanwhile.
+        self._leases: dict[Address, tuple[str, float, str]] = {}
 
     @abstractmethod
     async def read(self, address: Address) -> str | None:
@@ -81,12 +82,13 @@ class KeyValueStorage(Storage):
             if not _starts_anew(operation):
                 raise
             cell = Cell()
-        cell.token, cell.leased_until = self._leases.get(address, (None, 0.0))
+        cell.token, cell.leased_until, base = self._leases.get(address, (None, 0.0, ""))
+        cell.base = cell.base or base
         result = cell.do(operation, now)
         await self._keep(address, operation, cell, text, now)
         # Last: a lease counts only if what it came with was written.
         if cell.leased(now) and cell.token is not None:
-            self._leases[address] = (cell.token, cell.leased_until)
+            self._leases[address] = (cell.token, cell.leased_until, cell.base)
         else:
             self._leases.pop(address, None)
         return result

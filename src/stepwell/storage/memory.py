@@ -100,6 +100,9 @@ class MemoryStorage(Storage):
         records = [(address, self._cells[address].stored(parts=False)) for address in matching[:limit]]
         return Page(records, records[-1][0] if len(matching) > limit else None)
 
+    async def namespaces(self) -> list[str]:
+        return sorted({address.namespace for address in self._cells})
+
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         return sorted(self._tagged.get((namespace, tag), ()))[:limit]
 

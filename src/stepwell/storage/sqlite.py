@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
-from stepwell.storage.operations import Apply, Claim, Get, Operation, Release, Result
-from stepwell.storage.sqlite_file import SQLiteError, SQLiteFile
+from stepwell.storage.operations import Apply, Get, Operation, Result
+from stepwell.storage.sqlite_file import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite_listing import Listing
 from stepwell.storage.sqlite_rows import Rows
 from stepwell.storage.sqlite_thread import StorageThread
@@ -47,7 +48,10 @@ class SQLiteStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         if synchronous not in ("FULL", "NORMAL"):
             raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
-        self.path = str(path)
+        if not path:
+            raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
+        # Made absolute now: a program that changes its folder later means the same file.
+        self.path = path if path == MEMORY else str(Path(path).absolute())
         self.synchronous = synchronous
         self._now = clock or time.time
         self._thread: StorageThread | None = None
@@ -71,7 +75,7 @@ class SQLiteStorage(Storage):
                 f"{url!r} is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program "
                 "runs, sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
             )
-        return cls(path, **_url_options(parts.query), **options)
+        return cls(path, **{**_url_options(parts.query), **options})
 
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")
@@ -99,42 +103,56 @@ class SQLiteStorage(Storage):
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
         durable = any(type(operation) is Apply for operation in operations)
-        results = await self._write(lambda now: [self._rows.do(operation, now) for operation in operations], durable)
-        self._restarting, self._crowded = False, len(operations) > 1
-        self._keep_small()
+        results = None if durable else self._at_once(operations)
+        if results is None:
+            results = await self._write(lambda now: self._do(operations, now), durable)
+            self._restarting = False
+            self._keep_small()
+        self._crowded = len(operations) > 1
         return results
+
+    def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
+        do = self._rows.do
+        return [do(operation, now) for operation in operations]
 
     async def perform(self, operation: Operation) -> Any:
         if isinstance(operation, Apply):
             return await super().perform(operation)
         if self._loop is not asyncio.get_running_loop():
             await self.open()
+        results = None
+        if isinstance(operation, Get):
+            results = self._read(operation)
+        elif not self._crowded:
+            # In a crowd all are better off together: one that went ahead would split the next commit in two.
+            results = self._at_once((operation,))
+        if results is None:
+            return await super().perform(operation)
+        if isinstance(results[0], StepwellError):
+            raise results[0]
+        return results[0]
+
+    def _read(self, get: Get) -> list[Result] | None:
+        if self._file.memory and not self._idle():
+            return None
         try:
-            result = self._read(operation) if isinstance(operation, Get) else self._at_once(operation)
+            self._file.check()
+            return [self._reading.get(get, self._now())]
         except (SQLiteError, StepwellError):
             # Whatever is in the way, the thread can wait for it, or finds the words.
-            result = _LATER
-        if result is _LATER:
-            return await super().perform(operation)
-        if isinstance(result, StepwellError):
-            raise result
-        return result
+            return None
 
-    def _read(self, get: Get) -> Any:
-        if self._file.memory and not self._idle():
-            return _LATER
-        self._file.check()
-        return self._reading.get(get, self._now())
-
-    def _at_once(self, operation: Claim | Release) -> Any:
-        """A claim does not wait for the disk, so with nobody ahead of it a hop to the thread would cost more."""
-        # The first write into a WAL that starts anew does wait. And in a crowd all are better off together:
-        # one that goes ahead would only split the next commit in two.
-        if self._restarting or self._crowded or not self._idle():
-            return _LATER
-        result = self._file.write(lambda: self._rows.do(operation, self._now()), durable=False, wait=False)
+    def _at_once(self, operations: Sequence[Operation]) -> list[Result] | None:
+        """Claims do not wait for the disk: with nobody ahead of them, a hop to the thread would cost more."""
+        # But the first write into a WAL that starts anew does.
+        if self._restarting or not self._idle():
+            return None
+        try:
+            results = self._file.write(lambda: self._do(operations, self._now()), durable=False, wait=False)
+        except (SQLiteError, StepwellError):
+            return None
         self._keep_small()
-        return result
+        return results
 
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0
@@ -146,6 +164,9 @@ class SQLiteStorage(Storage):
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         return await self._look(lambda now: self._listing.page(query, after, limit, now))
+
+    async def namespaces(self) -> list[str]:
+        return await self._look(lambda now: self._listing.namespaces())
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         return await self._look(lambda now: self._listing.traces(namespace, tag, limit))
@@ -183,9 +204,6 @@ class SQLiteStorage(Storage):
         if self._thread is None:
             raise StorageClosed
         return self._thread
-
-
-_LATER = object()
 
 
 def _url_options(query: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class SQLiteFile:
     # Transactions
 
     def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True) -> T:
-        """Do some work in one transaction, all of it or nothing.
+        """Do some work in one transaction, all of it or nothing. It may be done twice, if there was no room first.
 
         What is not durable survives a crash of the process, but perhaps not of the machine. Without
         ``wait``, another process's lock is an error at once.
@@ -117,8 +117,9 @@ class SQLiteFile:
             committing = True
             writer.execute("COMMIT")
         except apsw.Error as error:
+            problem = self.problem(error, committing=committing)
             self._roll_back()
-            raise self.problem(error, committing=committing) from error
+            raise problem from error
         except BaseException:
             self._roll_back()
             raise
@@ -140,7 +141,7 @@ class SQLiteFile:
 
     def _set_level(self, level: int) -> None:
         if level != self._level:
-            # It takes effect while it is compiled, so it must be compiled each time.
+            # SQLite may run it while compiling it, so it must not come from the cache of statements.
             self.writer.execute(f"PRAGMA synchronous = {level}", can_cache=False)
             self._level = level
 
@@ -222,7 +223,7 @@ class SQLiteFile:
         if isinstance(error, apsw.CorruptError):
             return DamagedStorage(path, str(error))
         if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError | apsw.CantOpenError):
-            return _unwritable(path)
+            return _unwritable(path, error)
         if isinstance(error, apsw.IOError):
             if _system_errno(error, self) in _NO_ROOM:
                 return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
@@ -337,10 +338,12 @@ def _find(path: str) -> None:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StorageFull(f"there is no room left for {path}; make room and go on") from error
-        raise _unwritable(path) from error
+        raise _unwritable(path, error) from error
 
 
-def _unwritable(path: str) -> StorageUnavailable:
+def _unwritable(path: str, why: object = "") -> StorageUnavailable:
+    if os.access(path, os.W_OK) and os.access(Path(path).parent, os.W_OK):
+        return StorageUnavailable(f"{path} cannot be opened ({why})", sent=False, final=True)
     return StorageUnavailable(
         f"{path} cannot be written by this user; both the file and its folder must be writable, "
         "because SQLite keeps two more files beside it",

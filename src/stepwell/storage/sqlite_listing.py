@@ -67,6 +67,10 @@ class Listing:
         found = self._rows.read(QUERIES["due"], bindings)
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
+    def namespaces(self) -> list[str]:
+        """Every namespace that has a record or what is left of one."""
+        return [namespace for (namespace,) in self._rows.read(QUERIES["namespaces"], ())]
+
     def traces(self, namespace: str, tag: str, limit: int) -> list[Address]:
         """Addresses with a tag, whatever is left there."""
         return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["traces"], (namespace, tag, limit))]
@@ -96,7 +100,7 @@ class Listing:
 
     def _leftovers(self, limit: int, now: float) -> int:
         removed = 0
-        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": max(limit, 1)}):
+        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": limit}):
             self._execute(QUERIES["drop_lease"], (namespace, key))
             # A record whose holder died is not gone.
             removed += number is None

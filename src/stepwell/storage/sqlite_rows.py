@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 from stepwell.storage.sqlite_file import Connection
 from stepwell.storage.sqlite_schema import QUERIES
 
@@ -40,8 +40,6 @@ class _Row(NamedTuple):
 
 
 _NOTHING = _Row()
-#: Nobody holds it.
-_FREE: tuple[str | None, float] = (None, 0.0)
 
 
 class Rows:
@@ -115,7 +113,7 @@ class Rows:
         execute = self._execute
         execute(_EXTEND_LEASE if renew else _TAKE_LEASE, (*address, token, now + lease, now))
         if not self._connection.changes():
-            return LeaseLost(address.text) if renew else Taken(self._lease(address)[1] - now)
+            return LeaseLost(address.text) if renew else Taken(self.read(_LEASE, address)[0][1] - now)
         rows = self.read(_CLAIMED, address)
         memo = None
         if rows and rows[-1][0] is None and rows[-1][2] is None:
@@ -138,27 +136,24 @@ class Rows:
             )
         return Claimed(record, base, memo, now)
 
-    def _lease(self, address: Address) -> tuple[str | None, float]:
-        found = self.read(_LEASE, address)
-        return found[0] if found else _FREE
-
-    def _record(self, address: Address) -> _Row | None:
-        found = self.read(_RECORD, address)
-        return _Row._make(found[0]) if found else None
-
     def _apply(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, lease, returning = apply
-        old = self._record(address)
-        token = None
+        token, fields = None, None
+        found = self.read(_RECORD if guard is None else _HELD, address)
+        old = _Row._make(found[0]) if found and found[0][0] is not None else None
         if guard is not None:
             token = guard.token
-            refused = self._refused(guard, address, old or _NOTHING, now)
+            lease_row = found[-1] if found and found[-1][0] is None else None
+            refused = _refused(apply, lease_row, old or _NOTHING, now)
             if refused is not None:
                 return refused
         if change.delete:
             row = self._delete(address, change, old, now)
         else:
-            written = self._write(address, change, old, token is not None, now)
+            if returning:
+                # Read now, they also tell how large they are.
+                fields = self.fields(address) if old is not None and old.alive else {}
+            written = self._write(apply, old, fields, now)
             if isinstance(written, TooLarge):
                 return written
             row = written
@@ -169,21 +164,8 @@ class Rows:
                 self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
             else:
                 self._execute(_END_LEASE, (*address, token))
-        record = _stored(row, self.fields(address)) if returning and row.alive else None
+        record = None if fields is None else _stored(row, fields)
         return Applied(Version(row.number, row.write), row.base, now, record)
-
-    def _refused(self, guard: Guard, address: Address, row: _Row, now: float) -> StepwellError | None:
-        if guard.token is not None:
-            holder, until = self._lease(address)
-            if guard.token != holder or until <= now:
-                return LeaseLost(address.text)
-        if guard.base is not None and guard.base != row.base:
-            return RecordReplaced(address.text)
-        if guard.version is not None and (
-            guard.version != (row.number, row.write) or not row.alive or row.expired(now)
-        ):
-            return VersionChanged(address.text)
-        return None
 
     def _delete(self, address: Address, change: Change, old: _Row | None, now: float) -> _Row:
         row = old or _NOTHING
@@ -203,7 +185,10 @@ class Rows:
             self.put(address, old, row)
         return row
 
-    def _write(self, address: Address, change: Change, old: _Row | None, held: bool, now: float) -> _Row | TooLarge:
+    def _write(self, apply: Apply, old: _Row | None, fields: dict[str, str] | None, now: float) -> _Row | TooLarge:
+        """Make a change; ``fields``, if they are known, become what they are after it."""
+        address, change, guard, *_ = apply
+        held = guard is not None and guard.token is not None
         row = old or _NOTHING
         alive = row.alive
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
@@ -212,7 +197,7 @@ class Rows:
         if dropped or not alive:
             size = sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
         else:
-            size = self._size_after(address, change, row.size)
+            size = self._size_after(address, change, row.size, fields)
         if size > change.limit and size > row.size:
             return TooLarge("the record", size, change.limit)
 
@@ -249,6 +234,12 @@ class Rows:
         if tags != row.tags:
             self.retag(address, row.tags, _tags(tags))
         self._write_contents(address, change, bool(alive) and dropped)
+        if fields is not None:
+            if dropped:
+                fields.clear()
+            for name in change.unset:
+                fields.pop(name, None)
+            fields.update(change.set)
         return new
 
     def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
@@ -266,17 +257,19 @@ class Rows:
             else:
                 execute(_SET_PART, (namespace, key, name, part))
 
-    def _size_after(self, address: Address, change: Change, size: int) -> int:
+    def _size_after(self, address: Address, change: Change, size: int, fields: dict[str, str] | None) -> int:
         for name in change.unset:
             if name not in change.set:
-                size -= self._weight(_FIELD_SIZE, address, name)
+                size -= self._weight(_FIELD_SIZE, address, name, fields)
         for name, text in change.set.items():
-            size += weight(name, text) - self._weight(_FIELD_SIZE, address, name)
+            size += weight(name, text) - self._weight(_FIELD_SIZE, address, name, fields)
         for name, part in change.parts.items():
             size += weight(name, part) - self._weight(_PART_SIZE, address, name)
         return size
 
-    def _weight(self, query: str, address: Address, name: str) -> int:
+    def _weight(self, query: str, address: Address, name: str, known: dict[str, str] | None = None) -> int:
+        if known is not None:
+            return weight(name, known.get(name))
         found = self._execute(query, (*address, name)).fetchall()
         length: int = found[0][0] + weight(name, "") if found else 0
         return length
@@ -310,6 +303,19 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
     )
 
 
+def _refused(apply: Apply, lease: Sequence[Any] | None, row: _Row, now: float) -> StepwellError | None:
+    address, _, guard, *_ = apply
+    if guard is None:
+        return None
+    if guard.token is not None and (lease is None or guard.token != lease[1] or lease[3] <= now):
+        return LeaseLost(address.text)
+    if guard.base is not None and guard.base != row.base:
+        return RecordReplaced(address.text)
+    if guard.version is not None and (guard.version != (row.number, row.write) or not row.alive or row.expired(now)):
+        return VersionChanged(address.text)
+    return None
+
+
 def _tags(text: str | None) -> tuple[str, ...]:
     try:
         return tuple(json.loads(text)) if text else ()
@@ -334,6 +340,7 @@ _GET_WITH_PARTS = QUERIES["get_with_parts"]
 _LEASE = QUERIES["lease"]
 _CLAIMED = QUERIES["claimed"]
 _RECORD = QUERIES["record"]
+_HELD = QUERIES["held"]
 _FIELDS = QUERIES["fields"]
 _FIELD_SIZE = QUERIES["field_size"]
 _PART_SIZE = QUERIES["part_size"]
@@ -358,10 +365,11 @@ _WIDTHS = {
     **dict.fromkeys((_GET, _GET_WITH_PARTS), 9),
     **{QUERIES[name]: 9 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
     _CLAIMED: 10,
-    _RECORD: 12,
+    **dict.fromkeys((_RECORD, _HELD), 12),
     _FIELDS: 2,
     _LEASE: 2,
     QUERIES["over"]: 6,
+    QUERIES["traces"]: 1,
     QUERIES["due"]: 2,
     QUERIES["leases_over"]: 3,
     QUERIES["memos_after"]: 3,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
+from weakref import finalize
 
 __all__ = ["StorageThread"]
 
@@ -33,6 +34,8 @@ class StorageThread:
         # A storage that nobody closes must not keep the interpreter from ending.
         self._thread = Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
         self._thread.start()
+        # Nor must one that nobody has any more keep a thread.
+        finalize(self, self._jobs.put, None).atexit = False
 
     @property
     def forked(self) -> bool:

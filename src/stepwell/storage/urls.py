@@ -15,14 +15,20 @@ _GROUP = "stepwell.storage"
 _OURS = {
     "memory": "stepwell.storage.memory:MemoryStorage",
     "sqlite": "stepwell.storage.sqlite:SQLiteStorage",
+    **dict.fromkeys(
+        ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "stepwell.storage.redis:RedisStorage"
+    ),
+    "postgresql": "stepwell.storage.postgres:PostgresStorage",
+    "postgres": "stepwell.storage.postgres:PostgresStorage",
 }
 
 
 def open_storage(url: str, **options: Any) -> Storage:
     """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
 
-    ``memory://``, ``sqlite:///bot.db``, or the scheme of a backend that is installed
-    under the entry point group ``stepwell.storage``. Options are those of the storage's class.
+    ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``,
+    ``postgresql://``, or the scheme of a backend that is installed under the entry point group
+    ``stepwell.storage``. Options are those of the storage's class.
     """
     if not isinstance(url, str):
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {url!r}")

@@ -13,7 +13,17 @@ from urllib.parse import unquote, urlsplit
 from stepwell import State, sync
 from stepwell.fsm import Router, Update
 
-__all__ = ["bot_file", "make_router", "message", "place_of", "record_of", "say", "shown", "tell"]
+__all__ = [
+    "bot_file",
+    "dies_with_its_process",
+    "make_router",
+    "message",
+    "place_of",
+    "record_of",
+    "say",
+    "shown",
+    "tell",
+]
 
 _HERE = Path(__file__).parent
 # Beside this file where the wheel puts it, among the examples in a checkout.
@@ -67,6 +77,11 @@ def place_of(url: str) -> str:
         home = str(Path.home())
         return f"~{path[len(home) :]}" if path.startswith(home + os.sep) else path
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+def dies_with_its_process(url: str) -> bool:
+    """What is kept there is in the memory of one process only."""
+    return url.startswith("memory:") or ":memory:" in url
 
 
 def say(who: str, text: str) -> None:

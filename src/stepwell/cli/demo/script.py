@@ -10,7 +10,17 @@ from typing import Any
 from urllib.parse import quote
 
 from stepwell import sync
-from stepwell.cli.demo.bot import bot_file, make_router, message, place_of, record_of, say, shown, tell
+from stepwell.cli.demo.bot import (
+    bot_file,
+    dies_with_its_process,
+    make_router,
+    message,
+    place_of,
+    record_of,
+    say,
+    shown,
+    tell,
+)
 from stepwell.cli.demo.worker import Worker
 from stepwell.fsm import Router
 
@@ -45,7 +55,7 @@ def _play(url: str) -> int:
     user = random.randrange(10**9, 10**12)
     try:
         record_of(watcher, user)
-        good = _talk(watcher, user) if url.startswith("memory:") else _talk_and_kill(url, watcher, user)
+        good = _talk(watcher, user) if dies_with_its_process(url) else _talk_and_kill(url, watcher, user)
     finally:
         sync(watcher.fsm.storage.close())
     tell("Everything as it should be." if good else "An answer was not what it should be.")

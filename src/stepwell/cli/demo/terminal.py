@@ -7,7 +7,17 @@ import os
 import sys
 
 from stepwell import StepwellError, sync
-from stepwell.cli.demo.bot import bot_file, make_router, message, place_of, record_of, say, shown, tell
+from stepwell.cli.demo.bot import (
+    bot_file,
+    dies_with_its_process,
+    make_router,
+    message,
+    place_of,
+    record_of,
+    say,
+    shown,
+    tell,
+)
 from stepwell.fsm import Router
 
 __all__ = ["chat"]
@@ -26,7 +36,7 @@ def chat(url: str) -> int:
         record = record_of(router, USER)
         tell(f"The bot is {bot_file()}; your conversation is kept in {place_of(url)}.")
         tell("/register begins, /cancel stops, Ctrl-D leaves.")
-        if not url.startswith("memory:"):
+        if not dies_with_its_process(url):
             tell(f"Kill me (kill -9 {os.getpid()}) and start me again: the conversation goes on.")
         if record is not None:
             tell("You are in the middle of one:")

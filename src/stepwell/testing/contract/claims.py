@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stepwell.errors import LeaseLost, RecordReplaced
+from stepwell.errors import LeaseLost, RecordReplaced, TooLarge
 from stepwell.record import State
 from stepwell.storage import Claimed, Storage, Taken
 from stepwell.testing.clock import Clock
@@ -185,6 +185,38 @@ class ClaimPromises(Suite):
         assert await get(storage) is None
         await apply(storage, data={"b": 2}, held=("A", deleted))
         assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
+
+    async def test_a_holder_of_what_was_forgotten_cannot_bring_it_back(self, storage: Storage) -> None:
+        await storage.update_data(BOT, KEY, {"secret": 1})
+        held = await claim(storage, "A")
+        await apply(storage, delete=True, forget=True)
+        assert await get(storage) is None
+        with pytest.raises(RecordReplaced):
+            await apply(storage, data={"secret": 2}, held=("A", held))
+        assert await get(storage) is None
+        assert isinstance(await claim(storage, "B"), Taken)
+        await release(storage, "A")
+        again = await claim(storage, "B")
+        assert (again.record, again.memo) == (None, None)
+        await apply(storage, data={"new": 1}, fresh=True, held=("B", again))
+        assert await storage.get_data(BOT, KEY) == {"new": 1}
+
+    async def test_a_clear_of_nothing_does_not_disturb_a_holder(self, storage: Storage) -> None:
+        held = await claim(storage, "A")
+        await storage.clear(BOT, KEY)
+        await apply(storage, data={"a": 1}, held=("A", held))
+        assert await storage.get_data(BOT, KEY) == {"a": 1}
+
+    async def test_a_write_that_is_refused_leaves_the_lease_and_the_memo_alone(self, storage: Storage) -> None:
+        held = await claim(storage, "A")
+        with pytest.raises(TooLarge):
+            await apply(storage, data={"a": "x" * 100}, memo=["no"], held=("A", held), limit=50)
+        await storage.set_data(BOT, KEY, {"b": 1})
+        with pytest.raises(RecordReplaced):
+            await apply(storage, data={"a": 1}, memo=["no"], held=("A", held))
+        assert isinstance(await claim(storage, "B"), Taken)
+        await release(storage, "A")
+        assert (await claim(storage, "B")).memo is None
 
     async def test_clear_leaves_the_lease_to_its_holder(self, storage: Storage) -> None:
         await storage.set_data(BOT, KEY, {"a": 1})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell.errors import StepwellError
+from stepwell.errors import LeaseLost, StepwellError
 from stepwell.record import Change
-from stepwell.storage import Applied, Apply, Storage
+from stepwell.storage import Applied, Apply, Guard, Storage
 from stepwell.storage.gather import Batch
 from stepwell.testing.contract.suite import BOT, KEY, Suite
 
@@ -22,6 +22,14 @@ class JournalPromises(Suite):
         stored = (await storage.update_data(BOT, KEY, {"n": 2}), await storage.run(batch))[0]
         assert stored == {"n": 2, "between": 1}
         assert await storage.get_data(BOT, KEY) == {"n": 2, "between": 1}
+
+    async def test_a_batch_with_a_refused_write_is_not_applied_again_either(self, storage: Storage) -> None:
+        refused = Apply(storage.address(BOT, 3), Change(write=storage.ids()), Guard(token="nobody", base=""))
+        batch = Batch.of([self._write(storage, KEY, 1), refused], "lane", 1)
+        first = await storage.run(batch)
+        second = await storage.run(batch)
+        assert [type(result) for result in first] == [type(result) for result in second] == [Applied, LeaseLost]
+        assert self._version(first[0]) == self._version(second[0])
 
     async def test_the_next_batch_of_a_lane_is_applied(self, storage: Storage) -> None:
         await storage.run(Batch.of([self._write(storage, KEY, 1)], "lane", 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.record import DAY, Change, State
+from stepwell.record import DAY, RUNS, Change, State
 from stepwell.storage import Apply, Claimed, Due, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, get, memo, release
@@ -53,6 +53,14 @@ class ListingPromises(Suite):
         assert [entry.tags async for entry in storage.scan(BOT, tag="user:1")] == [("user:1",)]
         await storage.clear(BOT, 2)
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_every_namespace_with_a_record_is_listed(self, storage: Storage) -> None:
+        assert await storage.namespaces() == []
+        names = [BOT, "another", 'odd:{%} "é\U0001f600', RUNS]
+        for name in names:
+            for key in range(3):
+                await storage.set_state(name, key, State())
+        assert await storage.namespaces() == sorted(storage.address(name, 1).namespace for name in names)
 
     async def test_what_a_cleared_or_expired_record_leaves_behind_is_found_by_its_tags(
         self, storage: Storage, clock: Clock

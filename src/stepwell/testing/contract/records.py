@@ -46,6 +46,20 @@ class RecordPromises(Suite):
         with pytest.raises(VersionChanged):
             await apply(storage, data={"a": 4}, guard=Guard(version=current))
 
+    async def test_a_guard_on_a_version_does_not_match_what_has_expired(self, storage: Storage, clock: Clock) -> None:
+        shown = (await apply(storage, data={"a": 1}, expiry=10.0)).version
+        clock.advance(11)
+        with pytest.raises(VersionChanged):
+            await apply(storage, data={"a": 2}, guard=Guard(version=shown))
+        assert await get(storage) is None
+
+    async def test_a_record_beyond_a_limit_that_was_lowered_may_still_shrink(self, storage: Storage) -> None:
+        await apply(storage, data={"a": "x" * 100, "b": "x" * 100}, limit=1000)
+        with pytest.raises(TooLarge):
+            await apply(storage, data={"c": 1}, limit=50)
+        await apply(storage, data={"a": "x"}, limit=50)
+        assert await storage.get_data(BOT, KEY) == {"a": "x", "b": "x" * 100}
+
     async def test_a_write_tells_when_it_was_made(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1})
         clock.advance(5)

@@ -34,6 +34,13 @@ SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
 FROM record WHERE namespace = ?1 AND key = ?2;
 
+-- name: held
+SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT NULL, token, NULL, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM lease WHERE namespace = ?1 AND key = ?2;
+
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
 
@@ -122,6 +129,16 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY tag.key LIMIT :limit;
+
+-- name: namespaces
+-- One look into the index a namespace, however many records it has.
+WITH RECURSIVE found (namespace) AS (
+    SELECT min(namespace) FROM record
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM record WHERE namespace > found.namespace)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL;
 
 -- name: traces
 SELECT key FROM tag WHERE namespace = ?1 AND tag = ?2 ORDER BY key LIMIT ?3;

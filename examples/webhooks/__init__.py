@@ -1,0 +1,1 @@
+"""The registration bot behind a webhook, one framework a file."""

@@ -1,0 +1,46 @@
+"""The registration bot behind a webhook, with Starlette. FastAPI is a Starlette: ``app.add_route(...)`` takes it too.
+
+BOT_API=https://api.telegram.org/bot<token> WEBHOOK_SECRET=... uvicorn examples.webhooks.starlette_app:app
+"""
+
+import hmac
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from examples.registration import Registration, handlers
+from stepwell.errors import Busy, StorageError
+from stepwell.fsm import FSM, Router
+
+fsm = FSM("registration_bot", storage=os.environ.get("STORAGE", "sqlite:///bot.db"), flows=[Registration])
+router = Router(fsm)
+router.include(handlers)
+
+
+async def webhook(request: Request) -> Response:
+    token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
+    if not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
+        return Response(status_code=403)
+    try:
+        calls = await router.handle(await request.json())
+    except (Busy, StorageError):
+        return Response(status_code=503)  # Telegram delivers it again, and nothing is handled twice.
+    async with httpx.AsyncClient() as http:
+        for call in calls[:-1]:
+            (await http.post(f"{os.environ['BOT_API']}/{call['method']}", json=call)).raise_for_status()
+    return JSONResponse(calls[-1]) if calls else Response()  # The last call travels in the answer.
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async with fsm:
+        yield
+
+
+app = Starlette(routes=[Route("/webhook", webhook, methods=["POST"])], lifespan=lifespan)

@@ -1,0 +1,1 @@
+"""Try a bot without Telegram."""

@@ -1,0 +1,91 @@
+"""The Bot API over HTTP: ``/bot<token>/<method>`` and files. The only module that knows starlette."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stepwell.extras import require
+from stepwell.playground.botapi.forms import read_body
+from stepwell.playground.botapi.methods import perform
+from stepwell.playground.botapi.refusal import Refusal
+from stepwell.playground.botapi.webhook import Webhooks
+from stepwell.playground.botapi.world import Bot, World
+
+require("starlette", "playground")
+
+from starlette.applications import Starlette  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import JSONResponse, Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+
+__all__ = ["make_app"]
+
+#: The largest request: what Telegram takes for a file.
+LARGEST = 50 * 1024 * 1024
+
+
+def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Any:
+    """An ASGI application that answers to these Host headers only, against DNS rebinding."""
+
+    def checked(request: Request) -> Bot:
+        if request.headers.get("host", "") not in hosts():
+            raise Refusal(403, "Forbidden: this host name is not allowed here")
+        token: str = request.path_params["token"]
+        bot = world.bots.get(token)
+        if bot is None:
+            # A token that cannot be one is not found; one that could be is not let in.
+            number, colon, _ = token.partition(":")
+            raise Refusal(401, "Unauthorized") if number.isdigit() and colon else Refusal(404, "Not Found")
+        return bot
+
+    async def method(request: Request) -> Response:
+        try:
+            bot = checked(request)
+            body = await _body(request)
+            params = read_body(request.headers.get("content-type", ""), body, dict(request.query_params))
+            result = await perform(world, webhooks, bot, request.path_params["method"], params)
+        except Refusal as refusal:
+            return _refused(refusal)
+        return JSONResponse({"ok": True, "result": result})
+
+    async def file(request: Request) -> Response:
+        try:
+            checked(request)
+            found = world.files.get(request.path_params["file_id"])
+            if found is None:
+                raise Refusal(404, "Not Found")
+        except Refusal as refusal:
+            return _refused(refusal)
+        # Never as what it claims to be: a browser must not run it.
+        return Response(
+            found["content"],
+            media_type="application/octet-stream",
+            headers={"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"},
+        )
+
+    async def nothing(request: Request) -> Response:
+        return _refused(Refusal(404, "Not Found"))
+
+    return Starlette(
+        routes=[
+            Route("/bot{token}/{method}", method, methods=["GET", "POST"]),
+            Route("/file/bot{token}/{kind}/{file_id}", file, methods=["GET"]),
+            Route("/{path:path}", nothing, methods=["GET", "POST"]),
+        ]
+    )
+
+
+def _refused(refusal: Refusal) -> Response:
+    retry = refusal.parameters.get("retry_after")
+    headers = {"Retry-After": str(retry)} if retry is not None else {}
+    return JSONResponse(refusal.json(), status_code=refusal.code, headers=headers)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST:
+            raise Refusal(413, "Request Entity Too Large")
+    return bytes(body)

@@ -1,0 +1,31 @@
+"""A call of a method by a bot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from stepwell.playground.botapi.params import Params
+from stepwell.playground.botapi.webhook import Webhooks
+from stepwell.playground.botapi.world import Bot, Room, World
+
+__all__ = ["Call", "Method"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who calls, with what, in which world."""
+
+    world: World
+    webhooks: Webhooks
+    bot: Bot
+    params: Params
+
+    def room(self) -> Room:
+        """The chat that it names."""
+        return self.world.room_for(self.bot, self.params.chat_id())
+
+
+#: Gives the result, or an awaitable of it; raises ``Refusal``.
+Method: TypeAlias = Callable[[Call], Any]

@@ -1,0 +1,162 @@
+"""Methods about messages: send, edit, copy, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.playground.botapi import entities
+from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.keyboards import markup_of
+from stepwell.playground.botapi.params import Params
+from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.botapi.world import Room
+
+__all__ = ["METHODS", "deliver"]
+
+LONGEST_TEXT, LONGEST_CAPTION = 4096, 1024
+
+
+def deliver(call: Call, **content: Any) -> dict[str, Any]:
+    """Say something in the chat that the call names, in its thread, as a reply, with its keyboard."""
+    params, room = call.params, call.room()
+    markup = markup_of(params)
+    reply = _replied(params, room)
+    thread = params.number("message_thread_id", 0) or (reply or {}).get("message_thread_id", 0)
+    if thread:
+        topic = room.topics.get(thread)
+        if topic is None:
+            raise bad_request("message thread not found")
+        if topic.closed:
+            raise bad_request("TOPIC_CLOSED")
+        content = {"message_thread_id": thread, "is_topic_message": True, **content}
+    if reply is not None:
+        content["reply_to_message"] = {name: value for name, value in reply.items() if name != "reply_to_message"}
+    if params.flag("protect_content"):
+        content["has_protected_content"] = True
+    if markup is not None and "inline_keyboard" in markup:
+        content["reply_markup"] = markup
+    elif markup is not None:
+        room.keyboard = None if markup.get("remove_keyboard") else markup
+    return call.world.post(room, call.bot.user, **content)
+
+
+def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
+    """A text with its entities."""
+    given = params.json(listed, list)
+    text, formatted = (
+        (params.text(name), given) if given else entities.parsed(params.text(name), params.text("parse_mode"))
+    )
+    if entities.units(text) > (LONGEST_TEXT if name == "text" else LONGEST_CAPTION):
+        raise bad_request("message is too long" if name == "text" else "message caption is too long")
+    if not text.strip():
+        if name == "text":
+            raise bad_request("message text is empty")
+        return {}
+    every = sorted([*formatted, *entities.found(text)], key=lambda entity: entity["offset"])
+    return {name: text, **({listed: every} if every else {})}
+
+
+def send_message(call: Call) -> dict[str, Any]:
+    return deliver(call, **text_of(call.params))
+
+
+def edit_text(call: Call) -> dict[str, Any] | bool:
+    return _edit(call, {"entities": None, **text_of(call.params)})
+
+
+def edit_caption(call: Call) -> dict[str, Any] | bool:
+    content = text_of(call.params, "caption", "caption_entities")
+    return _edit(call, {"caption": None, "caption_entities": None, **content})
+
+
+def edit_markup(call: Call) -> dict[str, Any] | bool:
+    return _edit(call, {})
+
+
+def delete_message(call: Call) -> bool:
+    room, number = call.room(), call.params.number("message_id")
+    if number not in room.messages:
+        raise bad_request("message to delete not found")
+    call.world.delete(room, number)
+    return True
+
+
+def delete_messages(call: Call) -> bool:
+    room = call.room()
+    for number in call.params.json("message_ids", list) or []:
+        if number in room.messages:
+            call.world.delete(room, number)
+    return True
+
+
+def forward_message(call: Call) -> dict[str, Any]:
+    source = _source(call)
+    origin = {"type": "user", "date": source["date"], "sender_user": source.get("from", call.bot.user)}
+    return deliver(call, **_content(source), forward_origin=origin)
+
+
+def copy_message(call: Call) -> dict[str, Any]:
+    caption = text_of(call.params, "caption", "caption_entities")
+    return {"message_id": deliver(call, **{**_content(_source(call)), **caption})["message_id"]}
+
+
+def _edit(call: Call, content: dict[str, Any]) -> dict[str, Any] | bool:
+    if call.params.text("inline_message_id"):
+        # Sent through somebody's inline query, into a chat that is not here.
+        return True
+    room, number = call.room(), call.params.number("message_id", 0)
+    message = room.messages.get(number)
+    if message is None:
+        raise bad_request("message to edit not found")
+    if message.get("from", call.bot.user)["id"] != call.bot.id:
+        raise bad_request("message can't be edited")
+    markup = markup_of(call.params)
+    if markup is not None and "inline_keyboard" not in markup:
+        raise bad_request("inline keyboard expected")
+    # An edit that brings no keyboard, or an empty one, takes the old one away.
+    content = {**content, "reply_markup": markup if markup and markup["inline_keyboard"] else None}
+    if all(message.get(name) == value for name, value in content.items()):
+        raise bad_request(
+            "message is not modified: specified new message content and reply markup are exactly the same "
+            "as a current content and reply markup of the message"
+        )
+    return call.world.edit(room, message, by_bot=True, **content)
+
+
+def _replied(params: Params, room: Room) -> dict[str, Any] | None:
+    given = params.json("reply_parameters", dict) or {}
+    number = given.get("message_id") or params.number("reply_to_message_id", 0)
+    if not number:
+        return None
+    message = room.messages.get(int(number))
+    if message is None and not (given.get("allow_sending_without_reply") or params.flag("allow_sending_without_reply")):
+        raise bad_request("message to be replied not found")
+    return message
+
+
+def _source(call: Call) -> dict[str, Any]:
+    room = call.world.room_for(call.bot, call.params.chat_id("from_chat_id"))
+    message = room.messages.get(call.params.number("message_id", 0))
+    if message is None:
+        raise bad_request("message to forward not found")
+    return message
+
+
+def _content(message: dict[str, Any]) -> dict[str, Any]:
+    about = {
+        "message_id", "date", "chat", "from", "sender_chat", "reply_markup", "reply_to_message", "edit_date",
+        "message_thread_id", "is_topic_message", "forward_origin",
+    }  # fmt: skip
+    return {name: value for name, value in message.items() if name not in about}
+
+
+METHODS: dict[str, Method] = {
+    "sendMessage": send_message,
+    "editMessageText": edit_text,
+    "editMessageCaption": edit_caption,
+    "editMessageReplyMarkup": edit_markup,
+    "deleteMessage": delete_message,
+    "deleteMessages": delete_messages,
+    "forwardMessage": forward_message,
+    "copyMessage": copy_message,
+}

@@ -1,0 +1,236 @@
+"""Records from one storage to another, whatever the two are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwell.codec import encode_namespace
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType
+from stepwell.record import KEEP, Address, Change, Head, Keep, Stored
+from stepwell.storage.contract import Query, Storage
+from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
+
+__all__ = ["Copied", "copy_records"]
+
+#: Records that are under way at the same time.
+AT_ONCE = 100
+#: Parts go over in pieces of about so many characters, so that no call takes long.
+PIECE = 1024 * 1024
+LEASE = 60.0
+#: What the source has kept, the target keeps too; its own limit counts for what is written later.
+NO_LIMIT = 1 << 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Copied:
+    """How far a copy has come, and in the end what became of it."""
+
+    #: Encoded names, in the order they are copied.
+    namespaces: list[str]
+    #: The one that is being copied or verified.
+    namespace: str = ""
+    #: Written to the target.
+    written: int = 0
+    #: There already, in the same version.
+    same: int = 0
+    #: There already in another version, and left alone because of ``overwrite=False``.
+    kept: int = 0
+    #: Read again from both sides and found equal.
+    verified: int = 0
+    #: Copied as they are, but their bytes are not the ones that were written once.
+    damaged: list[Address] = field(default_factory=list)
+
+
+async def copy_records(
+    source: Storage,
+    target: Storage,
+    *,
+    namespaces: Iterable[str] | None = None,
+    overwrite: bool = True,
+    verify: bool = True,
+    wait: float = 60.0,
+    progress: Callable[[Copied], None] | None = None,
+) -> Copied:
+    """Copy all records, or those of some bots; ``namespaces`` are bots' names, or ``record.RUNS`` for node runs.
+
+    Copied are flow, state, revision, history, data, tags, deadline, expiry, parts, and the memo of handled
+    updates. Not copied are claims, and the traces of records that were cleared. Deadline and expiry keep their
+    distance from now.
+
+    It may be repeated, after an interruption or to catch up: a version that is in the target already is not
+    written again. A record of the target that differs is replaced, unless ``overwrite`` is off: so stop the bots
+    of the source, copy, and only then start those of the target. Nothing is removed from either.
+
+    Each record is claimed in the source while it is read; one that stays held longer than ``wait`` seconds
+    raises ``Busy``. With ``verify`` everything is then read again from both sides, and ``NotCopied`` names what
+    differs. ``progress`` is called after each page.
+    """
+    if source is target:
+        raise InvalidOption("source and target are the same storage")
+    await source.open()
+    await target.open()
+    if namespaces is None:
+        names = await source.namespaces()
+    else:
+        names = [encode_namespace(name, source.limits) for name in namespaces]
+    copied = Copied(namespaces=names)
+    copier = _Copier(source, target, copied, overwrite, wait)
+    for work in (copier.copy, copier.compare) if verify else (copier.copy,):
+        for copied.namespace in names:
+            after: Any = None
+            while True:
+                records, after = await source.page(Query(copied.namespace), after, AT_ONCE)
+                await _all(work(address) for address, _ in records)
+                if progress is not None:
+                    progress(copied)
+                if after is None:
+                    break
+    if copier.differing:
+        raise NotCopied([address.text for address in copier.differing])
+    return copied
+
+
+class _Copier:
+    """What is done to each address."""
+
+    def __init__(self, source: Storage, target: Storage, copied: Copied, overwrite: bool, wait: float) -> None:
+        self._source = source
+        self._target = target
+        self._copied = copied
+        self._overwrite = overwrite
+        self._wait = wait
+        self._left_alone: set[Address] = set()
+        self.differing: list[Address] = []
+
+    async def copy(self, address: Address) -> None:
+        """Bring one record over, unless it is there."""
+        there: Stored | None = await self._target.perform(Get(address))
+        token = self._source.ids()
+        claimed = await self._claimed(self._source, address, token)
+        try:
+            if claimed.record is None:
+                return
+            if there is not None:
+                if there.version.write == claimed.record.version.write:
+                    self._copied.same += 1
+                    return
+                if not self._overwrite:
+                    self._copied.kept += 1
+                    self._left_alone.add(address)
+                    return
+            record: Stored | None = await self._source.perform(Get(address, parts=True))
+        finally:
+            await self._source.perform(Release(address, token))
+        if record is None:
+            return
+        token = self._target.ids()
+        held = await self._claimed(self._target, address, token)
+        try:
+            base = held.base
+            for change in self._changes(address, record, claimed, there):
+                applied = await self._target.perform(Apply(address, change, Guard(token, base), "keep", LEASE))
+                base = applied.base
+        finally:
+            await self._target.perform(Release(address, token))
+        self._copied.written += 1
+
+    def _changes(self, address: Address, record: Stored, claimed: Claimed, there: Stored | None) -> Iterator[Change]:
+        """The writes that make the record; the last one bears the id that marks a whole copy."""
+        head: Head | Keep = KEEP
+        flow, state = self._names(address, record)
+        if record.head is not None:
+            head = Head(flow, state, record.head)
+        elif there is not None:
+            # A change cannot take flow and state away, only all of the record.
+            yield Change(write=self._target.ids(), delete=True)
+        pieces = _pieces(record.parts or {})
+        writes = [self._target.ids() for _ in pieces[1:]] + [record.version.write]
+        yield Change(
+            write=writes[0],
+            replace=True,
+            head=head,
+            set=record.fields,
+            tags=record.tags,
+            deadline=None if record.deadline is None else record.deadline - claimed.now,
+            expiry=None if record.expires_at is None else record.expires_at - claimed.now,
+            memo=KEEP if claimed.memo is None else claimed.memo,
+            parts=pieces[0],
+            limit=NO_LIMIT,
+        )
+        for write, piece in zip(writes[1:], pieces[1:], strict=True):
+            yield Change(write=write, parts=piece, limit=NO_LIMIT)
+
+    def _names(self, address: Address, record: Stored) -> tuple[str | None, str | None]:
+        """Flow and state, for the target's indexes. What is damaged goes over as it is, and is noted."""
+        seal = self._source.seal(address)
+        flow = state = None
+        try:
+            flow, state, *_ = seal.head_back(record.head)
+            for name, text in record.fields.items():
+                # A type of the bot's own is sound; this process need not know it.
+                with suppress(UnknownType):
+                    seal.data({name: text})
+        except CorruptRecord:
+            self._copied.damaged.append(address)
+        return flow, state
+
+    async def compare(self, address: Address) -> None:
+        """Read one record from both sides."""
+        ours, theirs = await asyncio.gather(
+            self._source.perform(Get(address, parts=True)), self._target.perform(Get(address, parts=True))
+        )
+        if ours is None or address in self._left_alone:
+            return
+        if theirs is not None and _content(ours) == _content(theirs):
+            self._copied.verified += 1
+        else:
+            self.differing.append(address)
+
+    async def _claimed(self, storage: Storage, address: Address, token: str) -> Claimed:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._wait
+        while True:
+            result = await storage.perform(Claim(address, token, LEASE))
+            if not isinstance(result, Taken):
+                claimed: Claimed = result
+                return claimed
+            if loop.time() >= give_up:
+                raise Busy(address.text, self._wait)
+            await asyncio.sleep(min(0.1, max(result.remaining, 0.001)))
+
+
+def _pieces(parts: Mapping[str, str]) -> list[dict[str, str | None]]:
+    """At least one, so that a record without parts is written too."""
+    pieces: list[dict[str, str | None]] = [{}]
+    size = 0
+    for name, text in parts.items():
+        if size > PIECE:
+            pieces.append({})
+            size = 0
+        pieces[-1][name] = text
+        size += len(text)
+    return pieces
+
+
+def _content(record: Stored) -> tuple[Any, ...]:
+    return (
+        record.head,
+        record.fields,
+        sorted(record.tags),
+        record.parts,
+        # The two clocks differ; that there is one is what can be compared.
+        record.deadline is None,
+        record.expires_at is None,
+    )
+
+
+async def _all(works: Iterable[Any]) -> None:
+    """Everything at once, and everything over before the first error is raised."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

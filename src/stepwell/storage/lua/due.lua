@@ -1,0 +1,41 @@
+-- Keys of one namespace whose deadline has come, the earliest first.
+--
+-- KEYS: "-", an index of deadlines (d:).
+-- ARGV: now, width, the latest deadline ("": now), how many at most, the namespace, and the deadline and key of the
+-- last one of the page before, or two empty ones. Gives key, deadline, key, deadline.
+
+local prefix = sub(KEYS[2], 1, width)
+local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+if before == '' then
+  before = now_text
+end
+
+-- By bytes, as the index is sorted; Lua's own comparison goes by the server's locale.
+local function greater(a, b)
+  for n = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, n), string.byte(b, n)
+    if x ~= y then
+      return x > y
+    end
+  end
+  return #a > #b
+end
+
+local due = {}
+local offset = 0
+local lowest = last == '' and '-inf' or last
+repeat
+  local found = call('ZRANGEBYSCORE', KEYS[2], lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
+  for n = 1, #found, 2 do
+    local key, deadline = found[n], found[n + 1]
+    if last == '' or tonumber(deadline) > tonumber(last) or greater(key, last_key) then
+      local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
+      if not (expires and tonumber(expires) <= now) and #due < 2 * most then
+        due[#due + 1] = key
+        due[#due + 1] = deadline
+      end
+    end
+  end
+  offset = offset + most
+until #found < 2 * most or #due >= 2 * most
+return due

@@ -1,0 +1,42 @@
+-- Some records of one index, in the order of their keys.
+--
+-- KEYS: "-", an index (n: or g:).
+-- ARGV: now, width, the last key of the page before with "(" in front (or "-"), how many records at most, the flow
+-- and the state that they must have ("*" any, "-" none, "=..." this one), and the namespace.
+-- With "0" for how many: gives how many keys follow, at most. Otherwise
+-- gives the last key that was looked at (or false at the end), then key and record, key and record.
+
+-- A call ends after so many keys, or so many bytes: other clients wait for it.
+local KEYS_A_CALL, BYTES_A_CALL = 1000, 1000000
+
+local prefix = sub(KEYS[2], 1, width)
+local after, most, flow, state = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local space = ARGV[7]
+
+local function fits(wanted, found)
+  return wanted == '*' or wanted == (found and '=' .. found or '-')
+end
+
+if most == 0 then
+  return {call('ZLEXCOUNT', KEYS[2], after, '+')}
+end
+local keys = call('ZRANGEBYLEX', KEYS[2], after, '+', 'LIMIT', 0, KEYS_A_CALL)
+local page = {false}
+local bytes = 0
+for n = 1, #keys do
+  local key = prefix .. 'r:' .. space .. '/' .. keys[n]
+  -- A key that somebody else wrote over must not end the scan: it is no record any more.
+  local found = redis.pcall('HMGET', key, '$z', '$e', '$f', '$s')
+  local hidden = found.err or not tonumber(found[1]) or (found[2] and (tonumber(found[2]) or 0) <= now)
+  if not hidden and fits(flow, found[3]) and fits(state, found[4]) then
+    page[#page + 1] = keys[n]
+    page[#page + 1] = call('HGETALL', key)
+    bytes = bytes + tonumber(found[1])
+  end
+  local full = #page > 2 * most or bytes > BYTES_A_CALL
+  if (full and n < #keys) or (n == #keys and n == KEYS_A_CALL) then
+    page[1] = keys[n]
+    break
+  end
+end
+return page

@@ -1,0 +1,503 @@
+"""Our conversations in aiogram's handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiogram import Bot, Dispatcher, F, Router
+from aiogram.exceptions import TelegramBadRequest
+from aiogram.filters import Command, and_f, or_f
+from aiogram.types import ErrorEvent, Message, Poll
+
+from stepwell import Storage
+from stepwell.adapters.aiogram import (
+    StepwellStorage,
+    fsm_flow,
+    fsm_in_flow,
+    fsm_state,
+    setup,
+)
+from stepwell.errors import (
+    ContextClosed,
+    ExtraTooOld,
+    InvalidOption,
+    MissingExtra,
+    NoKeyError,
+    StorageUnavailable,
+    TransitionError,
+    UnknownFlowError,
+    UsageError,
+)
+from stepwell.extras import require
+from stepwell.fsm import FSM, Context, Flow, state
+from stepwell.testing import Clock
+from tests.adapters.aiogram_bots import feed, make_bot, message
+from tests.backends import Backend
+
+
+class Registration(Flow, name="registration"):
+    get_name = state(to=["get_email"])
+    get_email = state(to=[], timeout=600, on_timeout="get_name")
+    default_state = get_name
+
+
+class Unknown(Flow, name="unknown"):
+    a = state()
+
+
+@pytest.fixture
+def storage(backend: Backend) -> Storage:
+    return backend.storage()
+
+
+@pytest.fixture
+def fsm(storage: Storage) -> FSM:
+    return FSM("my_bot", storage=storage, flows=[Registration])
+
+
+def bot_of(fsm: FSM, *, bot: Bot | None = None) -> Dispatcher:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm, bot=bot)
+    router = Router()
+    dispatcher.include_router(router)
+
+    @router.message(Command("register"))
+    async def register(message: Message, ctx: Context) -> None:
+        ctx.start_flow(Registration)
+        await message.answer("What's your name?")
+
+    @router.message(Command("cancel"), fsm_in_flow())
+    async def cancel(message: Message, ctx: Context) -> None:
+        ctx.clear_flow()
+        ctx.answer("Cancelled.")
+
+    @router.message(fsm_state(Registration.get_name), F.text != "fail")
+    async def name(message: Message, ctx: Context) -> None:
+        ctx.update_data(name=message.text)
+        ctx.transition("get_email")
+        await message.answer(f"Got it, {message.text}!")
+
+    @router.message(fsm_flow(Registration) & F.text.func(lambda text: text == "fail"))
+    async def fail(message: Message, ctx: Context) -> None:
+        ctx.update_data(broken=True)
+        ctx.set_state("get_email")
+        ctx.answer("never sent")
+        raise RuntimeError("half-way")
+
+    @router.message(fsm_state("get_email"))
+    async def email(message: Message, ctx: Context) -> str:
+        said = f"Welcome, {ctx.data['name']}!"
+        ctx.clear_flow()
+        ctx.answer(said)
+        return said
+
+    return dispatcher
+
+
+async def test_a_conversation_through_the_dispatcher(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("hello?"))
+    await feed(dispatcher, bot, message("/register"))
+    await feed(dispatcher, bot, message("Alice"))
+    record = await fsm.storage.get_state("my_bot", (42, 42))
+    assert record is not None
+    assert (record.flow, record.state, record.data) == ("registration", "get_email", {"name": "Alice"})
+    # Another worker, started later; and what a handler returns is given back.
+    assert await feed(bot_of(fsm), bot, message("a@b.c")) == "Welcome, Alice!"
+    assert session.texts == ["What's your name?", "Got it, Alice!", "Welcome, Alice!"]
+    assert await fsm.storage.get_state("my_bot", (42, 42)) is None
+
+
+async def test_a_handler_that_raises_changes_nothing(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("/register"))
+    with pytest.raises(RuntimeError):
+        await feed(dispatcher, bot, message("fail"))
+    record = await fsm.storage.get_state("my_bot", (42, 42))
+    assert record is not None
+    assert (record.state, record.data) == ("get_name", {})
+    assert session.texts == ["What's your name?"]
+
+
+async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_makes_it_good(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    seen: list[type[BaseException]] = []
+
+    @dispatcher.error()
+    async def on_error(event: ErrorEvent, ctx: Context) -> str:
+        seen.append(type(event.exception))
+        with pytest.raises(ContextClosed):
+            ctx.update_data(late=True)
+        return "made good"
+
+    await feed(dispatcher, bot, message("/register"))
+    assert await feed(dispatcher, bot, message("fail", update_id=5000)) == "made good"
+    assert seen == [RuntimeError]
+    record = await fsm.storage.get_state("my_bot", (42, 42))
+    assert record is not None
+    assert (record.state, record.data) == ("get_name", {})
+    # It was not handled: when it comes again, it is handled again.
+    await feed(dispatcher, bot, message("fail", update_id=5000))
+    assert seen == [RuntimeError, RuntimeError]
+    assert session.texts == ["What's your name?"]
+
+
+async def test_an_update_that_comes_again_is_handled_once(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    update = message("/register")
+    await feed(dispatcher, bot, update)
+    await feed(dispatcher, bot, update)
+    name = message("Alice")
+    await asyncio.gather(*(feed(dispatcher, bot, name) for _ in range(5)))
+    assert session.texts == ["What's your name?", "Got it, Alice!"]
+    # What ctx.answer() said goes out after the commit, so it may be missing: it is said again.
+    done = message("a@b.c")
+    await feed(dispatcher, bot, done)
+    await feed(dispatcher, bot, done)
+    assert session.texts[2:] == ["Welcome, Alice!", "Welcome, Alice!"]
+
+
+async def test_one_update_is_one_claim_and_one_commit(fsm: FSM, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher, (bot, _) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("/register"))
+    made: list[str] = []
+    perform = type(fsm.storage).perform
+
+    async def noted(self: Storage, operation: Any) -> Any:
+        made.append(type(operation).__name__)
+        return await perform(self, operation)
+
+    monkeypatch.setattr(type(fsm.storage), "perform", noted)
+    await feed(dispatcher, bot, message("Alice"))
+    assert made == ["Claim", "Apply"]
+
+
+async def test_messages_of_one_user_are_handled_one_at_a_time(fsm: FSM) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+
+    @dispatcher.message()
+    async def count(message: Message, ctx: Context) -> None:
+        seen = ctx.data.get("n", 0)
+        await asyncio.sleep(0)
+        ctx.update_data({"n": seen + 1, "order": [*ctx.data.get("order", []), message.text]})
+
+    bot, _ = make_bot()
+    updates = [message(str(number)) for number in range(20)]
+    await asyncio.gather(*(feed(dispatcher, bot, update) for update in updates))
+    assert await fsm.storage.get_data("my_bot", (42, 42)) == {"n": 20, "order": [str(number) for number in range(20)]}
+
+
+async def test_filters_combine(fsm: FSM) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+    seen: list[str] = []
+
+    def on(name: str, *filters: Any) -> None:
+        @dispatcher.message(*filters)
+        async def handler(message: Message, ctx: Context) -> None:
+            seen.append(name)
+            if message.text == "go":
+                ctx.start_flow(Registration)
+                ctx.update_data(level=3)
+
+    on("both", fsm_flow("registration") & fsm_state("get_name"), F.text == "both")
+    on("either", fsm_flow(None) | fsm_state("get_email"))
+    on("aiogram and", and_f(fsm_in_flow(), F.text == "and"))
+    on("aiogram or", or_f(~fsm_in_flow(), F.text == "or"))
+    on("or F", fsm_flow(None) | (F.text == "or F"))
+    on("data", fsm_state(("level", 3)) & ~fsm_state(("level", 4)), F.text == "data")
+    on("rest")
+    bot, _ = make_bot()
+    for text in ("go", "both", "and", "or", "or F", "data", "x"):
+        await feed(dispatcher, bot, message(text))
+    assert seen == ["either", "both", "aiogram and", "aiogram or", "or F", "data", "rest"]
+
+
+async def test_f_before_our_filter_is_an_error_and_not_silently_true(fsm: FSM) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+
+    @dispatcher.message(F.text & fsm_flow(Registration))
+    async def handler(message: Message) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match=r"put fsm_flow\(\.\.\.\) before the & or \|"):
+        await feed(dispatcher, make_bot()[0], message("x"))
+
+
+async def test_a_filter_without_setup_says_so() -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+
+    @dispatcher.message(fsm_in_flow())
+    async def handler(message: Message) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=r"call setup\(dispatcher, fsm\) first"):
+        await feed(dispatcher, make_bot()[0], message("x"))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        fsm_flow(Unknown),
+        ~fsm_state(Unknown.a),
+        and_f(F.text, fsm_flow("unknown")),
+        or_f(F.text, and_f(F.text, fsm_flow("unknown"))),
+    ],
+    ids=["flow", "inverted", "and", "nested"],
+)
+async def test_an_unregistered_flow_in_a_filter_is_an_error_at_the_start(fsm: FSM, hidden: Any) -> None:
+    dispatcher, (bot, _) = bot_of(fsm), make_bot()
+    router = Router()
+
+    @router.message(hidden)
+    async def handler(message: Message) -> None:
+        raise AssertionError
+
+    dispatcher.include_router(router)
+    with pytest.raises(UnknownFlowError, match=r"add it to FSM\(flows="):
+        await dispatcher.emit_startup(bot=bot)
+    for _ in range(2):
+        with pytest.raises(UnknownFlowError):
+            await feed(dispatcher, bot, message("x"))
+
+
+async def test_an_update_without_a_key_has_an_empty_context(fsm: FSM, caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+    seen: list[Any] = []
+
+    @dispatcher.poll(fsm_flow(None))
+    async def poll(poll: Poll, ctx: Context) -> None:
+        seen.append((ctx.key, ctx.data))
+        if poll.question == "write":
+            ctx.update_data(x=1)
+
+    options = {"options": [], "total_voter_count": 0, "is_closed": False, "is_anonymous": True, "type": "regular"}
+    about = {"allows_multiple_answers": False, "allows_revoting": False, "members_only": False, **options}
+    bot, _ = make_bot()
+    await feed(dispatcher, bot, {"update_id": 1, "poll": {"id": "1", "question": "read", **about}})
+    assert seen == [(None, {})]
+    with pytest.raises(NoKeyError, match="use another key="):
+        await feed(dispatcher, bot, {"update_id": 2, "poll": {"id": "1", "question": "write", **about}})
+
+
+async def test_a_move_that_is_not_declared_reaches_the_error_handler(fsm: FSM) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+    seen: list[BaseException] = []
+
+    @dispatcher.message()
+    async def handler(message: Message, ctx: Context) -> None:
+        ctx.start_flow(Registration)
+        ctx.transition("nowhere")
+
+    @dispatcher.error()
+    async def on_error(event: ErrorEvent) -> None:
+        seen.append(event.exception)
+
+    await feed(dispatcher, make_bot()[0], message("x"))
+    assert isinstance(seen[0], TransitionError)
+    assert await fsm.storage.get_state("my_bot", (42, 42)) is None
+
+
+async def test_several_bots_on_one_dispatcher_have_a_namespace_each(fsm: FSM, storage: Storage) -> None:
+    dispatcher = bot_of(fsm)
+    (first, said), (second, _) = make_bot(7), make_bot(8)
+    await feed(dispatcher, first, message("/register", update_id=1))
+    await feed(dispatcher, second, message("/register", update_id=1))
+    await feed(dispatcher, second, message("Bob", update_id=2))
+    assert [entry.state.state async for entry in storage.scan("my_bot")] == ["get_name"]
+    assert [entry.state.state async for entry in storage.scan("my_bot:8")] == ["get_email"]
+    # After a restart, whoever comes first: the names stay.
+    dispatcher = bot_of(FSM("my_bot", storage=storage, flows=[Registration]))
+    await feed(dispatcher, second, message("b@b.c", update_id=3))
+    await feed(dispatcher, first, message("Alice", update_id=2))
+    assert said.texts == ["What's your name?", "Got it, Alice!"]
+    assert [entry.state.data async for entry in storage.scan("my_bot")] == [{"name": "Alice"}]
+    assert [entry.key async for entry in storage.scan("my_bot:8")] == []
+
+
+async def test_start_up_and_shut_down_open_and_close_the_storage(storage: Storage) -> None:
+    fsm = FSM("my_bot", storage=storage, flows=[Registration])
+    dispatcher, (bot, _) = bot_of(fsm), make_bot()
+    await dispatcher.emit_startup(bot=bot)
+    assert storage.is_open
+    await dispatcher.emit_shutdown(bot=bot)
+    assert not storage.is_open
+
+
+async def test_timers_run_from_start_up_to_shut_down_and_answer_through_their_bot(backend: Backend) -> None:
+    class Patience(Flow, name="patience"):
+        @staticmethod
+        async def give_up(ctx: Context) -> None:
+            ctx.clear_flow()
+            ctx.answer("Too late.")
+
+        waiting = state(timeout=600, on_timeout=give_up)
+        default_state = waiting
+
+    clock = Clock()
+    fsm = FSM("my_bot", storage=backend.storage(clock=clock), flows=[Patience])
+    dispatcher = Dispatcher(disable_fsm=True)
+    setup(dispatcher, fsm)
+
+    @dispatcher.message()
+    async def begin(message: Message, ctx: Context) -> None:
+        ctx.start_flow(Patience)
+
+    (bot, said), (second, also) = make_bot(7), make_bot(8)
+    await dispatcher.emit_startup(bot=bot, bots=(bot,))
+    await feed(dispatcher, bot, message("go", user=1))
+    await feed(dispatcher, second, message("go", user=2))
+    clock.advance(601)
+    async with asyncio.timeout(10):
+        while not (said.texts and also.texts):
+            await asyncio.sleep(0.02)
+    await dispatcher.emit_shutdown(bot=bot)
+    assert said.calls == [{"method": "sendMessage", "chat_id": 1, "text": "Too late."}]
+    assert also.calls == [{"method": "sendMessage", "chat_id": 2, "text": "Too late."}]
+
+
+async def test_a_bot_given_to_setup_answers_for_timers_before_the_first_update(fsm: FSM) -> None:
+    bot, session = make_bot()
+    dispatcher = bot_of(fsm, bot=bot)
+    await dispatcher.emit_startup()
+    assert fsm.send is not None
+    await fsm.send({"method": "sendMessage", "chat_id": 1, "text": "hi"})
+    assert session.texts == ["hi"]
+    with pytest.raises(UsageError, match="has no method 'sendNonsense'"):
+        await fsm.send({"method": "sendNonsense"})
+    await dispatcher.emit_shutdown()
+
+
+async def test_a_group_that_becomes_a_supergroup_keeps_its_state(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("/register", user=1, chat=-5))
+    moved = message("", user=1, chat=-5, migrate_to_chat_id=-1005)
+    del moved["message"]["text"]
+    await feed(dispatcher, bot, moved)
+    await feed(dispatcher, bot, message("Alice", user=1, chat=-1005))
+    assert session.texts == ["What's your name?", "Got it, Alice!"]
+    assert await fsm.storage.get_state("my_bot", (-5, 1)) is None
+
+
+async def test_a_busy_key_is_waited_for_with_a_warning(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    fsm = FSM("my_bot", storage=storage, flows=[Registration], wait=0.05)
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("hello"))
+    async with fsm.conversation(key=(42, 42)):
+        fed = asyncio.create_task(feed(dispatcher, bot, message("/register")))
+        await asyncio.sleep(0.2)
+        assert not fed.done()
+    await fed
+    assert session.texts == ["What's your name?"]
+    assert "waiting on" in caplog.text
+
+
+async def test_a_storage_that_is_away_is_waited_for(
+    fsm: FSM, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("hello"))
+    perform, failures = type(storage).perform, [StorageUnavailable("away", sent=False)] * 2
+
+    async def failing(self: Storage, operation: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await perform(self, operation)
+
+    monkeypatch.setattr(type(storage), "perform", failing)
+    await feed(dispatcher, bot, message("/register"))
+    assert session.texts == ["What's your name?"]
+    assert "waiting for it" in caplog.text
+
+
+async def test_an_answer_that_cannot_be_sent_is_an_error_but_the_state_stands(fsm: FSM) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    await feed(dispatcher, bot, message("/register"))
+    await feed(dispatcher, bot, message("Alice"))
+
+    async def refused(bot: Bot, method: Any, timeout: int | None = None) -> Any:
+        raise TelegramBadRequest(method=method, message="chat not found")
+
+    session.make_request = refused  # type: ignore[method-assign]
+    with pytest.raises(TelegramBadRequest):
+        await feed(dispatcher, bot, message("a@b.c"))
+    assert await fsm.storage.get_state("my_bot", (42, 42)) is None
+
+
+def test_memory_storage_beside_it_is_warned_of(fsm: FSM, storage: Storage) -> None:
+    with pytest.warns(UserWarning, match=r"disable_fsm=True"):
+        setup(Dispatcher(), fsm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        setup(Dispatcher(disable_fsm=True), fsm)
+        setup(Dispatcher(storage=StepwellStorage(storage)), fsm)
+
+
+def test_setup_is_done_once_and_with_a_machine(fsm: FSM) -> None:
+    dispatcher = Dispatcher(disable_fsm=True)
+    with pytest.raises(InvalidOption, match="takes an FSM"):
+        setup(dispatcher, "fsm")  # type: ignore[arg-type]
+    setup(dispatcher, fsm)
+    with pytest.raises(UsageError, match="set up already"):
+        setup(dispatcher, fsm)
+
+
+async def test_both_styles_live_in_one_dispatcher_over_one_storage(fsm: FSM, storage: Storage) -> None:
+    dispatcher = Dispatcher(storage=StepwellStorage(storage))
+    setup(dispatcher, fsm)
+
+    @dispatcher.message()
+    async def handler(message: Message, ctx: Context, state: Any) -> None:
+        await state.update_data(a=1)
+        ctx.start_flow(Registration)
+
+    await feed(dispatcher, make_bot()[0], message("x"))
+    assert [entry.state.data async for entry in storage.scan("aiogram:7")] == [{"a": 1}]
+    assert [entry.state.flow async for entry in storage.scan("my_bot")] == ["registration"]
+
+
+def test_a_release_that_is_too_old_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(ExtraTooOld, match=r"pip install --upgrade 'stepwell\[aiogram\]'"):
+        require("aiogram", "aiogram", minimum="99.1")
+    with pytest.raises(MissingExtra):
+        require("no_such_package", "aiogram", minimum="1")
+    # As aiogram 2 would be found: without the modules that release 3 has.
+    (tmp_path / "aiogram").mkdir()
+    (tmp_path / "aiogram" / "__init__.py").touch()
+    (tmp_path / "aiogram-2.25.1.dist-info").mkdir()
+    (tmp_path / "aiogram-2.25.1.dist-info" / "METADATA").write_text("Name: aiogram\nVersion: 2.25.1\n")
+    code = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import stepwell.adapters.aiogram
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ExtraTooOld: aiogram 2.25.1 is too old, 3.21 is the oldest that works" in done.stderr
+
+
+def test_nothing_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def story() -> None:
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], wait=0)
+        dispatcher, (bot, _) = bot_of(fsm), make_bot()
+        await dispatcher.emit_startup(bot=bot)
+        update = message("/register")
+        await feed(dispatcher, bot, update)
+        await feed(dispatcher, bot, update)
+        await dispatcher.emit_shutdown(bot=bot)
+
+    asyncio.run(story())
+    assert "secret" not in caplog.text

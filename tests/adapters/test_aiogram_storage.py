@@ -1,0 +1,471 @@
+"""aiogram's own FSM on our storage: one line for the storage, one for the isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime
+import logging
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from aiogram import Dispatcher, F, Router
+from aiogram.dispatcher.event.bases import SkipHandler
+from aiogram.exceptions import DataNotDictLikeError
+from aiogram.filters import Command, StateFilter
+from aiogram.fsm.context import FSMContext
+from aiogram.fsm.scene import Scene, SceneRegistry, ScenesManager, on
+from aiogram.fsm.state import State, StatesGroup
+from aiogram.fsm.storage.base import StorageKey
+from aiogram.fsm.strategy import FSMStrategy
+from aiogram.types import Message
+
+from stepwell import MemoryStorage, Storage
+from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
+from stepwell.errors import EncodeError, InvalidOption, LeaseLost, RecordReplaced
+from stepwell.testing import Clock
+from tests.adapters.aiogram_bots import feed, make_bot, message
+from tests.backends import Backend
+
+KEY = StorageKey(bot_id=7, chat_id=42, user_id=42)
+
+
+class Form(StatesGroup):
+    name = State()
+    email = State()
+
+    class Inner(StatesGroup):
+        deep = State()
+
+
+@pytest.fixture
+def storage(backend: Backend) -> Storage:
+    return backend.storage()
+
+
+@pytest.fixture
+def kept(storage: Storage) -> StepwellStorage:
+    return StepwellStorage(storage)
+
+
+async def records(storage: Storage, bot_id: int = 7) -> list[Any]:
+    return [entry.key async for entry in storage.scan(f"aiogram:{bot_id}")]
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
+async def test_state_and_data_of_a_key(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+    isolation = StepwellIsolation(storage)
+
+    async def story() -> None:
+        assert await kept.get_state(KEY) is None
+        assert await kept.get_data(KEY) == {}
+        assert await kept.get_value(KEY, "a") is None
+        await kept.set_state(KEY, Form.name)
+        assert await kept.get_state(KEY) == "Form:name"
+        assert await kept.update_data(KEY, {"a": 1}) == {"a": 1}
+        assert await kept.update_data(KEY, {"b": [1]}) == {"a": 1, "b": [1]}
+        await kept.set_state(KEY, "Form:email")
+        assert await kept.get_data(KEY) == {"a": 1, "b": [1]}
+        assert await kept.get_value(KEY, "b") == [1]
+        assert await kept.get_value(KEY, "c", "default") == "default"
+        await kept.set_data(KEY, {"c": 3})
+        assert await kept.get_data(KEY) == {"c": 3}
+        assert await kept.get_state(KEY) == "Form:email"
+
+    if isolated:
+        async with isolation.lock(KEY):
+            await story()
+    else:
+        await story()
+    assert await records(storage) == [(42, 42, None, None, "default")]
+    assert await kept.get_data(KEY) == {"c": 3}
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
+async def test_what_is_cleared_leaves_no_record(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+    async def story() -> None:
+        context = FSMContext(kept, KEY)
+        await context.clear()
+        assert await records(storage) == []
+        await context.set_state(Form.name)
+        await context.update_data(a=1)
+        await context.clear()
+        assert (await context.get_state(), await context.get_data()) == (None, {})
+        await context.set_state(Form.name)
+        await context.set_state(None)
+
+    if isolated:
+        async with StepwellIsolation(kept).lock(KEY):
+            await story()
+    else:
+        await story()
+    assert await records(storage) == []
+
+
+@pytest.mark.parametrize("name", ["Form:name", "Form.Inner:deep", "@:bare", "bare", ":x", "x:", "a:b:c", "", None])
+async def test_any_name_of_a_state_comes_back(kept: StepwellStorage, name: str | None) -> None:
+    await kept.update_data(KEY, {"a": 1})
+    await kept.set_state(KEY, name)
+    assert await kept.get_state(KEY) == name
+    async with StepwellIsolation(kept).lock(KEY):
+        assert await kept.get_state(KEY) == name
+        await kept.set_state(KEY, name)
+        assert await kept.get_state(KEY) == name
+
+
+async def test_a_group_of_states_is_a_flow(storage: Storage, kept: StepwellStorage) -> None:
+    await kept.set_state(KEY, Form.Inner.deep)
+    entries = [entry async for entry in storage.scan("aiogram:7", flow="Form.Inner")]
+    assert [entry.state.state for entry in entries] == ["deep"]
+    assert [entry.key async for entry in storage.scan("aiogram:7", tag="user:42")] == [entries[0].key]
+
+
+async def test_no_part_of_a_key_is_left_out(storage: Storage, kept: StepwellStorage) -> None:
+    keys = [
+        KEY,
+        StorageKey(bot_id=8, chat_id=42, user_id=42),
+        StorageKey(bot_id=7, chat_id=-42, user_id=42),
+        StorageKey(bot_id=7, chat_id=42, user_id=43),
+        StorageKey(bot_id=7, chat_id=42, user_id=42, thread_id=5),
+        StorageKey(bot_id=7, chat_id=42, user_id=42, business_connection_id="b"),
+        StorageKey(bot_id=7, chat_id=42, user_id=42, business_connection_id="5"),
+        StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="other"),
+    ]
+    for number, key in enumerate(keys):
+        await kept.set_state(key, f"Form:{number}")
+        await kept.set_data(key, {"n": number})
+    for number, key in enumerate(keys):
+        assert await kept.get_state(key) == f"Form:{number}"
+        assert await kept.get_data(key) == {"n": number}
+    assert len(await records(storage, 7)) == 7
+    assert len(await records(storage, 8)) == 1
+
+
+async def test_every_type_of_value_comes_back(kept: StepwellStorage) -> None:
+    values = {
+        "when": datetime.datetime(2024, 5, 17, 12, tzinfo=datetime.UTC),
+        "price": Decimal("1.10"),
+        "pair": (1, 2),
+        "tags": {"a", "b"},
+        "raw": b"\0",
+        "id": uuid.UUID(int=5),
+        "numbers": {1: "one"},
+        "$x": None,
+        "big": 10**40,
+    }
+    await kept.set_data(KEY, values)
+    assert await kept.get_data(KEY) == values
+    async with StepwellIsolation(kept).lock(KEY):
+        assert await kept.get_data(KEY) == values
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
+async def test_what_is_given_back_is_a_copy(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+    async def story() -> None:
+        mine = {"list": [1]}
+        await kept.set_data(KEY, mine)
+        mine["list"].append(2)
+        (await kept.get_data(KEY))["list"].append(3)
+        (await kept.update_data(KEY, {"b": 1}))["list"].append(4)
+        await kept.set_state(KEY, "Form:name")
+        assert await kept.get_data(KEY) == {"list": [1], "b": 1}
+
+    if isolated:
+        async with StepwellIsolation(storage).lock(KEY):
+            await story()
+    else:
+        await story()
+    assert await kept.get_data(KEY) == {"list": [1], "b": 1}
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
+async def test_data_that_is_none_gives_aiograms_error(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+    async def story() -> None:
+        await kept.set_data(KEY, {"a": 1})
+        for wrong in ("text", [("a", 1)], None):
+            with pytest.raises(DataNotDictLikeError):
+                await kept.set_data(KEY, wrong)  # type: ignore[arg-type]
+        with pytest.raises(EncodeError, match=r"\$\.x"):
+            await kept.update_data(KEY, {"x": object()})
+        with pytest.raises(InvalidOption, match="a state is a State"):
+            await kept.set_state(KEY, 5)  # type: ignore[arg-type]
+        assert await kept.update_data(KEY, {"b": 2}) == {"a": 1, "b": 2}
+
+    if isolated:
+        async with StepwellIsolation(storage).lock(KEY):
+            await story()
+    else:
+        await story()
+
+
+async def test_fifty_updates_of_fifty_fields_leave_fifty(kept: StepwellStorage) -> None:
+    await asyncio.gather(*(kept.update_data(KEY, {f"f{n}": n}) for n in range(50)))
+    assert await kept.get_data(KEY) == {f"f{n}": n for n in range(50)}
+
+
+async def test_the_lock_is_for_one_key_and_one_holder_at_a_time(storage: Storage, kept: StepwellStorage) -> None:
+    isolation = StepwellIsolation(storage)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        async with isolation.lock(KEY):
+            seen = await kept.get_value(KEY, "n", 0)
+            await asyncio.sleep(0)
+            await kept.update_data(KEY, {"n": seen + 1})
+            order.append(number)
+
+    await asyncio.gather(*map(one, range(20)))
+    assert order == list(range(20))
+    assert await kept.get_value(KEY, "n") == 20
+    async with isolation.lock(KEY), isolation.lock(StorageKey(bot_id=7, chat_id=1, user_id=1)):
+        pass
+    assert storage.lines == {}
+
+
+async def test_a_write_from_outside_is_not_lost_to_the_holder(storage: Storage, kept: StepwellStorage) -> None:
+    isolation = StepwellIsolation(storage)
+    inside, outside = asyncio.Event(), asyncio.Event()
+
+    async def holder() -> None:
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"mine": 1})
+            inside.set()
+            await outside.wait()
+            await kept.set_state(KEY, "Form:name")
+
+    held = asyncio.create_task(holder())
+    await inside.wait()
+    await kept.update_data(KEY, {"theirs": 2})
+    outside.set()
+    await held
+    assert await kept.get_data(KEY) == {"mine": 1, "theirs": 2}
+    assert await kept.get_state(KEY) == "Form:name"
+
+
+async def test_a_record_that_was_cleared_meanwhile_is_not_written(storage: Storage, kept: StepwellStorage) -> None:
+    await kept.set_data(KEY, {"a": 1})
+
+    async def elsewhere() -> None:
+        await FSMContext(kept, KEY).clear()
+
+    # A context of its own, as an update of somebody else has it.
+    other = contextvars.copy_context()
+    with pytest.raises(RecordReplaced):
+        async with StepwellIsolation(storage).lock(KEY):
+            await asyncio.get_running_loop().create_task(elsewhere(), context=other)
+            await kept.update_data(KEY, {"b": 2})
+    assert await kept.get_data(KEY) == {}
+
+
+async def test_a_holder_that_overslept_writes_nothing() -> None:
+    clock = Clock()
+    storage = MemoryStorage(clock=clock)
+    kept, isolation = StepwellStorage(storage), StepwellIsolation(storage, lease=5)
+    await kept.update_data(KEY, {"a": 1})
+    with pytest.raises(LeaseLost):
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"a": 2})
+            clock.advance(6)
+            await kept.set_state(KEY, "Form:name")
+    assert await kept.get_data(KEY) == {"a": 1}
+    assert await kept.get_state(KEY) is None
+    await storage.close()
+
+
+async def test_what_a_handler_writes_is_one_write_at_its_end(storage: Storage, kept: StepwellStorage) -> None:
+    isolation, other = StepwellIsolation(storage), contextvars.copy_context()
+
+    async def elsewhere() -> dict[str, Any]:
+        return await kept.get_data(KEY)
+
+    async with isolation.lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+        await kept.set_state(KEY, "Form:name")
+        assert await asyncio.get_running_loop().create_task(elsewhere(), context=other) == {}
+        assert await asyncio.get_running_loop().create_task(elsewhere()) == {"a": 1}
+    assert await kept.get_data(KEY) == {"a": 1}
+    version = [entry.version async for entry in storage.scan("aiogram:7")]
+    with pytest.raises(RuntimeError):
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"a": 2})
+            raise RuntimeError
+    with pytest.raises(SkipHandler):
+        async with isolation.lock(KEY):
+            await kept.update_data(KEY, {"b": 3})
+            raise SkipHandler
+    async with isolation.lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+    assert await kept.get_data(KEY) == {"a": 1, "b": 3}
+    assert [entry.version.number async for entry in storage.scan("aiogram:7")] == [version[0].number + 1]
+
+
+async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kept: StepwellStorage) -> None:
+    isolation = StepwellIsolation(storage)
+    history = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="scenes_history")
+    with pytest.raises(RuntimeError):
+        async with isolation.lock(KEY):
+            await kept.set_state(KEY, "a")
+            await kept.set_state(history, "b")
+            raise RuntimeError
+    assert await records(storage) == []
+    async with isolation.lock(KEY):
+        await asyncio.gather(kept.update_data(history, {"x": 1}), kept.update_data(history, {"y": 2}))
+        assert await kept.get_data(history) == {"x": 1, "y": 2}
+        await kept.set_state(KEY, "a")
+    assert len(await records(storage)) == 2
+    assert storage.lines == {}
+
+
+async def test_a_task_that_outlives_its_handler_writes_by_itself(storage: Storage, kept: StepwellStorage) -> None:
+    done = asyncio.Event()
+
+    async def later() -> None:
+        await done.wait()
+        await kept.update_data(KEY, {"late": True})
+
+    async with StepwellIsolation(storage).lock(KEY):
+        await kept.update_data(KEY, {"a": 1})
+        task = asyncio.create_task(later())
+    done.set()
+    await task
+    assert await kept.get_data(KEY) == {"a": 1, "late": True}
+
+
+async def test_a_lock_that_is_busy_is_waited_for_with_a_warning(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    isolation = StepwellIsolation(storage, wait=0.05)
+    held = asyncio.Event()
+
+    async def holder() -> None:
+        async with isolation.lock(KEY):
+            held.set()
+            await asyncio.sleep(0.2)
+
+    holding = asyncio.create_task(holder())
+    await held.wait()
+    with caplog.at_level(logging.WARNING, logger="stepwell"):
+        async with isolation.lock(KEY):
+            pass
+    assert "waiting on" in caplog.text
+    await holding
+
+
+async def test_the_storage_is_closed_by_whoever_opened_it() -> None:
+    storage = MemoryStorage()
+    kept = StepwellStorage(storage)
+    await kept.set_state(KEY, "a")
+    await kept.close()
+    assert not storage.is_open
+    async with storage:
+        again = StepwellStorage(storage)
+        await again.get_state(KEY)
+        await again.close()
+        await StepwellIsolation(again).close()
+        assert storage.is_open
+
+
+def test_something_else_than_a_storage_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="open_storage"):
+        StepwellStorage("sqlite:///bot.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="lease"):
+        StepwellIsolation(MemoryStorage(), lease=0)
+
+
+def bot_of(storage: Storage, **options: Any) -> Dispatcher:
+    """A registration bot as people have it, with our storage and isolation."""
+    dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage), **options)
+    router = Router()
+    dispatcher.include_router(router)
+
+    @router.message(Command("register"))
+    async def register(message: Message, state: FSMContext) -> None:
+        await state.set_state(Form.name)
+        await message.answer("What's your name?")
+
+    @router.message(Form.name)
+    async def name(message: Message, state: FSMContext) -> None:
+        await state.update_data(name=message.text)
+        await state.set_state(Form.email)
+        await message.answer(f"Got it, {message.text}!")
+
+    @router.message(StateFilter(Form.email), F.text == "fail")
+    async def fail(message: Message, state: FSMContext) -> None:
+        raise RuntimeError("no")
+
+    @router.message(Form.email)
+    async def email(message: Message, state: FSMContext) -> None:
+        data = await state.get_data()
+        await state.clear()
+        await message.answer(f"Welcome, {data['name']}!")
+
+    return dispatcher
+
+
+async def test_an_existing_bot_goes_on_working(storage: Storage) -> None:
+    dispatcher, (bot, session) = bot_of(storage), make_bot()
+    for user in (1, 2):
+        await feed(dispatcher, bot, message("/register", user=user))
+    for user, name in ((1, "Alice"), (2, "Bob")):
+        await feed(dispatcher, bot, message(name, user=user))
+    # Another worker, started later.
+    dispatcher = bot_of(storage)
+    with pytest.raises(RuntimeError):
+        await feed(dispatcher, bot, message("fail", user=1))
+    await feed(dispatcher, bot, message("a@b.c", user=1))
+    await feed(dispatcher, bot, message("b@b.c", user=2))
+    assert session.texts == [
+        "What's your name?", "What's your name?", "Got it, Alice!", "Got it, Bob!", "Welcome, Alice!", "Welcome, Bob!",
+    ]  # fmt: skip
+    assert await records(storage) == []
+
+
+@pytest.mark.parametrize("strategy", list(FSMStrategy))
+async def test_every_strategy_of_aiogram_has_keys_of_its_own(storage: Storage, strategy: FSMStrategy) -> None:
+    dispatcher, (bot, _) = bot_of(storage, fsm_strategy=strategy), make_bot()
+    for user in (1, 2):
+        for chat in (-5, -6):
+            for thread in (8, 9):
+                topic = {"message_thread_id": thread, "is_topic_message": True}
+                await feed(dispatcher, bot, message("/register", user=user, chat=chat, **topic))
+    expected = {
+        FSMStrategy.USER_IN_CHAT: 4,
+        FSMStrategy.CHAT: 2,
+        FSMStrategy.GLOBAL_USER: 2,
+        FSMStrategy.USER_IN_TOPIC: 8,
+        FSMStrategy.CHAT_TOPIC: 4,
+    }
+    assert len(await records(storage)) == expected[strategy]
+
+
+async def test_scenes_go_on_working(storage: Storage) -> None:
+    class Quiz(Scene, state="quiz"):
+        @on.message.enter()
+        async def begin(self, message: Message, state: FSMContext) -> None:
+            await message.answer("2 + 2?")
+
+        @on.message(F.text == "4")
+        async def right(self, message: Message, state: FSMContext) -> None:
+            await state.update_data(right=True)
+            await message.answer("Right.")
+            await self.wizard.exit()
+
+        @on.message()
+        async def wrong(self, message: Message, state: FSMContext) -> None:
+            await message.answer("Again.")
+            await self.wizard.retake()
+
+    dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))
+
+    @dispatcher.message(Command("quiz"))
+    async def quiz(message: Message, scenes: ScenesManager) -> None:
+        await scenes.enter(Quiz)
+
+    SceneRegistry(dispatcher).add(Quiz)
+    bot, session = make_bot()
+    for text in ("/quiz", "5", "4", "4"):
+        await feed(dispatcher, bot, message(text))
+    assert session.texts == ["2 + 2?", "Again.", "2 + 2?", "Right."]
+    assert {key[-1] for key in await records(storage)} <= {"default", "scenes_history"}

@@ -1,0 +1,46 @@
+"""PostgreSQL: one server for the session, a schema for each place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import asyncpg
+
+from stepwell.record import Address
+from tests.backends.base import Backend
+from tests.servers import postgres
+
+#: Table, the value in it, and how it is set; $1 and $2 are the address, $3 the name, $4 the new text.
+WHERE = {
+    "field": ("records", "data ->> $3::text", "data = data || jsonb_build_object($3::text, $4::text)", "true"),
+    "part": ("parts", "body", "body = $4", "name = $3"),
+    "head": ("records", "head", "head = $4", "$3 = ''"),
+    "memo": ("memos", "body", "body = $4", "$3 = ''"),
+}
+
+
+class Postgres(Backend):
+    name = "postgres"
+    shared = True
+    durable = True
+
+    _numbers = count(1)
+
+    def place(self) -> str:
+        return f"{postgres.shared().url()}?schema=place_{next(self._numbers)}"
+
+    async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:
+        dsn, _, schema = url.partition("?schema=")
+        table, value, change, named = WHERE[kind]
+        where = f"where namespace = $1 and key = $2 and {named}"
+        connection = await asyncpg.connect(dsn)
+        try:
+            found = await connection.fetchval(f"select {value} from {schema}.{table} {where}", *address, name)
+            # The server itself refuses what is no text: such damage it would find before we do.
+            changed = damage(found.encode()).decode("utf-8", "replace").replace("\0", "\ufffd")
+            assert changed != found
+            done = await connection.execute(f"update {schema}.{table} set {change} {where}", *address, name, changed)
+            assert done == "UPDATE 1"
+        finally:
+            await connection.close()

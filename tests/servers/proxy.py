@@ -1,0 +1,140 @@
+"""A TCP proxy in front of any server: it counts round trips, falls silent, and cuts connections by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+#: For localhost and 127.0.0.1, signed by itself; its key is in the same file and guards nothing.
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
+
+
+class Proxy:
+    """Between one client and one server; everything it does to a connection can be repeated with its seed.
+
+    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is
+    cut, with the answer still to come: some before the request went on, some in the moment after, most when
+    the server has answered, so that it was made.
+    """
+
+    def __init__(self, port: int, *, host: str = "127.0.0.1", seed: int = 0, tls: bool = False) -> None:
+        self._target = (host, port)
+        self._tls = tls
+        self._random = random.Random(seed)
+        self._server: asyncio.Server | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.cut_rate = 0.0
+        #: Only requests with these bytes in them are cut.
+        self.cut_what = b""
+        #: No more than so many cuts.
+        self.most_cuts = 1_000_000
+        self.cuts = 0
+        #: Requests that were followed by an answer, or are still waiting for it.
+        self.round_trips = 0
+        #: All bytes of the clients, if they are kept.
+        self.requests: bytearray | None = None
+        self._silent = False
+
+    async def __aenter__(self) -> Self:
+        context = None
+        if self._tls:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(CERTIFICATE)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for pump in list(self._pumps):
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def fall_silent(self) -> None:
+        """From now on accept connections and requests, and pass on nothing."""
+        self._silent = True
+
+    def speak(self) -> None:
+        """Pass on everything again, for connections made from now on."""
+        self._silent = False
+
+    def cut_all(self) -> None:
+        """Close every connection now."""
+        for pump in list(self._pumps):
+            pump.cancel()
+
+    async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+        pump = asyncio.current_task()
+        assert pump is not None
+        self._pumps.add(pump)
+        server_out: asyncio.StreamWriter | None = None
+        try:
+            server_in, server_out = await asyncio.open_connection(*self._target)
+            await self._pump(client_in, client_out, server_in, server_out)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._pumps.discard(pump)
+            for writer in (client_out, server_out):
+                if writer is not None:
+                    writer.transport.abort()
+
+    async def _pump(
+        self,
+        client_in: asyncio.StreamReader,
+        client_out: asyncio.StreamWriter,
+        server_in: asyncio.StreamReader,
+        server_out: asyncio.StreamWriter,
+    ) -> None:
+        asking = asyncio.ensure_future(client_in.read(1 << 16))
+        answering = asyncio.ensure_future(server_in.read(1 << 16))
+        answered = True
+        cutting = False
+        try:
+            while True:
+                await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    request = asking.result()
+                    if not request:
+                        return
+                    if answered:
+                        answered = False
+                        self.round_trips += 1
+                        cutting = self._wants_cut(request)
+                        if cutting and self._random.random() < 0.2:
+                            return
+                    if self.requests is not None:
+                        self.requests += request
+                    if not self._silent:
+                        server_out.write(request)
+                        await server_out.drain()
+                        if cutting and self._random.random() < 0.2:
+                            return
+                    asking = asyncio.ensure_future(client_in.read(1 << 16))
+                if answering.done():
+                    answer = answering.result()
+                    if not answer or cutting:
+                        return
+                    answered = True
+                    if not self._silent:
+                        client_out.write(answer)
+                        await client_out.drain()
+                    answering = asyncio.ensure_future(server_in.read(1 << 16))
+        finally:
+            asking.cancel()
+            answering.cancel()
+
+    def _wants_cut(self, request: bytes) -> bool:
+        if self.cut_what not in request or self.cuts >= self.most_cuts or self._random.random() >= self.cut_rate:
+            return False
+        self.cuts += 1
+        return True

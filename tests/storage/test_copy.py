@@ -1,0 +1,193 @@
+"""Records move between any two storages, whole, as often as one likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, State, Storage, copy_records
+from stepwell.errors import Busy, InvalidOption, NotCopied, StorageUnavailable
+from stepwell.record import RUNS, Change, Stored
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Release
+from stepwell.testing import Clock
+from tests import backends
+from tests.backends import Backend
+
+
+@pytest.fixture(params=backends.ALL, ids=lambda cls: f"to_{cls.name}")
+async def other(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    """Every landed backend again, as the target."""
+    backend = request.param(tmp_path)
+    yield backend
+    await backend.close()
+
+
+async def fill(storage: Storage, count: int = 110) -> None:
+    async def one(number: int) -> None:
+        async with Slot(storage, "bot" if number % 3 else "other:bot", (number, "k")) as slot:
+            slot.flow, slot.state = ("form", f"s{number % 4}") if number % 5 else (None, None)
+            slot.history = [number]
+            slot.data.update({"n": number, "nul\0": "a\0b", 7: {"z": (1, 1e16), "a": -0.0}})
+            if number % 50 == 1:
+                slot.data["long"] = "x" * 20_000
+            await slot.commit(
+                tags=(f"user:{number % 7}",),
+                deadline=30.0 + number,
+                expiry=None if number % 2 else 3600.0,
+                memo=[number],
+                parts={f"item{n}": "p" * 100 for n in range(number % 4)},
+            )
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+    await storage.set_data("bot", "no flow", {"a": 1})
+    async with Slot(storage, RUNS, "run-1") as slot:
+        slot.flow, slot.state = "words", "Split"
+        await slot.commit(parts={f"item{n}": "p" * 400_000 for n in range(4)})
+    await storage.set_state("bot", "cleared", State())
+    await storage.clear("bot", "cleared")
+
+
+async def everything(storage: Storage) -> dict[Any, Any]:
+    """All that can be read of a storage, as far as two storages can agree about it."""
+    found = {}
+    for namespace in ("bot", "other:bot", RUNS):
+        async for entry in storage.scan(namespace):
+            stored: Stored = await storage.perform(Get(entry.address, parts=True))
+            claimed: Claimed = await storage.perform(Claim(entry.address, "reader", 1))
+            await storage.perform(Release(entry.address, "reader"))
+            found[entry.address] = (
+                entry.state,
+                stored.head,
+                stored.fields,
+                stored.parts,
+                stored.tags,
+                claimed.memo,
+                None if stored.deadline is None else round(stored.deadline - claimed.now, 3),
+                None if stored.expires_at is None else round(stored.expires_at - claimed.now, 3),
+            )
+    return found
+
+
+async def test_a_copy_has_everything_that_can_be_read(backend: Backend, other: Backend) -> None:
+    source, target = backend.storage(clock=Clock()), other.storage(clock=Clock(1.0))
+    await fill(source)
+    calls: list[int] = []
+    copied = await copy_records(source, target, progress=lambda so_far: calls.append(so_far.written))
+    assert copied.written == copied.verified == 112
+    assert (copied.same, copied.kept, copied.damaged) == (0, 0, [])
+    assert len(copied.namespaces) == 3
+    assert calls == sorted(calls)
+    assert len(calls) >= 6
+    assert await everything(target) == await everything(source)
+    assert {entry.key async for entry in target.scan("bot", state="s1", tag="user:1")} == {
+        entry.key async for entry in source.scan("bot", state="s1", tag="user:1")
+    }
+    assert len(await target.due("bot", before=target.clock() + 100 if target.clock else None)) > 10
+    # Nothing stays claimed on either side.
+    for storage in (source, target):
+        assert isinstance(await storage.perform(Claim(storage.address("bot", (1, "k")), "t", 1)), Claimed)
+
+
+async def test_a_copy_again_writes_only_what_changed_since(backend: Backend) -> None:
+    source, target = backend.storage(), backend.storage()
+    await fill(source, 120)
+    await copy_records(source, target)
+    await source.update_data("bot", (1, "k"), {"n": "changed"})
+    await source.set_state("bot", "new", State("f", "s", {}))
+    again = await copy_records(source, target)
+    assert (again.written, again.same) == (2, 121)
+    assert await target.get_data("bot", (1, "k")) == await source.get_data("bot", (1, "k"))
+
+
+class Breaking(MemoryStorage):
+    """Gone after so many writes."""
+
+    left = 40
+
+    async def perform(self, operation: Operation) -> Any:
+        if type(operation) is Apply:
+            self.left -= 1
+            if self.left < 0:
+                raise StorageUnavailable("gone", final=True)
+        return await super().perform(operation)
+
+
+async def test_an_interrupted_copy_goes_on_where_it_was() -> None:
+    clock = Clock()
+    source, target = MemoryStorage(clock=clock), Breaking(clock=clock)
+    await fill(source, 120)
+    with pytest.raises(StorageUnavailable):
+        await copy_records(source, target)
+    target.left = 1_000_000
+    copied = await copy_records(source, target)
+    assert copied.same >= 30
+    assert copied.written + copied.same == copied.verified == 122
+    assert await everything(target) == await everything(source)
+
+
+async def test_chosen_namespaces_only(backend: Backend) -> None:
+    source, target = backend.storage(), backend.storage()
+    await fill(source, 30)
+    await copy_records(source, target, namespaces=["other:bot"])
+    assert await target.namespaces() == ["other:bot"]
+
+
+async def test_what_the_target_has_is_replaced_or_left_alone_as_asked() -> None:
+    source, target = MemoryStorage(), MemoryStorage()
+    await source.set_data("bot", 1, {"a": "source"})
+    await target.set_state("bot", 1, State("f", "s", {"a": "target", "b": 1}))
+    left = await copy_records(source, target, overwrite=False)
+    assert (left.kept, left.verified) == (1, 0)
+    assert await target.get_state("bot", 1) == State("f", "s", {"a": "target", "b": 1})
+    await copy_records(source, target)
+    assert await target.get_state("bot", 1) == State(None, None, {"a": "source"})
+
+
+class Forgetful(MemoryStorage):
+    """Says that it wrote, and did not write everything."""
+
+    async def perform(self, operation: Operation) -> Any:
+        if type(operation) is Apply and operation.address.key == "3":
+            operation = operation._replace(change=operation.change._replace(set={}))
+        return await super().perform(operation)
+
+
+async def test_a_copy_that_differs_is_found_out_and_named() -> None:
+    source, target = MemoryStorage(), Forgetful()
+    for key in range(5):
+        await source.set_data("bot", key, {"a": key})
+    with pytest.raises(NotCopied, match="bot/3") as caught:
+        await copy_records(source, target)
+    assert caught.value.places == ["bot/3"]
+
+
+async def test_a_damaged_record_goes_over_as_it_is_and_is_named() -> None:
+    source, target = MemoryStorage(), MemoryStorage()
+    address = source.address("bot", 1)
+    await source.perform(Apply(address, Change(write="w", set={"a": "00000000 [broken"})))
+    await source.set_data("bot", 2, {"fine": 1})
+    copied = await copy_records(source, target)
+    assert copied.damaged == [address]
+    assert (await target.perform(Get(address))).fields == {"a": "00000000 [broken"}
+    assert await target.get_data("bot", 2) == {"fine": 1}
+
+
+async def test_a_record_that_stays_held_is_waited_for_and_then_named() -> None:
+    source, target = MemoryStorage(), MemoryStorage()
+    await source.set_data("bot", 1, {"a": 1})
+    async with Slot(source, "bot", 1):
+        with pytest.raises(Busy):
+            await copy_records(source, target, wait=0.1)
+    copied: Copied = await copy_records(source, target)
+    assert copied.verified == 1
+
+
+async def test_a_storage_is_not_copied_onto_itself() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(InvalidOption):
+        await copy_records(storage, storage)

@@ -1,0 +1,151 @@
+"""Opening and closing: once, whoever asks, in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import WrongLoop
+from stepwell.storage.operations import Operation, Result
+
+
+class Logged(MemoryStorage):
+    """Says what is done to it, slowly."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.log: list[str] = []
+        self.fails = False
+
+    async def perform(self, operation: Operation) -> Any:
+        return await Storage.perform(self, operation)
+
+    async def _slowly(self, name: str) -> None:
+        self.log.append(f"{name}>")
+        await asyncio.sleep(0.01)
+        self.log.append(f"<{name}")
+
+    async def _open(self) -> None:
+        await self._slowly("open")
+        if self.fails:
+            raise OSError("no such place")
+
+    async def _close(self) -> None:
+        await self._slowly("close")
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        await self._slowly("run")
+        return await super().run(operations)
+
+
+def in_turn(log: list[str]) -> bool:
+    """Nothing begins before the last thing ended."""
+    return all(one[:-1] == other[1:] for one, other in zip(log[::2], log[1::2], strict=True))
+
+
+async def test_many_at_once_open_it_once_and_close_it_once() -> None:
+    storage = Logged()
+    await asyncio.gather(*(storage.get_data("bot", key) for key in range(5)), storage.open(), storage.open())
+    await asyncio.gather(storage.close(), storage.close(), storage.close())
+    assert storage.log == ["open>", "<open", "run>", "<run", "close>", "<close"]
+    assert not storage.is_open
+
+
+async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_opens_it_again() -> None:
+    storage = Logged()
+    await storage.open()
+    first = asyncio.create_task(storage.update_data("bot", 1, {"a": 1}))
+    await asyncio.sleep(0.002)
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0.002)
+    second = asyncio.create_task(storage.get_data("bot", 1))
+    assert await first == {"a": 1}
+    await closing
+    assert await second == {"a": 1}
+    assert in_turn(storage.log), storage.log
+    assert storage.log.count("open>") == 2
+    await storage.close()
+
+
+async def test_an_opening_that_fails_fails_for_all_who_wait_and_can_be_tried_again() -> None:
+    storage = Logged()
+    storage.fails = True
+    results = await asyncio.gather(*(storage.open() for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [OSError] * 3
+    storage.fails = False
+    await storage.open()
+    await storage.close()
+
+
+async def test_a_caller_who_is_cancelled_does_not_break_it_for_the_others() -> None:
+    storage = Logged()
+    tasks = [asyncio.create_task(storage.open()) for _ in range(3)]
+    await asyncio.sleep(0.002)
+    tasks[0].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError, type(None), type(None)]
+    closers = [asyncio.create_task(storage.close()) for _ in range(2)]
+    await asyncio.sleep(0.002)
+    closers[0].cancel()
+    await asyncio.gather(*closers, return_exceptions=True)
+    assert storage.log == ["open>", "<open", "close>", "<close"]
+
+
+def test_a_loop_that_is_gone_leaves_it_to_the_next_and_a_living_one_does_not() -> None:
+    storage = Logged()
+    asyncio.run(storage.update_data("bot", 1, {"a": 1}))
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(storage.get_data("bot", 1) for _ in range(4)))
+
+    assert asyncio.run(many()) == [{"a": 1}] * 4
+    assert storage.log.count("open>") == 2
+
+    async def in_another_loop() -> None:
+        await storage.open()
+        for use in (storage.open, storage.close, lambda: storage.get_data("bot", 1)):
+            with pytest.raises(WrongLoop):
+                await asyncio.to_thread(asyncio.run, use())
+        await storage.close()
+
+    asyncio.run(in_another_loop())
+
+
+async def test_sweeping_stops_with_closing_and_starts_once_with_opening() -> None:
+    sweeps = 0
+
+    class Counting(MemoryStorage):
+        async def sweep(self, limit: int = 1000) -> Any:
+            nonlocal sweeps
+            sweeps += 1
+            await asyncio.sleep(0.01)
+            return await super().sweep(limit)
+
+    storage = Counting(sweep_every=0.02)
+    for _ in range(5):
+        await storage.open()
+        await asyncio.sleep(0.025)
+        await storage.close()
+    sweeps = 0
+    await storage.open()
+    await asyncio.sleep(0.3)
+    assert sweeps <= 12
+    await storage.close()
+    sweeps = 0
+    await asyncio.sleep(0.06)
+    assert sweeps == 0
+
+
+async def test_a_storage_that_everybody_let_go_of_is_not_kept_by_its_timer() -> None:
+    storage = MemoryStorage()
+    await storage.open()
+    watched = weakref.ref(storage)
+    del storage
+    gc.collect()
+    assert watched() is None

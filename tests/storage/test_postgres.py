@@ -1,0 +1,381 @@
+"""PostgreSQL keeps the contract, however it is reached, and does so without waste."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import random
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from stepwell import MemoryStorage, State, Storage, open_storage
+from stepwell.errors import NewerSchema, StorageUnavailable
+from stepwell.record import Change
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Claimed, Guard, Operation, Query, Release
+from stepwell.storage.gather import Batch
+from stepwell.storage.postgres import PostgresStorage
+from stepwell.storage.postgres_schema import migrations
+from stepwell.testing import Clock, JournaledStorageContract
+from tests.backends.postgres import Postgres
+from tests.servers import pgbouncer
+from tests.servers.postgres import PostgresServer, shared
+from tests.storage.test_differential import Script, play
+
+_numbers = itertools.count(1)
+
+
+def fresh() -> str:
+    """The URL of a place that is empty."""
+    return Postgres(Path()).place()
+
+
+def schema() -> str:
+    return f"own_{next(_numbers)}"
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(shared().url())
+    yield connection
+    await connection.close()
+
+
+class TestPostgresStorage(JournaledStorageContract):
+    def open_storage(self, clock: Clock) -> Storage:
+        return open_storage(fresh(), clock=clock)
+
+
+def bounced(**options: Any) -> PostgresStorage:
+    """A fresh place behind a PgBouncer that knows nothing of prepared statements."""
+    url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
+    return PostgresStorage.from_url(url, sweep_every=None, **options)
+
+
+async def test_behind_pgbouncer_the_option_that_is_missing_is_named() -> None:
+    with pytest.raises(StorageUnavailable, match="prepared_statements=false"):
+        await open_storage(pgbouncer.shared().url()).open()
+
+
+async def test_through_pgbouncer_operations_give_what_memory_gives() -> None:
+    clock = Clock()
+    async with MemoryStorage(clock=clock, sweep_every=None) as ours, bounced(clock=clock) as theirs:
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"seed {seed}")
+        assert await play(Script(random.Random(seed)), clock, ours, theirs) > 50
+
+
+async def test_through_pgbouncer_many_tasks_lose_nothing() -> None:
+    one = bounced()
+    other = bounced(schema=one.schema)
+    async with one, other:
+        await asyncio.gather(*((one, other)[n % 2].update_data("bot", 1, {f"f{n}": n}) for n in range(60)))
+        assert await one.get_data("bot", 1) == {f"f{n}": n for n in range(60)}
+
+        async def count(storage: Storage) -> None:
+            async with Slot(storage, "bot", 2) as slot:
+                slot.data["count"] = slot.data.get("count", 0) + 1
+                await slot.commit()
+
+        await asyncio.gather(*(count((one, other)[n % 2]) for n in range(20)))
+        assert await other.get_data("bot", 2) == {"count": 20}
+        assert len([entry async for entry in one.scan("bot")]) == 2
+
+
+async def test_a_pool_passed_in_is_used_and_neither_closed_nor_kept_busy() -> None:
+    async with asyncpg.create_pool(shared().url(), min_size=1, max_size=1) as pool:
+        async with PostgresStorage(pool, schema=schema()) as storage:
+            await asyncio.gather(*(storage.update_data("bot", n % 3, {f"f{n}": n}) for n in range(30)))
+            assert len([entry async for entry in storage.scan("bot")]) == 3
+            assert pool.get_idle_size() == pool.get_size() == 1
+        assert await pool.fetchval("select 1") == 1
+
+
+async def test_ten_workers_may_start_at_once_on_an_empty_database() -> None:
+    for _ in range(3):
+        url = fresh()
+        workers = [open_storage(url) for _ in range(10)]
+        try:
+            await asyncio.gather(*(worker.update_data("bot", 1, {f"w{n}": n}) for n, worker in enumerate(workers)))
+            assert await workers[0].get_data("bot", 1) == {f"w{n}": n for n in range(10)}
+        finally:
+            for worker in workers:
+                await worker.close()
+
+
+def test_a_storage_that_lost_its_event_loop_is_opened_anew_by_the_next() -> None:
+    storage = open_storage(fresh())
+
+    async def use(number: int) -> dict[Any, Any]:
+        return await storage.update_data("bot", 1, {f"n{number}": number})
+
+    asyncio.run(use(1))
+    with pytest.warns(ResourceWarning):
+        assert asyncio.run(use(2)) == {"n1": 1, "n2": 2}
+        gc.collect()
+
+    async def end() -> None:
+        await storage.close()
+
+    with pytest.warns(ResourceWarning):
+        asyncio.run(end())
+        gc.collect()
+
+
+async def test_every_migration_is_made_once_and_noted(admin: Any) -> None:
+    name = schema()
+    for _ in range(2):
+        async with PostgresStorage(shared().url(), schema=name):
+            pass
+    rows = await admin.fetch(f"select number, name from {name}.migrations order by number")
+    assert [tuple(row) for row in rows] == [(step.number, step.name) for step in migrations()]
+    assert [step.number for step in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_a_schema_of_a_newer_release_is_left_alone(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name):
+        pass
+    await admin.execute(f"insert into {name}.migrations (number, name) values (99, 'of the future')")
+    with pytest.raises(NewerSchema, match="upgrade stepwell"):
+        await PostgresStorage(shared().url(), schema=name).open()
+
+
+async def test_a_role_without_the_right_to_create_works_once_the_schema_is_there(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name):
+        pass
+    await admin.execute(f"create role worker_{name} login")
+    await admin.execute(f"grant usage on schema {name} to worker_{name}")
+    await admin.execute(f"grant all on all tables in schema {name} to worker_{name}")
+    async with PostgresStorage(shared().url(user=f"worker_{name}"), schema=name) as storage:
+        assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+
+
+async def test_what_jsonb_alone_would_change_comes_back_exactly() -> None:
+    data = {
+        "nul": "a\0b",
+        "large": 1e16,
+        "small": -0.0,
+        "order": {"z": 1, "a": 2, "aa": 3},
+        "twice": [1.0, 1, True],
+        "big": 10**40,
+        "nul\0name": 1,
+        "": "empty name",
+        "long\0": "\0" * 2000,
+    }
+    async with open_storage(fresh()) as storage:
+        await storage.set_state("bot", "nul\0key", State("flow\0", "back\\slash", data))
+        found = await storage.get_state("bot", "nul\0key")
+        assert found == State("flow\0", "back\\slash", data)
+        assert found is not None
+        assert str(found.data["small"]) == "-0.0"
+        assert list(found.data["order"]) == ["z", "a", "aa"]
+        assert [type(value) for value in found.data["twice"]] == [float, int, bool]
+        assert [entry.key async for entry in storage.scan("bot", flow="flow\0")] == ["nul\0key"]
+        assert [entry.key async for entry in storage.scan("bot", flow="flow\\0")] == []
+
+
+async def test_names_of_any_length_can_be_found() -> None:
+    long = "f" * 5000
+    async with open_storage(fresh()) as storage:
+        await storage.set_state("bot", 1, State(long + "1", long, {}))
+        await storage.set_state("bot", 2, State(long + "2", long, {}))
+        address = storage.address("bot", 3)
+        await storage.perform(Apply(address, Change(write="w", tags=(long + "\0", "u\\1"))))
+        assert [entry.key async for entry in storage.scan("bot", flow=long + "2", state=long)] == [2]
+        (entry,) = [entry async for entry in storage.scan("bot", tag=long + "\0")]
+        assert entry.tags == (long + "\0", "u\\1")
+
+
+async def test_a_large_field_is_not_written_again_with_its_neighbour(admin: Any) -> None:
+    noise = "".join(random.choices("0123456789abcdef", k=10_000))
+    async with open_storage(fresh()) as storage:
+        await storage.set_state("bot", 1, State("f", "s", {"large": noise, "count": 0}))
+        await storage.update_data("bot", 1, {"count": 1})
+        before = await admin.fetchval("select pg_current_wal_insert_lsn()")
+        updates = 200
+        for n in range(updates):
+            async with Slot(storage, "bot", 1) as slot:
+                slot.data["count"] = n
+                await slot.commit()
+        written = await admin.fetchval("select pg_current_wal_insert_lsn() - $1::pg_lsn", before)
+        print(f"{written / updates:.0f} bytes of log an update")
+        assert written / updates < 2500
+        assert await storage.get_data("bot", 1) == {"large": noise, "count": updates - 1}
+
+
+async def test_batches_of_several_workers_never_wait_for_each_other_in_a_circle(admin: Any) -> None:
+    await admin.execute("create database circles")
+    url = shared().url("circles")
+    workers = [open_storage(url, sweep_every=None) for _ in range(4)]
+    chance = random.Random(7)
+    keys = range(25)
+    try:
+        await workers[0].open()
+
+        async def work(storage: Storage) -> None:
+            for _ in range(60):
+                # Whole batches in random order, on keys that come and go all the time.
+                batch: list[Operation] = []
+                for key in chance.sample(keys, 12):
+                    address = storage.address("bot", key)
+                    token = chance.choice("abc")
+                    batch.append(
+                        chance.choice(
+                            [
+                                Claim(address, token, 0.01),
+                                Release(address, token),
+                                Apply(address, Change(write=storage.ids(), set={"a": "00000000 1"})),
+                                Apply(address, Change(write=storage.ids(), delete=True, forget=True)),
+                                Apply(address, Change(write=storage.ids(), tags=(token,), memo="m"), Guard(token)),
+                            ]
+                        )
+                    )
+                try:
+                    await storage.run(batch)
+                except StorageUnavailable as error:
+                    assert not error.sent, error
+                    assert "a row is gone" in str(error), error
+
+        await asyncio.gather(*(work(storage) for storage in workers), _sweeping(workers[0]))
+        assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'circles'") == 0
+        connection = await asyncpg.connect(url)
+        try:
+            # What belongs to a record is there if the record is.
+            for table in ("tags", "memos"):
+                orphans = "left join stepwell.records r using (namespace, key) where r.key is null"
+                assert await connection.fetchval(f"select count(*) from stepwell.{table} {orphans}") == 0
+        finally:
+            await connection.close()
+    finally:
+        for storage in workers:
+            await storage.close()
+
+
+async def _sweeping(storage: Storage) -> None:
+    for _ in range(40):
+        await storage.sweep(10)
+        await asyncio.sleep(0.01)
+
+
+async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
+    explain = {"log_min_duration": "0", "log_nested_statements": "on", "log_format": "json"}
+    server = PostgresServer(
+        settings={"session_preload_libraries": "auto_explain"}
+        | {f"auto_explain.{name}": value for name, value in explain.items()}
+    ).start()
+    try:
+        async with open_storage(server.url(), sweep_every=None) as storage:
+            # From an empty table on: a plan is made once and kept while the table grows.
+            for start in (0, 1, 3000):
+                await _use_everything(storage, start)
+                await asyncio.gather(*(_conversation(storage, n) for n in range(start, start + 300)))
+            await _use_everything(storage, 5000)
+        plans = _plans(server.log.read_text())
+    finally:
+        server.stop()
+    assert len(plans) > 100
+    nodes = [node for plan in plans for node in _nodes(plan)]
+    scans = {
+        (node["Node Type"], node["Relation Name"], node.get("Index Name")) for node in nodes if "Relation Name" in node
+    }
+    assert ("Index Scan", "records", "records_pkey") in scans
+    ours = {"records", "tags", "parts", "memos"}
+    whole = {scan for scan in scans if scan[0] == "Seq Scan" and scan[1] in ours}
+    assert not whole, whole
+    # An index that is gone through from end to end is no better.
+    unconditional = [
+        node
+        for node in nodes
+        if "Index Name" in node and "Index Cond" not in node and node.get("Relation Name") in ours
+    ]
+    assert not unconditional, unconditional
+    by_state = [node["Index Cond"] for node in nodes if node.get("Index Name") == "records_by_state"]
+    assert by_state
+    assert all("flow" in condition for condition in by_state), by_state
+
+
+async def _conversation(storage: Storage, n: int) -> None:
+    async with Slot(storage, "bot", n) as slot:
+        slot.flow, slot.state = "form", f"s{n % 5}"
+        slot.data["n"] = n
+        await slot.commit(tags=(f"u{n}",), deadline=n % 7 - 3, expiry=3600, memo=[n], parts={"p": n})
+
+
+async def _use_everything(storage: Storage, n: int) -> None:
+    await _conversation(storage, n)
+    await _conversation(storage, n)
+    await storage.update_data("bot", n, {"other": "x" * 3000})
+    await storage.get_state("bot", n)
+    assert isinstance(await storage.perform(Claim(storage.address("bot", n), "t", 0.001)), Claimed)
+    await storage.page(Query("bot", tag=f"u{n}"), None, 10)
+    await storage.page(Query("bot", "form", "s1"), storage.address("bot", 1), 10)
+    await storage.page(Query("bot"), storage.address("bot", 1), 10)
+    await storage.due("bot", limit=10)
+    await storage.sweep(10)
+    await storage.clear("bot", n)
+
+
+def _plans(log: str) -> list[dict[str, Any]]:
+    found = re.findall(r"plan:\n\t(\{\n.*?\n\t\})", log, re.DOTALL)
+    return [json.loads(text.replace("\n\t", "\n"), strict=False)["Plan"] for text in found]
+
+
+def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", ()) for node in _nodes(child))]
+
+
+async def test_a_claim_that_arrives_after_its_lane_went_on_claims_nothing() -> None:
+    async with open_storage(fresh()) as storage:
+        address = storage.address("bot", 1)
+        late = Batch.of([Claim(address, "late", 30)], "lane", 1)
+        await storage.run(Batch.of([Claim(address, "first", 30)], "lane", 1))
+        storage._sent = 0  # as if the next were the first one, on its way for all this time
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(late)
+
+
+async def test_the_same_batch_again_gives_the_same_answers_and_changes_nothing() -> None:
+    async with open_storage(fresh()) as storage:
+        one, two, three = (storage.address("bot", n) for n in range(3))
+        claimed = await storage.perform(Claim(one, "t", 30))
+        batch = [
+            Apply(one, Change(write="w1", set={"a": "00000000 1"}), claimed and None, returning=True),
+            Apply(two, Change(write="w2", delete=True)),
+            Apply(three, Change(write="w3", set={"a": "x" * 100}, limit=10)),
+            Apply(one, Change(write="w4", set={"b": "00000000 2"})),
+            Apply(one, Change(write="w5", delete=True), None),
+        ]
+        first = await storage.run(Batch.of(batch, "lane", 7))
+        again = await storage.run(Batch.of(batch, "lane", 7))
+        assert [type(result) for result in again] == [type(result) for result in first]
+        assert [getattr(result, "version", None) for result in again[1:]] == [
+            getattr(result, "version", None) for result in first[1:]
+        ]
+        assert [getattr(result, "base", None) for result in again[1:]] == [
+            getattr(result, "base", None) for result in first[1:]
+        ]
+        assert str(again[2]) == str(first[2])
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(Batch.of(batch, "lane", 6))
+
+
+async def test_sweeping_forgets_the_lanes_of_workers_that_are_gone(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        assert await admin.fetchval(f"select count(*) from {name}.lanes") == 1
+        await storage.sweep()
+        assert await admin.fetchval(f"select count(*) from {name}.lanes") == 1
+        await admin.execute(f"update {name}.lanes set used_at = now() - interval '11 minutes'")
+        await storage.sweep()
+        assert await admin.fetchval(f"select count(*) from {name}.lanes") == 0
+        assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}

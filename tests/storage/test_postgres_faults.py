@@ -1,0 +1,282 @@
+"""What a broken, wrong, silent or changed server looks like: a typed error in time, and nothing secret in it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from stepwell.errors import (
+    EncodeError,
+    InvalidOption,
+    OutcomeUnknown,
+    StepwellError,
+    StorageError,
+    StorageUnavailable,
+)
+from stepwell.record import Change
+from stepwell.storage import Apply, Query
+from stepwell.storage.postgres import PostgresStorage
+from tests.servers.postgres import PostgresServer, shared
+from tests.servers.process import free_port
+
+SECRET = "hunter2-secret"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """One that may be broken without disturbing anybody else."""
+    server = PostgresServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def admin(server: PostgresServer) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(server.url())
+    yield connection
+    await connection.close()
+
+
+async def error_of(storage: PostgresStorage, within: float) -> StepwellError:
+    """What the first use of a storage raises, in time and without its password."""
+    started = time.monotonic()
+    with pytest.raises(StepwellError) as caught:
+        await storage.update_data("bot", 1, {"a": 1})
+    assert time.monotonic() - started < within
+    await storage.close()
+    everything = "".join(traceback.format_exception(caught.value))
+    assert SECRET not in everything
+    return caught.value
+
+
+async def test_a_wrong_password_is_final(server: PostgresServer, admin: Any) -> None:
+    await admin.execute("create role guarded login password 'another'")
+    error = await error_of(PostgresStorage(server.url(user="guarded", password=SECRET)), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert "password authentication failed" in str(error)
+
+
+async def test_an_unknown_host_is_an_error_when_patience_ends() -> None:
+    storage = PostgresStorage(f"postgresql://me:{SECRET}@no-such-host.invalid/db", patience=0.3)
+    error = await error_of(storage, 10)
+    assert isinstance(error, StorageUnavailable)
+    assert "no-such-host.invalid" in str(error)
+
+
+async def test_nobody_listening_is_an_error_when_patience_ends() -> None:
+    storage = PostgresStorage(f"postgresql://me:{SECRET}@127.0.0.1:{free_port()}/db", patience=0.3)
+    assert isinstance(await error_of(storage, 5), StorageUnavailable)
+
+
+async def test_a_database_that_is_not_there_is_final(server: PostgresServer) -> None:
+    error = await error_of(PostgresStorage(server.url("nowhere", password=SECRET)), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert '"nowhere" does not exist' in str(error)
+
+
+async def test_tls_that_the_server_does_not_have_is_final(server: PostgresServer) -> None:
+    error = await error_of(PostgresStorage(f"{server.url(password=SECRET)}?sslmode=require"), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert "TLS" in str(error)
+
+
+async def test_a_server_that_insists_on_tls_is_final(server: PostgresServer, admin: Any) -> None:
+    await admin.execute("create role encrypted login")
+    error = await error_of(PostgresStorage(f"{server.url(user='encrypted', password=SECRET)}?sslmode=disable"), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert "no encryption" in str(error)
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_an_error_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://me:{SECRET}@127.0.0.1:{silent.getsockname()[1]}/db"
+        error = await error_of(PostgresStorage(url, connect_timeout=0.3, patience=0.2), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert "in time" in str(error)
+
+
+async def test_an_option_that_nobody_knows_is_named(server: PostgresServer) -> None:
+    error = await error_of(PostgresStorage.from_url(f"{server.url(password=SECRET)}?colour=red"), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert '"colour"' in str(error)
+
+
+async def test_a_role_that_may_create_nothing_is_told_so(server: PostgresServer, admin: Any) -> None:
+    await admin.execute("create role modest login")
+    error = await error_of(PostgresStorage(server.url(user="modest"), schema="not_mine"), 5)
+    assert isinstance(error, StorageUnavailable)
+    assert error.final
+    assert "permission denied" in str(error)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:{}@host:port/db", "postgresql://me:{}@[::1/db"])
+async def test_a_url_that_cannot_be_read_is_refused_without_quoting_it(url: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        await PostgresStorage.from_url(url.format(SECRET)).open()
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("schema", ["", "Bot", "a-b", 'x"; drop schema public; --', "pg_x", "1a", "ü", "a" * 64])
+def test_a_schema_name_that_needs_more_than_quotes_is_refused(schema: str) -> None:
+    with pytest.raises(InvalidOption):
+        PostgresStorage("postgresql://host/db", schema=schema)
+
+
+async def test_a_tag_that_no_text_can_hold_is_refused_alone_and_not_quoted() -> None:
+    async with PostgresStorage(shared().url(), schema="surrogates") as storage:
+
+        async def write(key: str, tag: str) -> Any:
+            return await storage.perform(Apply(storage.address("bot", key), Change(write="w", tags=(tag,))))
+
+        results = await asyncio.gather(
+            write("a", "fine"), write("b", f"{SECRET}\ud800"), write("c", "fine"), return_exceptions=True
+        )
+        assert [isinstance(result, EncodeError) for result in results] == [False, True, False]
+        assert SECRET not in "".join(traceback.format_exception(results[1]))
+        assert len([entry async for entry in storage.scan("bot", tag="fine")]) == 2
+
+
+async def test_dead_connections_are_replaced_unseen(server: PostgresServer, admin: Any) -> None:
+    async with PostgresStorage(server.url(), schema="dead") as storage:
+        for n in range(5):
+            assert await storage.update_data("bot", 1, {f"f{n}": n}) == {f"f{m}": m for m in range(n + 1)}
+            ended = await admin.fetch(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'stepwell'"
+            )
+            assert ended
+        assert await storage.get_data("bot", 1) == {f"f{n}": n for n in range(5)}
+        assert [entry.key async for entry in storage.scan("bot")] == [1]
+
+
+async def test_a_server_that_became_read_only_is_noticed_also_by_reads(server: PostgresServer, admin: Any) -> None:
+    async with PostgresStorage(server.url(), schema="demoted", patience=0.3) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        await admin.execute("alter system set default_transaction_read_only = on")
+        await admin.execute("select pg_reload_conf()")
+        try:
+            await until(lambda: admin.fetchval("show default_transaction_read_only"), "on")
+            for use in (storage.get_data("bot", 1), storage.update_data("bot", 1, {"b": 2})):
+                with pytest.raises(StorageUnavailable, match="read-only"):
+                    await use
+        finally:
+            await admin.execute("set default_transaction_read_only = off")
+            await admin.execute("alter system reset default_transaction_read_only")
+            await admin.execute("select pg_reload_conf()")
+        await until(lambda: storage.update_data("bot", 1, {"c": 3}), {"a": 1, "c": 3})
+
+
+async def test_of_a_standby_and_a_primary_the_primary_is_chosen(server: PostgresServer) -> None:
+    standby = PostgresServer(standby=True).start()
+    try:
+        error = await error_of(PostgresStorage(standby.url(), patience=0.2), 10)
+        assert "read-only" in str(error)
+        both = f"postgresql://postgres@{standby.address},{server.address}/postgres?target_session_attrs=read-write"
+        async with PostgresStorage.from_url(f"{both}&schema=chosen") as storage:
+            assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+    finally:
+        standby.stop()
+
+
+async def test_a_lock_that_is_not_given_back_ends_the_call_in_time(server: PostgresServer, admin: Any) -> None:
+    async with PostgresStorage(server.url(), schema="locked", timeout=0.4, patience=0.2) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        async with admin.transaction():
+            await admin.execute("select from locked.records for update")
+            started = time.monotonic()
+            with pytest.raises(StorageUnavailable, match="lock timeout"):
+                await storage.update_data("bot", 1, {"b": 2})
+            assert time.monotonic() - started < 5
+        assert await storage.update_data("bot", 1, {"c": 3}) == {"a": 1, "c": 3}
+
+
+async def test_a_server_that_falls_silent_leaves_the_outcome_unknown_in_time(server: PostgresServer) -> None:
+    async with PostgresStorage(
+        server.url(), schema="silent", timeout=0.4, connect_timeout=0.4, patience=0.2
+    ) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        server.pause()
+        try:
+            started = time.monotonic()
+            with pytest.raises(OutcomeUnknown):
+                await storage.update_data("bot", 1, {"b": 2})
+            with pytest.raises(StorageUnavailable):
+                await storage.get_data("bot", 2)
+            assert time.monotonic() - started < 10
+        finally:
+            server.resume()
+        # Applied or not, but whole; and a read goes through again.
+        assert await storage.get_data("bot", 1) in ({"a": 1}, {"a": 1, "b": 2})
+
+
+async def test_a_server_gone_in_the_middle_of_a_call_is_an_error_in_time_and_later_works_again() -> None:
+    server = PostgresServer().start()
+    try:
+        async with PostgresStorage(server.url(), patience=0.5) as storage:
+            await storage.update_data("bot", 1, {"a": 1})
+            admin = await asyncpg.connect(server.url())
+            transaction = admin.transaction()
+            await transaction.start()
+            await admin.execute("select from stepwell.records for update")
+            call = asyncio.ensure_future(storage.update_data("bot", 1, {"b": 2}))
+            await asyncio.sleep(0.2)
+            server.kill()
+            started = time.monotonic()
+            with pytest.raises(StorageError):
+                await call
+            assert time.monotonic() - started < 10
+            admin.terminate()
+            server.start()
+            assert await storage.update_data("bot", 1, {"c": 3}) == {"a": 1, "c": 3}
+    finally:
+        server.stop()
+
+
+async def test_cancelled_calls_leave_no_open_transaction_and_no_mixed_answers() -> None:
+    async with PostgresStorage(shared().url(), schema="cancelled") as storage:
+        await storage.update_data("bot", "other", {"n": 0})
+        for n in range(60):
+            direct = asyncio.ensure_future(storage.page(Query("bot"), None, 10))
+            gathered = asyncio.ensure_future(storage.update_data("bot", "k", {f"f{n}": n}))
+            for _ in range(n % 12):
+                await asyncio.sleep(0)
+            if n % 3 == 0:
+                await asyncio.sleep(0.0005 * (n % 7))
+            direct.cancel()
+            gathered.cancel()
+            await asyncio.wait([direct, gathered])
+            assert await storage.get_data("bot", "other") == {"n": 0}
+        data = await storage.get_data("bot", "k")
+        assert data is not None
+        assert all(data[name] == int(name[1:]) for name in data)
+    admin = await asyncpg.connect(shared().url())
+    try:
+        open_ones = "select count(*) from pg_stat_activity where state like 'idle in transaction%'"
+        await until(lambda: admin.fetchval(open_ones), 0)
+    finally:
+        await admin.close()
+
+
+async def until(asked: Any, wanted: Any) -> None:
+    """Wait until an answer is what it should be; errors on the way are waited out too."""
+    give_up = time.monotonic() + 10
+    while True:
+        try:
+            found = await asked()
+        except StorageUnavailable as error:
+            found = error
+        if found == wanted:
+            return
+        assert time.monotonic() < give_up, found
+        await asyncio.sleep(0.05)

@@ -1,0 +1,19 @@
+"""The contract on Redis, one server and Cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepwell import Storage, open_storage
+from stepwell.testing import Clock, JournaledStorageContract
+from tests.backends.redis import Redis, RedisCluster
+
+
+class TestRedisStorage(JournaledStorageContract):
+    def open_storage(self, clock: Clock) -> Storage:
+        return open_storage(Redis(Path()).place(), clock=clock)
+
+
+class TestRedisClusterStorage(JournaledStorageContract):
+    def open_storage(self, clock: Clock) -> Storage:
+        return open_storage(RedisCluster(Path()).place(), clock=clock)

@@ -1,0 +1,228 @@
+"""A Cluster that changes under load: slots that move, masters that die, replicas that lag."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import RedisCluster as Client
+
+from stepwell import State, Storage, open_storage
+from stepwell.errors import NotReplicated, OutcomeUnknown, StorageUnavailable
+from stepwell.record import Change
+from stepwell.slot import Slot
+from stepwell.storage import Apply
+from stepwell.storage.gather import Batch
+from stepwell.storage.redis import RedisStorage
+from stepwell.storage.redis_cluster import _SLOTS
+from tests.servers.redis import RedisCluster, RedisServer, the_cluster
+
+BOT = "bot"
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[RedisCluster]:
+    cluster = RedisCluster()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def replicated() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A master and its replica, without a Cluster around them."""
+    master = RedisServer("--repl-diskless-sync-delay", "0")
+    replica = RedisServer("--replicaof", f"127.0.0.1 {master.port}")
+    yield master, replica
+    replica.process.resume()
+    replica.stop()
+    master.stop()
+
+
+async def linked(master: RedisServer) -> None:
+    with master.client() as client:
+        # Without a write of its own, a client waits for nothing.
+        while not (client.set("linked", 1) and client.wait(1, 100)):
+            await asyncio.sleep(0.02)
+
+
+async def test_records_are_spread_over_all_masters() -> None:
+    async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}")) as storage:
+        await asyncio.gather(*(storage.set_state(BOT, n, State("f", "s", {"n": n})) for n in range(200)))
+        nodes = {storage.lane_of(Apply(storage.address(BOT, n), Change(write="w"))) for n in range(200)}
+        assert len(nodes) == 3
+        assert {entry.key async for entry in storage.scan(BOT, page=7)} == set(range(200))
+
+
+async def test_a_cluster_client_that_was_passed_in_is_used_and_never_closed() -> None:
+    client = Client(host="127.0.0.1", port=the_cluster().nodes[0].port)
+    await client.initialize()
+    async with RedisStorage(client, prefix=uuid.uuid4().hex) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        assert await storage.get_state(BOT, 1) == State("f", "s")
+    assert await client.ping()
+    await client.aclose()
+
+
+async def test_a_batch_whose_answers_were_lost_is_made_once_on_all_nodes() -> None:
+    async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}")) as storage:
+        writes = [
+            Apply(a := storage.address(BOT, n), Change(write=storage.ids(), set=storage.seal(a).fields({"n": n})))
+            for n in range(60)
+        ]
+        batch = Batch.of(writes, "lane", 1)
+        first, second = await storage.run(batch), await storage.run(batch)
+        assert [_version(result) for result in first] == [_version(result) for result in second]
+        assert len({_version(result) for result in first}) == 60
+
+
+def _version(result: Any) -> Any:
+    return result.version
+
+
+async def test_a_slot_may_move_under_load_and_nothing_is_lost(own_cluster: RedisCluster) -> None:
+    async with open_storage(own_cluster.url(), sweep_every=None) as storage:
+        keys = _keys_of_one_tag(storage, 5)
+        moving = asyncio.Event()
+        made = dict.fromkeys(keys, 0)
+
+        async def load(key: int) -> None:
+            while not moving.is_set() or made[key] < 20:
+                async with Slot(storage, BOT, key) as slot:
+                    slot.data["n"] = slot.data.get("n", 0) + 1
+                    await slot.commit()
+                await storage.update_data(BOT, key, {f"f{made[key] % 50}": made[key]})
+                made[key] += 1
+
+        loads = [asyncio.create_task(load(key)) for key in keys]
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            await asyncio.to_thread(_move_slot, own_cluster, _SLOTS[_tag(storage, keys[0])])
+            await asyncio.sleep(0.1)
+        moving.set()
+        await asyncio.gather(*loads)
+        for key in keys:
+            data = await storage.get_data(BOT, key)
+            assert data is not None
+            assert data["n"] == made[key]
+        assert {entry.key async for entry in storage.scan(BOT)} == set(keys)
+
+
+def _tag(storage: Storage, key: int) -> int:
+    tag: int = storage._keys.tag(storage.address(BOT, key))  # type: ignore[attr-defined]
+    return tag
+
+
+def _keys_of_one_tag(storage: Storage, count: int) -> list[int]:
+    first = _tag(storage, 0)
+    return list(itertools.islice((n for n in itertools.count() if _tag(storage, n) == first), count))
+
+
+def _move_slot(cluster: RedisCluster, slot: int) -> None:
+    """As redis-cli does it: key by key, with both nodes knowing of it."""
+    masters = cluster.masters()
+    clients = [node.client() for node in masters]
+    try:
+        ids = [client.execute_command("CLUSTER", "MYID") for client in clients]
+        owner = next(n for n, client in enumerate(clients) if _owns(client, slot, ids[n]))
+        target = (owner + 1) % len(clients)
+        clients[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner])
+        clients[owner].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        while keys := clients[owner].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 3):
+            for key in keys:
+                clients[owner].execute_command("MIGRATE", "127.0.0.1", masters[target].port, key, 0, 5000)
+        for n in (target, owner, *range(len(clients))):
+            clients[n].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+    finally:
+        for client in clients:
+            client.close()
+
+
+def _owns(client: Any, slot: int, own_id: str) -> bool:
+    for first, last, (_, _, node_id, *_), *_ in client.execute_command("CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            return bool(node_id == own_id)
+    return False
+
+
+async def test_a_killed_master_loses_no_acknowledged_write_and_the_load_goes_on(own_cluster: RedisCluster) -> None:
+    url = own_cluster.url("?durability=wait&timeout=2&patience=30")
+    async with open_storage(url, sweep_every=None) as storage:
+        acknowledged: dict[int, int] = dict.fromkeys(range(30), -1)
+        unsure: dict[int, int] = dict.fromkeys(range(30), -1)
+        stop = asyncio.Event()
+
+        async def load(key: int) -> None:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                try:
+                    await storage.update_data(BOT, key, {"n": number})
+                    acknowledged[key] = number
+                except (OutcomeUnknown, StorageUnavailable):
+                    unsure[key] = number
+
+        loads = [asyncio.create_task(load(key)) for key in acknowledged]
+        await asyncio.sleep(0.3)
+        before = dict(acknowledged)
+        assert min(before.values()) > 0, "the load runs before the kill"
+        victim = own_cluster.nodes[0]
+        victim.process.kill()
+        await _until(lambda: len(own_cluster.masters()) == 3, "a replica takes over")
+        # Its successor has no replica, and so acknowledges nothing, until the fallen master is back as one.
+        await asyncio.to_thread(victim.start)
+        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "the load goes on")
+        stop.set()
+        await asyncio.gather(*loads)
+        for key, number in acknowledged.items():
+            data = await storage.get_data(BOT, key)
+            assert data is not None
+            assert number <= data["n"] <= max(number, unsure[key])
+
+
+async def _until(done: Callable[[], bool], what: str) -> None:
+    give_up = asyncio.get_running_loop().time() + 30
+    while not done():
+        assert asyncio.get_running_loop().time() < give_up, what
+        await asyncio.sleep(0.1)
+
+
+async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        replica.process.pause()
+        with pytest.raises(NotReplicated, match="may still arrive"):
+            await storage.update_data(BOT, 1, {"a": 1})
+        async with Slot(storage, BOT, 1) as slot:
+            slot.state = "t"
+            with pytest.raises(NotReplicated):
+                await slot.commit()
+        replica.process.resume()
+        assert await storage.update_data(BOT, 1, {"b": 1}) == {"a": 1, "b": 1}
+        with replica.client() as client:
+            assert client.keys("*:r:*")
+
+
+async def test_an_answer_from_the_journal_waits_for_the_replica_too(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+        address = storage.address(BOT, 1)
+        change = Change(write=storage.ids(), set=storage.seal(address).fields({"a": 1}))
+        batch = Batch.of([Apply(address, change)], "lane", 1)
+        replica.process.pause()
+        assert isinstance((await storage.run(batch))[0], NotReplicated)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as other:
+        assert isinstance((await other.run(batch))[0], NotReplicated)
+        replica.process.resume()
+        await linked(master)
+        assert not isinstance((await other.run(batch))[0], NotReplicated)
