@@ -115,13 +115,10 @@ class _KeptBatch(Batch):
         try:
             results = await super().run_all()
         except BaseException as error:
-            # What has succeeded need not run again, whatever has failed.
-            await self._end_saving()
-            if self.fatal is not error:
-                try:
-                    await self._save()
-                except Exception as failure:  # noqa: BLE001 - it must not hide why the batch ended
-                    attach(error, [failure])
+            try:
+                await self._save_at_the_end()
+            except Exception as failure:  # noqa: BLE001 - it must not hide why the batch ended
+                attach(error, [failure])
             raise
         await self._end_saving()
         return results
@@ -182,6 +179,12 @@ class _KeptBatch(Batch):
         self._succeeded += len(results)
         journal.open[path] = [self._succeeded, len(self._items)]
         await journal.save(path)
+
+    async def _save_at_the_end(self) -> None:
+        """What has succeeded need not run again, whatever has failed."""
+        await self._end_saving()
+        if self.fatal is None:
+            await self._save()
 
     async def _end_saving(self) -> None:
         self._stop_timer()
