@@ -530,7 +530,7 @@ async def test_a_branch_that_takes_a_field_back_joins_as_if_it_had_not_touched_i
     ran: list[str] = []
     change, back, fails = Change(), Back(), Say(ran, "f", fails=[Boom()])
     change >> back >> fails
-    both = parallel(change, Say(ran, "other"), merge={"said": lambda values: [word for words in values for word in words]})
+    both = parallel(change, Say(ran, "other"), merge={"said": lambda values: [*values[0], *values[1]]})
     flow = NodeFlow(start=both, storage=storage)
     with pytest.raises(Boom):
         await flow.run({"x": "as it was"}, flow_id="r")

@@ -115,7 +115,7 @@ async def run_kept_branches(stage: Stage, cursor: Any, node: Any, shared: Any, i
         enter(own)
         action = await durable_walk(graphs[number], own, state, node.params)
         line.end_branch(action)
-        await journal.save(line.name)
+        await line.save(line.name)
         return action
 
     return prep_res, await _run_branches(stage, cursor, node, shared, branch)

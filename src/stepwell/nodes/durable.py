@@ -102,7 +102,7 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
                 action, following = graph.flow._leave(stage, action, shared)
             line.complete(stage, visits[index], following)
             if following is not None:
-                await journal.save(stage.path)
+                await line.save(stage.path)
         except Park:
             raise
         except BaseException as error:
@@ -127,7 +127,7 @@ async def run_nested(stage: Stage, cursor: Any, node: Any, shared: Any, inside: 
     if not stage.bare:
         # Its own post is yet to come, and the last node inside must not run again if that fails.
         line.end(stage, action)
-        await journal.save(stage.path)
+        await line.save(stage.path)
     return prep_res, action
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, TooLarge, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import pack, unpack
+from stepwell.nodes.thread import settled
 from stepwell.record import KEEP, Keep, Place
 from stepwell.slot import Sealed, Slot
 
@@ -154,6 +155,21 @@ class Journal:
             await self._commit(node, keep=True, deadline=self._watch(), memo=memo)
             self._saved = saving
 
+    async def save_whole(self, node: str) -> None:
+        """Save, and see it through however often the caller is cancelled.
+
+        A sibling that fails cancels its branches and items while the run goes on to write down why: it must
+        know then what was written before.
+        """
+        saving = asyncio.ensure_future(self.save(node))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await settled(saving)
+            if not saving.cancelled():
+                saving.exception()
+            raise
+
     async def park(self) -> Parked:
         """Write that the run waits, let go of it, and say what it waits for."""
         waits = self.waits()
@@ -237,6 +253,8 @@ class Journal:
 
     def now(self) -> float:
         """The storage's clock, as far as we know it without asking."""
+        if self.slot.storage.clock is not None:
+            return self.slot.storage.clock()
         return self._clock_base + (self._clock() - self._clock_at)
 
     # Parts

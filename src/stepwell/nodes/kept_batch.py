@@ -74,9 +74,9 @@ async def _store(line: Line, stage: Stage, visit: int, items: list[Any]) -> None
         journal.put(path, "items", number, part)
         begin, number = begin + size, number + 1
         if number % PARTS_A_COMMIT == 0:
-            await journal.save(path)
+            await line.save(path)
     line.begin(stage, visit, None, [0, len(items)])
-    await journal.save(path)
+    await line.save(path)
 
 
 def _item_at(at: str, first: int) -> str:
@@ -178,7 +178,7 @@ class _KeptBatch(Batch):
         self._parts += 1
         self._succeeded += len(results)
         journal.open[path] = [self._succeeded, len(self._items)]
-        await journal.save(path)
+        await journal.save_whole(path)
 
     async def _save_at_the_end(self) -> None:
         """What has succeeded need not run again, whatever has failed."""

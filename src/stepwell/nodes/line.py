@@ -97,6 +97,13 @@ class Line:
         if following is not None:
             journal.positions[self.name] = following.path
 
+    async def save(self, node: str) -> None:
+        """Commit where the run stands."""
+        if self.parent is None:
+            await self.journal.save(node)
+        else:
+            await self.journal.save_whole(node)
+
     # Branches
 
     def ended(self) -> bool:

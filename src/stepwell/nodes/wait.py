@@ -116,7 +116,7 @@ async def _wait(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool)
         line.begin(stage, cursor.visit, None, wait)
         if line.parent is not None:
             # The other branches may take long, and nobody must be asked twice.
-            await journal.save(path)
+            await line.save(path)
         raise Park
     wait = journal.open[path]
     if "answer" in wait:
