@@ -104,6 +104,8 @@ class _KeptBatch(Batch):
         self._succeeded = len(done)
         self._parts = len(line.journal.parts_of(stage.path, "done"))
         self._unsaved: list[tuple[int, Any]] = []
+        self._in_flight = 0
+        self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -124,7 +126,7 @@ class _KeptBatch(Batch):
         return results
 
     async def take(self) -> tuple[int, Any] | None:
-        if len(self._unsaved) >= UNSAVED and not self._halted:
+        while len(self._unsaved) + self._in_flight >= UNSAVED and not self._halted:
             try:
                 await self._save()
             except Exception as error:  # noqa: BLE001 - conclude() raises it
@@ -166,10 +168,17 @@ class _KeptBatch(Batch):
                 self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
 
     async def _save(self) -> None:
-        """Commit the results that are not kept yet, as one part."""
-        results, self._unsaved = self._unsaved, []
-        if not results:
-            return
+        """Commit the results that are not kept yet, as one part; one at a time."""
+        async with self._lock:
+            results, self._unsaved = self._unsaved, []
+            self._in_flight = len(results)
+            try:
+                if results:
+                    await self._commit(results)
+            finally:
+                self._in_flight = 0
+
+    async def _commit(self, results: list[tuple[int, Any]]) -> None:
         journal, path = self._line.journal, self.stage.path
         part = journal.seal(
             path, f"done:{path}:{self._parts}", [list(result) for result in results], lambda at: _result_at(at, results)
