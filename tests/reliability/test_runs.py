@@ -19,7 +19,7 @@ from tests.reliability.run_roles import ITEMS, LEASE, START, long_flow, run_to_t
 from tests.reliability.workers import Worker, Workers
 
 #: How many processes are under way at once.
-AT_ONCE = 12
+AT_ONCE = 6
 
 CONCURRENCY = 4
 
@@ -76,7 +76,9 @@ async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
     assert without_id(final, "whole") == wanted
     assert commits > 18
     # The number of groups of results depends on time: the last ones may find nothing to kill.
-    kills: list[tuple[int, float | None]] = [(at, None) for at in range(1, commits + 3)]
+    every = 1 if LARGE or shared_backend.name == "sqlite" else 3
+    first = choose.randint(1, every)
+    kills: list[tuple[int, float | None]] = [(at, None) for at in range(first, commits + 3, every)]
     kills += [(choose.randint(1, commits), choose.uniform(0, 0.004)) for _ in range(dose("RUNS", 6, 500))]
     limit = asyncio.Semaphore(AT_ONCE)
     died = 0
@@ -87,14 +89,15 @@ async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
         async with limit:
             worker = workers.start("run_and_die", url, flow_id=flow_id, at=at, during=during)
             await worker.gone()
-            died += not worker.said("final")
-            await check_resumed(storage, flow_id, worker.said(), wanted)
+        died += not worker.said("final")
+        # All wait at once for the claims of the dead to run out.
+        await check_resumed(storage, flow_id, worker.said(), wanted)
 
     async with asyncio.TaskGroup() as group:
         for number, (at, during) in enumerate(kills):
             group.create_task(kill(number, at, during))
     print(f"{shared_backend.name}: {died} of {len(kills)} runs killed, {commits} checkpoints")
-    assert died >= commits - 6
+    assert died >= commits // every - 6
 
 
 async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened() -> None:
@@ -140,7 +143,7 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
     url = shared_backend.place()
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
-    limit = asyncio.Semaphore(4)
+    limit = asyncio.Semaphore(5)
 
     async def contend(number: int) -> tuple[int, int]:
         async with limit:
@@ -160,11 +163,10 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
                 await runner.gone()
             return check_runners(runners, flow_id, wanted)
 
-    outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 5, 500))))
+    outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 5 if stopped else 1, 500))))
     lost = sum(lost for lost, _ in outcomes)
     print(f"{shared_backend.name}: {len(outcomes)} runs of three runners each, {lost} runners lost theirs")
-    if stopped and (LARGE or shared_backend.name == "sqlite"):
-        assert lost
+    assert lost or not stopped
 
 
 def check_runners(runners: list[Worker], flow_id: str, wanted: dict[str, Any]) -> tuple[int, int]:
