@@ -62,6 +62,7 @@ StepwellError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class StepwellError(Exception):
@@ -577,7 +578,7 @@ class ExecutorError(NodeFlowError, RuntimeError):
 class Parked(NodeFlowError):
     """A run waits, durably: for somebody's answer, or for its time. Nothing is lost, and nothing is final yet."""
 
-    def __init__(self, id: str, flow_id: str, node: str, question: object, deadline: float | None) -> None:  # noqa: A002
+    def __init__(self, id: str, flow_id: str, node: str, question: Any, deadline: float | None) -> None:  # noqa: A002
         #: Answers this very wait, once: ``flow.resume(parked.id, value)``.
         self.id = id
         self.flow_id = flow_id
