@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench torture clean
 
 help:
 	@echo "make demo    a conversation that survives everything, played in this terminal"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, the layers, the exported names"
 	@echo "make bench   the figures, ours and the peers', side by side"
+	@echo "make torture the large doses of all randomised and fault tests (hours)"
 	@echo "make clean   remove the environment and all caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +35,9 @@ check: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest tests/test_public_names.py
+
+torture: $(READY)
+	@STEPWELL_DOSE=large $(BIN)/python -m pytest tests/reliability tests/storage tests/codec -s $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -147,8 +147,6 @@ class Slot:
     @place.setter
     def place(self, place: Place) -> None:
         self.flow, self.state, self.revision, self.history, self.stack = place
-        # Stored sequences come back as lists.
-        self.history, self.stack = tuple(self.history), tuple(self.stack)
 
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""
@@ -221,8 +219,9 @@ class Slot:
                 # What was set after delete() is a record of its own.
                 written, gone = self._seal.fields(self.data), ()
                 deadline = None if deadline is KEEP else deadline
-            if anew or self.place != self._place:
-                head = self._seal.head(self.place)
+            place = self.place
+            if anew or place != self._place:
+                head = self._seal.head(place)
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
                 return False
             change = Change(
@@ -337,8 +336,7 @@ class Slot:
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                self.place = self._seal.head_back(stored.head)
-                self._place = self.place
+                self.place = self._place = self._seal.head_back(stored.head)
             # Decoding later would let a handler run on a record that cannot be read.
             _ = self.data
         except CorruptRecord as error:

@@ -20,6 +20,9 @@ NAMES = ["count", "größe", "$[1]", "long", "x" * 40]
 TEXTS = ["00000000 1", 'abcdef01 "é\U0001f600"', "12345678 " + "y" * 300, "00000000 " + "z" * 3000]
 
 
+TOKENS = ["t1", "t2"]
+
+
 class Script:
     """Random operations that often meet: few addresses, few tokens, guards that were once right."""
 
@@ -32,7 +35,7 @@ class Script:
     def operation(self) -> Operation:
         pick = self.random
         address = pick.choice(ADDRESSES)
-        token = pick.choice(["t1", "t2"])
+        token = pick.choice(TOKENS)
         kind = pick.random()
         if kind < 0.15:
             return Get(address, parts=pick.random() < 0.5)
@@ -107,6 +110,7 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
     for _ in range(STEPS):
         clock.advance(script.random.choice([0.0, 0.001, 1.0, 7.5]))
         batch = [script.operation() for _ in range(script.random.choice([1, 1, 1, 2, 5]))]
+        batch = [each for operation in batch for each in unheld(operation)]
         expected = await ours.run(batch)
         if len(batch) == 1 and script.random.random() < 0.7:
             found = [await performed(theirs, batch[0])]
@@ -122,6 +126,15 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
             clock.advance(script.random.choice([0.0, 100.0, DAY + 1]))
             await compare_sweeps(ours, theirs)
     return succeeded
+
+
+def unheld(operation: Operation) -> list[Operation]:
+    """What is forgotten under a holder leaves a base that goes with the lease, each backend at its own moment."""
+    if not isinstance(operation, Apply) or not operation.change.forget:
+        return [operation]
+    if operation.guard is not None and operation.guard.token is not None:
+        return [operation]
+    return [*(Release(operation.address, token) for token in TOKENS), operation]
 
 
 async def performed(storage: Storage, operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""Keys, bot names and field names to text and back: injective, readable, never cached.
+"""Keys, bot names and field names to text and back: injective, readable, exact.
 
 A key's text looks like what a person would write: ``(42,42)``, ``("shop",7,None)``, ``x"00ff"`` for
 bytes. Parts come in order, so that ``(-100,`` is the beginning of all keys of one chat.
@@ -7,6 +7,7 @@ bytes. Parts come in order, so that ``(-100,`` is the beginning of all keys of o
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from json import JSONDecoder
 from typing import Any
 
@@ -48,10 +49,16 @@ def encode_namespace(name: str, limits: Limits) -> str:
         return name
     if not isinstance(name, str) or not name:
         raise InvalidKey(f"a bot's name is a non-empty str, not {name!r} ({type(name).__name__})")
-    text = _quoted(str.__str__(name))[1:-1]
+    text = _namespace_text(str.__str__(name))
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a bot's name", len(text.encode()), limits.key)
     return text
+
+
+@lru_cache(maxsize=256)
+def _namespace_text(name: str) -> str:
+    # A process has a few bots and asks for their names all the time.
+    return _quoted(name)[1:-1]
 
 
 def decode_namespace(text: str) -> str:

@@ -87,8 +87,10 @@ class Seal:
         """What ``head`` was given."""
         if text is None:
             return NOWHERE
-        row = self.value("h", "", text)
-        return Place(*row, *NOWHERE[len(row) :])
+        row: list[Any] = self.value("h", "", text)
+        row.extend(NOWHERE[len(row) :])
+        # Stored sequences come back as lists.
+        return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]))
 
     def seal(self, kind: str, name: str, value: Any) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""

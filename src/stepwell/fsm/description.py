@@ -270,6 +270,10 @@ class Flows(Mapping[str, FlowDescription]):
     def __getitem__(self, name: str) -> FlowDescription:
         return self._flows[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        # Asked several times an update; a Mapping's own would catch an exception each time.
+        return self._flows.get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._flows)
 

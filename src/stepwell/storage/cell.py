@@ -52,6 +52,9 @@ class Cell:
 
     def do(self, operation: Operation, now: float) -> Result:
         """Make one operation; an error is returned, with nothing changed."""
+        if self.base and self.version is NEVER and not self.leased(now):
+            # What was forgotten is remembered for its holder only.
+            self.base = ""
         if isinstance(operation, Apply):
             return self._apply(operation, now)
         if isinstance(operation, Claim):

@@ -55,17 +55,18 @@ def _unescaped(text: str) -> str:
 def columns(operations: Sequence[Operation]) -> list[Any]:
     """On how many keys there must be a row, and one sequence per column of the function.
 
-    A sequence of nothing but nulls is left empty; it arrives as nulls.
+    A sequence of nothing but nulls is left empty, one that may be shortened is, where all are alike.
     """
     kinds = [_KINDS[type(operation)] for operation in operations]
+    writes = _APPLY in kinds
     times: Counter[Address] | None = None
-    if len({operation.address for operation in operations}) < len(operations):
-        times = Counter(operation.address for operation in operations)
+    if len({operation[0] for operation in operations}) < len(operations):
+        times = Counter([operation[0] for operation in operations])
     needing: set[Address] = set()
     places = []
     rows = []
     for operation, kind in zip(operations, kinds, strict=True):
-        address = operation.address
+        address = operation[0]
         flags, token, lease = _FLAGS[kind](operation)
         if times is not None and times[address] > 1:
             # One statement cannot do two things to one row: these go one by one, in order.
@@ -75,12 +76,24 @@ def columns(operations: Sequence[Operation]) -> list[Any]:
                 flags &= ~_NEEDS_ROW
             needing.add(address)
         places.append((*address, flags, token, lease))
-        rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
-    placed = zip(*places, strict=True)
-    if _APPLY not in kinds:
-        return [len(needing), kinds, *placed, *([()] * _APPLY_COLUMNS)]
-    written = (column if column.count(None) < len(column) else () for column in zip(*rows, strict=True))
-    return [len(needing), kinds, *placed, *written]
+        if writes:
+            rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
+    namespaces, keys, flags_, tokens, leases = zip(*places, strict=True)
+    placed = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
+    if not writes:
+        return [len(needing), *placed, *([()] * _APPLY_COLUMNS)]
+    *written, limits = zip(*rows, strict=True)
+    return [
+        len(needing),
+        *placed,
+        *(column if column.count(None) < len(column) else () for column in written),
+        _short(limits),
+    ]
+
+
+def _short(column: Sequence[Any]) -> Sequence[Any]:
+    """A column in which all are alike is sent as one."""
+    return column[:1] if column.count(column[0]) == len(column) else column
 
 
 _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS

@@ -39,6 +39,7 @@ Durability = Literal["fast", "wait"]
 
 _BATCH: Final = Script("batch")
 _PAGE: Final = Script("page")
+_NAMESPACES: Final = Script("namespaces")
 _TRACES: Final = Script("traces")
 _DUE: Final = Script("due")
 _SWEEP: Final = Script("sweep")
@@ -216,7 +217,8 @@ class RedisStorage(Storage):
         return Page(records, (more[0], None) if more else None)
 
     async def namespaces(self) -> list[str]:
-        found = await self._ask(_TRACES, [(tag, self._keys.spaces(tag)) for tag in range(TAGS)], [("-1",)] * TAGS)
+        indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
+        found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)
         return sorted({namespace_back(space) for spaces in found for space in spaces})
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:

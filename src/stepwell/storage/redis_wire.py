@@ -22,7 +22,18 @@ from stepwell.errors import (
 from stepwell.record import KEEP, Address, Stored, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 
-__all__ = ["TAGS", "Keys", "Script", "address_back", "arguments", "namespace_back", "refusal", "result", "stored"]
+__all__ = [
+    "TAGS",
+    "Keys",
+    "Script",
+    "address_back",
+    "arguments",
+    "namespace_back",
+    "refusal",
+    "result",
+    "space_of",
+    "stored",
+]
 
 #: Records are spread over so many hash tags. Part of the stored layout: it never changes.
 TAGS: Final = 64
@@ -71,7 +82,7 @@ class Keys:
         """The index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
-    def spaces(self, tag: int) -> str:
+    def namespaces(self, tag: int) -> str:
         """The index of namespaces."""
         return self.prefixes[tag] + "s"
 
@@ -86,7 +97,7 @@ def space_of(namespace: str) -> str:
 
 
 def namespace_back(space: str) -> str:
-    """The namespace that stands in keys as this."""
+    """The namespace that stands in keys like this."""
     return space.replace("\\/", "/")
 
 
@@ -95,7 +106,7 @@ def address_back(text: str) -> Address:
     at = 0
     while text[at] != "/":
         at += 2 if text[at] == "\\" else 1
-    return Address(text[:at].replace("\\/", "/"), text[at + 1 :])
+    return Address(namespace_back(text[:at]), text[at + 1 :])
 
 
 # Arguments

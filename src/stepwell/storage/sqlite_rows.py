@@ -60,6 +60,8 @@ class Rows:
         if isinstance(operation, Get):
             return self.get(operation, now)
         self._execute(_END_LEASE, (*operation.address, operation.token))
+        if self._connection.changes():
+            self._execute(_DROP_MARK, (*operation.address, now))
         return None
 
     def get(self, get: Get, now: float) -> Stored | None:
@@ -148,7 +150,7 @@ class Rows:
             if refused is not None:
                 return refused
         if change.delete:
-            row = self._delete(address, change, old, now)
+            row = self._delete(apply, old, now)
         else:
             if returning:
                 # Read now, they also tell how large they are.
@@ -164,19 +166,27 @@ class Rows:
                 self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
             else:
                 self._execute(_END_LEASE, (*address, token))
+                if not row.number:
+                    self._execute(_DROP_MARK, (*address, now))
         record = None if fields is None else _stored(row, fields)
         return Applied(Version(row.number, row.write), row.base, now, record)
 
-    def _delete(self, address: Address, change: Change, old: _Row | None, now: float) -> _Row:
+    def _delete(self, apply: Apply, old: _Row | None, now: float) -> _Row:
+        address, change, guard, *_ = apply
         row = old or _NOTHING
         if row.alive:
             self.drop_contents(address)
             row = _Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
         if change.forget:
             self.retag(address, row.tags, ())
-            row = _NOTHING
             self._execute(_DROP_RECORD, address)
             self._execute(_DROP_MEMO, address)
+            held = guard is not None and guard.token is not None
+            if held or not any(until > now for _, until in self.read(_LEASE, address)):
+                return _NOTHING
+            # While somebody else holds it, the base says that what they saw is gone; this mark goes with the lease.
+            row = _NOTHING._replace(base=change.write, expires_at=now)
+            self.put(address, None, row)
             return row
         if change.memo is not KEEP:
             # A memo always has a row to be swept with.
@@ -349,6 +359,7 @@ _EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
 _ADD_RECORD = QUERIES["add_record"]
 _DROP_RECORD = QUERIES["drop_record"]
+_DROP_MARK = QUERIES["drop_mark"]
 _SET_FIELD = QUERIES["set_field"]
 _UNSET_FIELD = QUERIES["unset_field"]
 _DROP_FIELDS = QUERIES["drop_fields"]

@@ -34,13 +34,28 @@ local function read(key, first, last, more)
   return found
 end
 
+-- The mark of a record that was forgotten under its holder is of no use when nobody holds it any more.
+local function drop_mark(key)
+  local found = redis.pcall('HMGET', key, '$b', '$v')
+  if found[1] and not found[2] then
+    local _, till = timed(call('GET', sub(key, 1, width) .. 'l' .. sub(key, width + 2)))
+    if till <= now then
+      call('DEL', key)
+    end
+  end
+end
+
 local operations = {}
 
 function operations.G(key, at)
-  if ARGV[at] == '1' then
-    return {call('HGETALL', key), call('HGETALL', sub(key, 1, width) .. 'p' .. sub(key, width + 2))}
+  local record = call('HGETALL', key)
+  if record[1] == '$b' and #record == 2 then
+    drop_mark(key)
   end
-  return {call('HGETALL', key)}
+  if ARGV[at] == '1' then
+    return {record, call('HGETALL', sub(key, 1, width) .. 'p' .. sub(key, width + 2))}
+  end
+  return {record}
 end
 
 function operations.C(key, at)
@@ -58,13 +73,7 @@ function operations.C(key, at)
   end
   keep_timed(lease, token, ARGV[at + 1])
   local memo, memo_till = timed(beside[2])
-  local record = call('HGETALL', key)
-  if till <= now and #record == 2 and record[1] == '$b' then
-    -- A mark for somebody whose lease is over.
-    call('DEL', key)
-    record = {}
-  end
-  return {'', record, memo_till > now and memo or false}
+  return {'', call('HGETALL', key), memo_till > now and memo or false}
 end
 
 function operations.R(key, at)
@@ -72,6 +81,7 @@ function operations.R(key, at)
   if timed(call('GET', lease)) == ARGV[at] then
     call('DEL', lease)
   end
+  drop_mark(key)
   return {''}
 end
 
@@ -296,7 +306,7 @@ local function write_record(key, prefix, name, at, given, held, old)
     local space, member = split(name)
     if not alive then
       call('ZADD', prefix .. 'n:' .. space, 0, member)
-      call('ZADD', prefix .. 's', 0, space)
+      call('SADD', prefix .. 's', space)
     end
     if deadline ~= old_deadline then
       if deadline then
@@ -365,14 +375,6 @@ function operations.A(key, at, last)
       old = salvaged(key, old)
     end
   end
-  if old[4] and not old[2] then
-    local _, till = timed(call('GET', lease))
-    if till <= now then
-      -- A mark for somebody whose lease is over.
-      call('DEL', key)
-      old[4] = false
-    end
-  end
   if base ~= '-' and base ~= '=' .. (old[4] or '') then
     return {'BASE'}
   end
@@ -438,6 +440,10 @@ for n = 3, #KEYS do
     end
   end
   if letter == 'A' then
+    if result[2] == '0' or result[1] ~= '' then
+      -- Nothing was written.
+      drop_mark(KEYS[n])
+    end
     journal[last + 1] = result[1]
     journal[last + 2] = result[2] or ''
     journal[last + 3] = result[3] or ''

@@ -8,7 +8,7 @@
 --   n:<namespace>   the keys of all records of a namespace, sorted
 --   g:<namespace>/<tag>   the keys of those with a tag, sorted
 --   d:<namespace>   the keys of those with a deadline, by deadline
---   s               the namespaces that have, or had, a record here, sorted
+--   s               the namespaces that have records
 --   x               the addresses of what a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch
 --   -               never written: a call names it as a key, and so it is refused while its slot is moved by
@@ -18,7 +18,7 @@
 --   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
 --   $h head   $f flow   $s state   $g tags, each ended by a newline
 -- With $z it is a record. Without, it is what one leaves behind: a tombstone ($v $w $b $t $g); the tags of an expired
--- one whose memo still counts ($g); or the mark of one that was forgotten under a holder ($b), good for that lease.
+-- one whose memo still counts ($g); or the mark of one that was forgotten under its holder ($b).
 --
 -- Values are never parsed. Numbers are doubles: exact up to 2^53, if they are written with enough digits.
 
@@ -97,6 +97,9 @@ end
 local function unlist(prefix, name, deadline)
   local space, key = split(name)
   call('ZREM', prefix .. 'n:' .. space, key)
+  if call('EXISTS', prefix .. 'n:' .. space) == 0 then
+    call('SREM', prefix .. 's', space)
+  end
   if deadline then
     call('ZREM', prefix .. 'd:' .. space, key)
   end

@@ -91,7 +91,7 @@ declare
     v_writes constant boolean := 3 = any (p_kinds);
     v_gets constant boolean := 1 = any (p_kinds);
     v_claims constant boolean := 2 = any (p_kinds);
-    v_count constant bigint := cardinality(p_kinds);
+    v_count constant integer := cardinality(p_keys);
     v_claimed bigint;
     v_usual bigint;
     -- The operations whose rows we have locked. A row that somebody makes later is not there for this batch:
@@ -128,6 +128,25 @@ declare
     j_writes text[] := '{}';
     j_bases text[] := '{}';
 begin
+    -- A column in which all are alike is sent as one.
+    if v_count > 1 then
+        if cardinality(p_kinds) = 1 then
+            p_kinds := array_fill(p_kinds[1], array[v_count]);
+        end if;
+        if cardinality(p_namespaces) = 1 then
+            p_namespaces := array_fill(p_namespaces[1], array[v_count]);
+        end if;
+        if cardinality(p_flags) = 1 then
+            p_flags := array_fill(p_flags[1], array[v_count]);
+        end if;
+        if cardinality(p_leases) = 1 then
+            p_leases := array_fill(p_leases[1], array[v_count]);
+        end if;
+        if cardinality(p_limits) = 1 then
+            p_limits := array_fill(p_limits[1], array[v_count]);
+        end if;
+    end if;
+
     if current_setting('transaction_read_only') = 'on' then
         raise exception 'this server is read-only' using errcode = 'read_only_sql_transaction';
     end if;

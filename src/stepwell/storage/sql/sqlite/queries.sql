@@ -69,6 +69,9 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
 -- name: drop_record
 DELETE FROM record WHERE namespace = ?1 AND key = ?2;
 
+-- name: drop_mark
+DELETE FROM record WHERE namespace = ?1 AND key = ?2 AND number = 0 AND expires_at <= ?3;
+
 -- name: set_field
 INSERT INTO field (namespace, key, name, value) VALUES (?1, ?2, ?3, ?4)
 ON CONFLICT (namespace, key, name) DO UPDATE SET value = excluded.value;
