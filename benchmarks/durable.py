@@ -21,7 +21,7 @@ from tests.servers.postgres import PostgresServer
 
 from benchmarks.sqlite import bound
 from stepwell import SQLiteStorage, Storage
-from stepwell.nodes import BatchNode, Node, NodeFlow
+from stepwell.nodes import BatchNode, Node, NodeFlow, linear
 from stepwell.storage.postgres import PostgresStorage
 
 ROUNDS = int(os.environ.get("ROUNDS", "7"))
@@ -53,6 +53,16 @@ class Loop(Node):
     def post(self, shared: Any, prep_res: Any, exec_res: Any) -> str:
         shared["n"] += 1
         return "again" if shared["n"] < shared["nodes"] else "done"
+
+
+class Count(Node):
+    """The same, once."""
+
+    async def exec(self, prep_res: Any) -> None:
+        pass
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+        shared["n"] += 1
 
 
 def looping() -> NodeFlow:
@@ -198,16 +208,17 @@ async def beside_langgraph(folder: Path) -> int:
         n: int
         text: str
 
-    nodes = 100
+    names = [f"n{number}" for number in range(100)]
 
     async def count(shared: Shared) -> dict[str, int]:
         return {"n": shared["n"] + 1}
 
     graph = StateGraph(Shared)
-    graph.add_node("count", count)
-    graph.add_edge(START, "count")
-    graph.add_conditional_edges("count", lambda shared: "count" if shared["n"] < nodes else END)
-    flow = looping()
+    for name, before in zip(names, [START, *names], strict=False):
+        graph.add_node(name, count)
+        graph.add_edge(before, name)
+    graph.add_edge(names[-1], END)
+    flow = linear(*[Count(name=name) for name in names], name="chain")
     async with (
         AsyncSqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver,
         SQLiteStorage(str(folder / "beside.db")) as storage,
@@ -218,12 +229,13 @@ async def beside_langgraph(folder: Path) -> int:
         threads = iter(range(1_000_000))
 
         async def theirs() -> None:
-            config: Any = {"configurable": {"thread_id": str(next(threads))}, "recursion_limit": nodes + 10}
-            final = await compiled.ainvoke({"n": 0, "text": TEXT}, config)
-            assert final["n"] == nodes
+            config: Any = {"configurable": {"thread_id": str(next(threads))}, "recursion_limit": len(names) + 10}
+            # As ours: each node is kept before the next one runs.
+            final = await compiled.ainvoke({"n": 0, "text": TEXT}, config, durability="sync")
+            assert final["n"] == len(names)
 
         ours, peer = await compared(
-            lambda: flow.run({"n": 0, "nodes": nodes, "text": TEXT}, storage=storage, keep=True), theirs, nodes
+            lambda: flow.run({"n": 0, "text": TEXT}, storage=storage, keep=True), theirs, len(names)
         )
     told("a node on SQLite, FULL", ours, "a node with LangGraph's SQLite saver", peer)
     return bound("LangGraph's node over ours", [one / other for one, other in zip(peer, ours, strict=True)], least=10)

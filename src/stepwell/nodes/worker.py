@@ -10,7 +10,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
-from stepwell.errors import FlowChanged, InvalidOption, Parked, RunBusy, RunFinished, StorageError, UnknownRun
+from stepwell.errors import (
+    FlowChanged,
+    InvalidOption,
+    Parked,
+    RunBusy,
+    RunFinished,
+    StepwellError,
+    StorageError,
+    UnknownRun,
+)
 from stepwell.nodes import runs
 from stepwell.record import RUNS, Address
 from stepwell.storage import Due
@@ -81,6 +90,9 @@ class Worker:
             except StorageError as failure:
                 # Runs wait in the storage: nothing is lost while it is away.
                 logger.warning("runs cannot be read: %s", failure)
+            except StepwellError:
+                logger.exception("this worker ends")
+                return
             await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
 
     async def tick(self) -> int:
