@@ -358,6 +358,27 @@ async def test_a_record_that_was_written_over_is_an_error_until_it_is_replaced(w
         assert await storage.get_state(BOT, 1) is None
 
 
+@pytest.mark.parametrize("server", [the_server, the_cluster])
+async def test_odd_names_and_tags_are_found_again(server: Callable[[], Any]) -> None:
+    bots = ["a/b", "a", 'c\\"/', '/\\"', "{17}", "é\n"]
+    tags = ("a\nb", "a\\nb", "\\", "", "g:a/b", "\\\\n")
+    async with open_storage(server().url(prefix()), sweep_every=None) as storage:
+        for bot in bots:
+            address = storage.address(bot, ("k/", bot))
+            change = Change(write=storage.ids(), set=storage.seal(address).fields({"a": 1}), tags=tags, deadline=0.0)
+            await storage.perform(Apply(address, change))
+        assert set(await storage.namespaces()) == {storage.address(bot, 1).namespace for bot in bots}
+        for bot in bots:
+            address = storage.address(bot, ("k/", bot))
+            assert [due.address for due in await storage.due(address.namespace)] == [address]
+            for tag in tags:
+                assert [(entry.key, entry.tags) async for entry in storage.scan(bot, tag=tag)] == [(("k/", bot), tags)]
+                assert await storage.traces(address.namespace, tag) == [address]
+            assert [entry.key async for entry in storage.scan(bot, tag="b")] == []
+            await storage.perform(Apply(address, Change(write=storage.ids(), delete=True, forget=True)))
+        assert await storage.namespaces() == []
+
+
 async def test_a_lost_lease_writes_nothing_by_the_servers_own_clock() -> None:
     async with open_storage(the_server().url(prefix())) as storage:
         async with Slot(storage, BOT, 1, lease=0.2) as slot:
@@ -461,8 +482,9 @@ def test_a_loop_that_ended_without_closing_does_not_spoil_the_next(server: Calla
 
     for number in range(2):
         asyncio.run(use(number))
-        gc.collect()
     asyncio.run(look())
+    # The sockets of the loops that ended are closed here, and complain here.
+    gc.collect()
 
 
 async def test_options_may_stand_in_the_url() -> None:
