@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check bench torture clean
 
 help:
-	@echo "make demo    a conversation that survives everything, played in this terminal"
+	@echo "make demo    a conversation that survives everything, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, the layers, the exported names"
 	@echo "make bench   the figures, ours and the peers', side by side"

@@ -24,6 +24,43 @@ REGISTRATION = HERE.parents[1] / "examples" / "registration.py"
 CAFE = HERE / "cafe.py"
 
 
+#: Its batch stops after three items, until it is told to go on.
+BATCH = """
+import asyncio
+from stepwell.fsm import FSM, Flow, Router, command, keys, state
+from stepwell.nodes import BatchNode, NodeFlow
+
+go = asyncio.Event()
+
+class Count(BatchNode):
+    def prep(self, shared): return range(5)
+    async def exec(self, item):
+        if item == 3:
+            await go.wait()
+        return item
+    def post(self, shared, items, results): shared["n"] = len(results)
+
+class Idle(Flow, name="idle"):
+    here = state()
+
+def make_router(storage):
+    router = Router(FSM("batch", storage=storage, flows=[Idle]))
+    running = set()
+
+    @router.on(command("count"))
+    async def count(ctx):
+        running.add(asyncio.create_task(NodeFlow(Count(), name="counting").run({})))
+
+    @router.on(command("go"))
+    async def let_go(ctx):
+        go.set()
+        (final,) = await asyncio.gather(*running)
+        ctx.answer(f"Counted {final['n']}.")
+
+    return router
+"""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with launched() as browser:
@@ -298,6 +335,42 @@ async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -
     await page.get_by_role("button", name="Show another beside").click()
     await expect(page.locator(".pane")).to_have_count(2)
     await visit.stands_at("drink")  # Alice's own chat, beside the group
+
+
+async def test_a_node_flow_shows_its_graph_where_it_is_and_the_question_it_waits_with(visits: Any) -> None:
+    visit = await visits(REGISTRATION.parent / "both_halves.py")
+    card = visit.page.locator("#runs-card")
+    await expect(card).to_be_hidden()
+    await visit.say("/plan")
+    await visit.hear("Which city?")
+    await visit.say("Berlin")
+    await visit.hear("Grand Hotel Berlin: shall I book it?")
+    lit = card.locator("g.state.current")
+    await expect(lit).to_have_attribute("data-state", "approve")
+    await expect(card.locator(".question")).to_have_text("Grand Hotel Berlin: shall I book it?")
+    await expect(card.locator("text.action")).to_have_text(["again", "book"])
+    await visit.say("no")
+    await expect(card.locator(".question")).to_have_text("Plaza Hotel Berlin: shall I book it?")
+    await expect(card.locator('path.taken[data-edge="approve>FindHotel"]')).to_have_count(1)
+    await visit.page.get_by_role("button", name="Restart the bot").click()
+    await visit.say("yes")
+    await visit.hear("Booked: Plaza Hotel Berlin.")
+    await expect(card).to_contain_text("finished")
+    await expect(lit).to_have_count(0)
+    await expect(card.locator("g.state.visited")).to_have_count(3)
+
+
+async def test_a_batch_shows_how_far_it_is(visits: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "bot"
+    folder.mkdir()
+    (folder / "batch.py").write_text(BATCH)
+    visit = await visits(folder / "batch.py")
+    await visit.say("/count")
+    items = visit.page.locator("#runs-card .items")
+    await expect(items).to_have_text("3 of 5 items")
+    await visit.say("/go")
+    await visit.hear("Counted 5.")
+    await expect(visit.page.locator("#run-state")).to_contain_text("finished")
 
 
 @pytest.mark.parametrize("width", [375, 768, 1440])

@@ -16,11 +16,14 @@ import pytest
 from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
 from stepwell.fsm.description import describe
+from stepwell.nodes import END, Node, NodeFlow
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.reporter import described
+from stepwell.playground.run_reporter import graph_of
 from stepwell.playground.runner import makes_router
+from stepwell.playground.runs import Runs
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -168,6 +171,51 @@ def test_a_record_knows_what_its_last_write_changed_and_the_way_it_came() -> Non
     for n in range(300):
         records.found("bot", f"key {n}", None)
     assert len(records.json()) == 200
+
+
+def test_a_node_flow_is_described_as_it_is_drawn() -> None:
+    class Step(Node):
+        pass
+
+    one, two, inner = Step(name="one"), Step(name="two"), NodeFlow(Step(name="deep"), name="inner")
+    one >> two
+    one - "skip" >> two
+    one - "stop" >> END
+    two >> inner
+    flow = NodeFlow(one, name="outer")
+    graph = graph_of("outer", flow._program(by_hand=False))
+    assert graph["states"] == ["one", "two", "inner"]
+    assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
+    assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])
+
+
+def test_a_run_is_followed_from_its_start_to_its_end() -> None:
+    runs = Runs()
+    runs.graph({"name": "f", "states": ["one", "inner"]})
+
+    def event(kind: str, node: str = "f", run: str = "f-1", **more: Any) -> dict[str, Any]:
+        said = {"event": kind, "flow": "f", "id": run, "node": node, "done": None, "total": None, "error": None}
+        runs.event({**said, **more})
+        newest: dict[str, Any] = runs.json()["runs"][0]
+        return newest
+
+    assert event("run.started")["status"] == "running"
+    assert event("node.started", "one")["at"] == "one"
+    assert event("node.progress", "one", done=3, total=7)["progress"] == {"done": 3, "total": 7}
+    moved = event("node.started", "inner/deep")
+    assert (moved["node"], moved["at"], moved["path"], moved["progress"]) == (
+        "inner/deep", "inner", ["one", "inner"], None,
+    )  # fmt: skip
+    assert event("run.failed", error="ValueError")["error"] == "ValueError"
+    assert event("run.started")["error"] is None
+    assert event("run.parked")["status"] == "waiting"
+    runs.question({"id": "f-1", "node": "one", "question": "Well?", "deadline": None})
+    assert runs.json()["runs"][0]["question"] == "Well?"
+    ended = event("run.finished")
+    assert (ended["status"], ended["at"]) == ("finished", None)
+    for n in range(30):
+        event("run.started", run=f"f-{n}")
+    assert len(runs.json()["runs"]) == 12
 
 
 async def test_whoever_looks_on_gets_all_sections_first_and_then_what_changed() -> None:

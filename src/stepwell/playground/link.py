@@ -25,7 +25,9 @@ class Link:
         self._secret = secrets.token_urlsafe(24)
         self._server: asyncio.Server | None = None
         self._port = 0
-        self._writers: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
+        #: Those that answer.
+        self._listening: set[asyncio.StreamWriter] = set()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
@@ -41,7 +43,7 @@ class Link:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        tasks = [task for task in self._writers.values() if task is not None]
+        tasks = [task for task in self._connections.values() if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -49,7 +51,7 @@ class Link:
 
     async def ask(self, what: dict[str, Any]) -> list[Any]:
         """Ask every machine's loop of the bot's process; what those say that answer in time."""
-        waiting = [self._ask(writer, what) for writer in list(self._writers)]
+        waiting = [self._ask(writer, what) for writer in list(self._listening)]
         answers = await asyncio.gather(*waiting)
         return [answer for answer in answers if answer is not None]
 
@@ -71,7 +73,9 @@ class Link:
             first = json.loads(await reader.readline() or b"{}")
             if not hmac.compare_digest(str(first.get("secret", "")).encode(), self._secret.encode()):
                 return
-            self._writers[writer] = asyncio.current_task()
+            self._connections[writer] = asyncio.current_task()
+            if first.get("listens", True):
+                self._listening.add(writer)
             while line := await reader.readline():
                 said = json.loads(line)
                 if said["kind"] != "answer":
@@ -82,5 +86,6 @@ class Link:
             # A killed bot ends in the middle of a line.
             pass
         finally:
-            self._writers.pop(writer, None)
+            self._connections.pop(writer, None)
+            self._listening.discard(writer)
             writer.close()

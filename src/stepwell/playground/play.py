@@ -19,6 +19,7 @@ from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
 from stepwell.playground.records import Records
 from stepwell.playground.rooms import people_json, room_json
+from stepwell.playground.runs import Runs
 from stepwell.playground.serving import Serving
 from stepwell.playground.timeline import Timeline
 
@@ -57,6 +58,7 @@ class Playground:
         self.world = self.api.world
         self.bot = self.api.bot(_username(self.path.stem))
         self.records = Records()
+        self.runs = Runs()
         self.timeline = Timeline(clock)
         self.link = Link(self._told)
         self.process: BotProcess | None = None
@@ -208,7 +210,7 @@ class Playground:
             self._machines[said["bot"]] = said
             self.board.put("machines", lambda: list(self._machines.values()))
             self._later(self.locate())
-        else:
+        elif said["kind"] == "record":
             new = self.records.written(said["bot"], said["key"], said["record"])
             record = said["record"]
             where = f"{record['flow']} / {record['state']}" if record else "no record any more"
@@ -216,6 +218,18 @@ class Playground:
             self.timeline.record(where, {**change, "record": record})
             self._show_records()
             self._show_timeline()
+        else:
+            self._told_of_a_run(said)
+
+    def _told_of_a_run(self, said: dict[str, Any]) -> None:
+        if said["kind"] == "graph":
+            self.runs.graph(said["graph"])
+        elif said["kind"] == "question":
+            self.runs.question(said)
+        elif (title := self.runs.event(said)) is not None:
+            self.timeline.note(title)
+            self._show_timeline()
+        self.board.put("runs", self.runs.json)
 
     def _happened(self, event: Event) -> None:
         """Something happened in the world."""

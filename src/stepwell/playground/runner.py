@@ -23,7 +23,7 @@ from typing import Any
 
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, Update, command
-from stepwell.playground import reporter
+from stepwell.playground import reporter, run_reporter
 
 __all__ = ["main", "makes_router"]
 
@@ -39,6 +39,7 @@ def main() -> None:
     sys.path[0] = str(path.parent)
     if address := os.environ.pop("STEPWELL_PLAYGROUND", None):
         reporter.install(address)
+        run_reporter.install(address)
     try:
         if makes_router(path):
             asyncio.run(_poll(_router_of(path)))

@@ -16,7 +16,7 @@ export function span(seconds) {
 }
 
 function edgesOf(flow, path) {
-  const edges = flow.edges.map(([from, to]) => ({ from, to, kind: "move" }));
+  const edges = flow.edges.map(([from, to, label]) => ({ from, to, label, kind: "move" }));
   for (const [from, timeout] of Object.entries(flow.timeouts)) {
     if (timeout.to !== null) edges.push({ from, to: timeout.to, kind: "timeout" });
   }
@@ -93,7 +93,7 @@ function ordered(names, edges, rank) {
   return layers;
 }
 
-function placed(layers, sideways, sizes) {
+function placed(layers, sideways, sizes, wide) {
   // "along" runs from layer to layer, "across" within one.
   const size = (node) => (node.dummy ? { along: 0, across: EDGE }
     : sideways ? { along: sizes.get(node.name).width, across: sizes.get(node.name).height }
@@ -111,7 +111,7 @@ function placed(layers, sideways, sizes) {
     }
     const shift = (across - GAP) / 2;
     for (const node of layer) node.across -= shift;
-    along += thick + (sideways ? WIDE_LAYER : LAYER);
+    along += thick + (sideways ? wide : LAYER);
   }
   for (let round = 0; round < 8; round++) {
     for (const layer of round % 2 ? layers : [...layers].reverse()) {
@@ -128,7 +128,7 @@ function placed(layers, sideways, sizes) {
   const every = layers.flat();
   const low = Math.min(...every.map((node) => node.across - node.half));
   for (const node of every) node.across -= low;
-  return { along: along - (sideways ? WIDE_LAYER : LAYER), across: Math.max(...every.map((node) => node.across + node.half)) };
+  return { along: along - (sideways ? wide : LAYER), across: Math.max(...every.map((node) => node.across + node.half)) };
 }
 
 function curve(points, sideways) {
@@ -157,11 +157,12 @@ export function drawn(flow, { current, path, ended, width }) {
     edges.push({ from: START, to: flow.start, kind: "move", taken: path[0] === flow.start });
   }
   const every = flow.start ? [START, ...names] : names;
+  const gap = Math.max(0, ...edges.map((edge) => (edge.label ? pen.measureText(short(edge.label)).width : 0)));
   const lay = (sideways) => {
     for (const edge of edges) { edge.back = false; edge.flipped = false; edge.chain = null; }
     const rank = layered(every, edges, flow.start ? START : null);
     const layers = ordered(every, edges, rank);
-    return { layers, sideways, ...placed(layers, sideways, sizes) };
+    return { layers, sideways, ...placed(layers, sideways, sizes, Math.max(WIDE_LAYER, gap + 26)) };
   };
   let plan = lay(true);
   if (plan.along > width - 24) plan = lay(false);
@@ -184,6 +185,7 @@ export function drawn(flow, { current, path, ended, width }) {
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
   drawing.append(svg("defs", {}, marker("arrow"), marker("arrow-taken")));
+  const labels = [];
   for (const group of groups.values()) {
     group.forEach((edge, index) => {
       const thin = Math.min(edge.chain[0].half, edge.chain[edge.chain.length - 1].half);
@@ -197,6 +199,13 @@ export function drawn(flow, { current, path, ended, width }) {
         "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
         "data-edge": `${edge.from.trim()}>${edge.to}`,
       }));
+      if (edge.label) {
+        const [one, two] = [points[Math.floor((points.length - 1) / 2)], points[Math.floor((points.length - 1) / 2) + 1]];
+        const [along, across] = [(one[0] + two[0]) / 2, (one[1] + two[1]) / 2];
+        const label = svg("text", { x: sideways ? along : across, y: sideways ? across : along, class: "action" });
+        label.textContent = short(edge.label);
+        labels.push(label);
+      }
     });
   }
   const spot = (node) => (sideways ? [node.along, node.across] : [node.across, node.along]);
@@ -228,5 +237,6 @@ export function drawn(flow, { current, path, ended, width }) {
     }
     drawing.append(group);
   }
+  drawing.append(...labels);
   return drawing;
 }

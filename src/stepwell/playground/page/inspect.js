@@ -98,6 +98,31 @@ export function renderRecord(app, now) {
       ...gone.map((name) => row(name, "", true, true)))));
 }
 
+let runDrawnAs = "";
+
+export function renderRuns(app) {
+  const { runs = [], graphs = [] } = app.sections.runs ?? {};
+  byId("runs-card").hidden = !runs.length;
+  if (!runs.length) return;
+  const run = runs.find((each) => each.id === app.chosenRun) ?? runs[0];
+  byId("run-title").textContent = run.flow;
+  keyed(byId("run-tabs"), runs.length > 1 ? runs.slice(0, 6).map((each) => ({ id: each.id, on: each === run })) : [], (item) => item.id,
+    (item) => el("button", { type: "button", class: "tab run", "aria-pressed": String(item.on), title: item.id, onclick: () => { app.chosenRun = item.id; app.render(); } }, item.id));
+  const { progress } = run;
+  const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waits for an answer" : "waits", finished: "finished", failed: `failed with ${run.error}` };
+  byId("run-state").replaceChildren(
+    el("span", {}, el("b", { class: run.status === "failed" ? "bad" : "" }, words[run.status])),
+    run.question !== null ? el("q", { class: "question" }, typeof run.question === "string" ? run.question : JSON.stringify(run.question)) : "",
+    progress ? el("progress", { max: progress.total ?? undefined, value: progress.total === null ? undefined : progress.done, "aria-label": "Items done" }) : "",
+    progress ? el("span", { class: "items" }, progress.total === null ? `${progress.done} items` : `${progress.done} of ${progress.total} items`) : "");
+  const graph = graphs.find((each) => each.name === run.flow);
+  const box = byId("run-diagram");
+  const as = JSON.stringify([graph, run.at, run.path, box.clientWidth]);
+  if (!graph || as === runDrawnAs || !box.clientWidth) return;
+  runDrawnAs = as;
+  box.replaceChildren(drawn(graph, { current: run.at, path: run.path, ended: run.status === "finished", width: box.clientWidth }));
+}
+
 const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
 const WORDS = { update: "to the bot", call: "by the bot", record: "stored", note: "" };
 

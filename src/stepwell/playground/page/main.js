@@ -1,13 +1,14 @@
 // The page: what the server sends is kept in sections, and everything is shown from them.
 import { act, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
-import { renderBot, renderFlow, renderRecord, renderTimeline, renderTimer, standing } from "./inspect.js";
+import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, standing } from "./inspect.js";
 
 const app = {
   sections: {},
   panes: [],
   active: null,
   chosenFlow: null,
+  chosenRun: null,
   connected: false,
   ahead: 0,
   seen: {},
@@ -77,6 +78,7 @@ const app = {
     renderTimer(this, now);
     renderFlow(this, now);
     renderRecord(this, now);
+    renderRuns(this);
     renderTimeline(this);
     byId("view-where").textContent = now?.record?.state ?? "";
   },
@@ -137,6 +139,7 @@ async function add(kind) {
 }
 for (const button of adding.querySelectorAll("button[type=button]")) button.addEventListener("click", () => add(button.value));
 byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add("person"); } });
-new ResizeObserver(() => app.render()).observe(byId("diagram"));
+const resized = new ResizeObserver(() => app.render());
+for (const id of ["diagram", "run-diagram"]) resized.observe(byId(id));
 setInterval(() => { if (app.active) renderTimer(app, standing(app, app.active.place)); }, 200);
 listen();
