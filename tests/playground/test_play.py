@@ -117,6 +117,15 @@ async def test_a_bot_that_ends_is_told_with_its_exit_code(tmp_path: Path) -> Non
         assert (play.process.status, play.process.exit_code, play.output) == ("failed", 3, ["no token"])
 
 
+async def test_a_bot_may_print_as_much_as_it_likes(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    path.write_text("print('x' * 300_000)\nfor n in range(1000): print(n)\nraise SystemExit(1)")
+    async with playground(path, tmp_path) as play:
+        assert not await play.ready()
+        assert len(play.output) == 100
+        assert play.output[-1] == "999"
+
+
 async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
     async with playground(EXAMPLES / "registration.py", tmp_path) as play:
         assert await play.ready()

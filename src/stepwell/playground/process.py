@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import os
 import sys
+from asyncio import create_subprocess_exec as spawn
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = ["BotProcess"]
 
@@ -38,6 +40,7 @@ class BotProcess:
         self.lines: deque[str] = deque(maxlen=LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -47,7 +50,7 @@ class BotProcess:
     async def start(self) -> None:
         """Start it, and look after its files."""
         await self.restart("started")
-        self._spawn(self._watch())
+        self._watching = self._begin(self._watch())
 
     async def restart(self, why: str) -> None:
         """Kill it, as a crash would, and start it."""
@@ -55,20 +58,19 @@ class BotProcess:
             await self._kill()
             self.starts += 1
             self.why = why
-            self._process = process = await asyncio.create_subprocess_exec(
+            self._process = process = await spawn(
                 sys.executable, "-u", "-m", "stepwell.playground.runner", str(self.path),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                 env={**os.environ, **self.env},
             )  # fmt: skip
             self.status, self.exit_code = "running", None
-            self._spawn(self._attend(process))
+            self._begin(self._attend(process))
             self._changed()
 
     async def stop(self) -> None:
         """End it for good."""
-        for task in list(self._tasks):
-            if task.get_name() == "watch":
-                task.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         async with self._lock:
             await self._kill()
         if self._tasks:
@@ -86,12 +88,11 @@ class BotProcess:
     async def _attend(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         assert process.stdin is not None
-        with contextlib.suppress(ValueError):
-            while line := await process.stdout.readline():
-                self.lines.append(line.decode(errors="replace").rstrip()[:LONGEST])
-                if self._said is not None:
-                    self._said(self.lines[-1])
-                self._changed()
+        while line := await _line(process.stdout):
+            self.lines.append(line.decode(errors="replace").rstrip()[:LONGEST])
+            if self._said is not None:
+                self._said(self.lines[-1])
+            self._changed()
         code = await process.wait()
         process.stdin.close()
         if self._process is process:
@@ -115,9 +116,16 @@ class BotProcess:
                 stamps[path.name] = path.stat().st_mtime_ns
         return stamps
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
-        if getattr(work, "__name__", "") == "_watch":
-            task.set_name("watch")
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    try:
+        return await stream.readline()
+    except ValueError:
+        # Too long to be kept; whatever follows is read.
+        return "…".encode()
