@@ -151,11 +151,12 @@ export function renderBot(app) {
   byId("output-card").hidden = !bot.output?.length;
   const output = byId("output");
   const text = (bot.output ?? []).join("\n");
-  if (output.textContent !== text) { output.textContent = text; output.scrollTop = output.scrollHeight; }
+  if (output.textContent !== text) { output.textContent = text; output.low = false; }
+  if (!output.low && output.clientHeight) { output.scrollTop = output.scrollHeight; output.low = true; }
   const banner = byId("banner");
   if (app.connected) {
     banner.hidden = bot.status !== "failed";
     banner.className = "banner bad";
-    banner.textContent = "The bot has ended with an error; what it printed is below. Change its file, or restart it.";
+    banner.textContent = `The bot has ended with an error${text ? `: ${text.split("\n").pop()}` : ""}. Change its file, or restart it.`;
   }
 }

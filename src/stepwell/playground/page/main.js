@@ -36,6 +36,7 @@ const app = {
     this.active.place = { room, user, thread: null };
     this.chosenFlow = null;
     this.render();
+    byId("rooms").querySelector(`[data-room="${room}"]`)?.scrollIntoView({ inline: "nearest", block: "nearest" });
     this.active.input.focus();
   },
 
@@ -64,7 +65,7 @@ const app = {
     for (const id of open) this.seen[id] = this.last(id);
     keyed(byId("rooms"), people.rooms.map((room) => ({ ...room, on: open.includes(room.id), fresh: this.last(room.id) !== (this.seen[room.id] ?? 0), topics: 0 })), (room) => room.id,
       (room) => el("button", { type: "button", class: `room${room.fresh ? " fresh" : ""}`, "aria-pressed": String(room.on), "data-room": room.id, onclick: () => this.open(room.id) },
-        el("span", { class: `face ${room.type === "private" ? "" : "many"}`, "aria-hidden": "true" }, room.title.slice(0, 1).toUpperCase()), room.title, room.fresh ? el("span", { class: "hidden" }, " (new)") : null));
+        el("span", { class: `face ${room.type === "private" ? "" : "many"}`, "aria-hidden": "true" }, room.title.slice(0, 1).toUpperCase()), el("span", { class: "title" }, room.title), room.fresh ? el("span", { class: "hidden" }, " (new)") : null));
     const box = byId("panes");
     const nodes = this.panes.map((pane) => pane.node);
     if (nodes.length !== box.children.length || nodes.some((node, at) => node !== box.children[at])) box.replaceChildren(...nodes);
