@@ -24,8 +24,9 @@ NAMES = {
         "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
     ],
     "stepwell.nodes": [
-        "END", "BatchNode", "Event", "Failed", "Node", "NodeFlow", "Parallel", "ProgressBar", "Step", "linear",
-        "new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling",
+        "END", "BatchNode", "Event", "Failed", "FlowChanged", "Node", "NodeFlow", "Parallel", "Parked", "ProgressBar",
+        "Run", "RunExists", "RunFinished", "Sleep", "Step", "UnknownRun", "Wait", "linear", "new_flow_id", "parallel",
+        "run_async_batch", "step", "subscribe", "with_error_handling", "worker",
     ],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",

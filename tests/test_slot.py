@@ -112,6 +112,15 @@ async def test_deleting_nothing_writes_nothing(storage: Storage) -> None:
         assert not await slot.commit()
 
 
+async def test_a_part_may_be_encoded_ahead_of_its_commit(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1) as slot:
+        part = slot.seal_part("p", [1, (2,)])
+        with pytest.raises(EncodeError, match="object"):
+            slot.seal_part("q", [object()])
+        await slot.commit(parts={"p": part}, keep=True)
+        assert await slot.parts() == {"p": [1, (2,)]}
+
+
 async def test_memo_tags_deadline_and_parts_travel_with_a_commit(storage: Storage) -> None:
     async with Slot(storage, "bot", 1) as slot:
         assert slot.memo is None

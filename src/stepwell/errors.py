@@ -13,6 +13,7 @@ StepwellError
 ├── ExtraTooOld (also ImportError)             an optional package is installed, but too old
 ├── Unsupported (also NotImplementedError)     this backend does not have that optional protocol
 ├── EncodeError (also TypeError, ValueError)   a value that cannot be kept, with its path and type
+│   └── Unstorable                             what a node of a durable run left behind cannot be kept
 ├── TooLarge (also ValueError)                 a key, value or record beyond its limit
 ├── StoredDataError                            what is stored cannot be given back
 │   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
@@ -21,6 +22,7 @@ StepwellError
 │   └── NewerSchema                            written by a newer release
 ├── Conflict                                   somebody else was there first
 │   ├── Busy (also TimeoutError)               the key stayed claimed for as long as we would wait
+│   │   └── RunBusy                            the run is still being run elsewhere
 │   ├── LeaseLost                              the claim ran out; nothing was written
 │   ├── RecordReplaced                         cleared or replaced under the holder; nothing was written
 │   └── VersionChanged                         not the version that was shown; nothing was written
@@ -49,12 +51,18 @@ StepwellError
     ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
     ├── MergeConflict (also ValueError)             two branches changed one field
     ├── WorkCancelled (also RuntimeError)           an item or branch was cancelled from inside
-    └── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
+    ├── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
+    ├── Parked                                      a run waits: for an answer, or for its time
+    ├── RunExists (also ValueError)                 a run of this id exists already
+    ├── UnknownRun (also LookupError)               no run of this id exists
+    ├── RunFinished (also RuntimeError)             the run has ended; there is nothing to answer or resume
+    └── FlowChanged (also ValueError)               the run was begun with another graph
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class StepwellError(Exception):
@@ -163,6 +171,15 @@ class EncodeError(StepwellError, TypeError, ValueError):
         super().__init__(f"{path} ({type_name}) {why}")
 
 
+class Unstorable(EncodeError):
+    """What a node of a durable run left behind cannot be kept; the run stands before that node."""
+
+    def __init__(self, node: str, path: str, type_name: str, why: str) -> None:
+        super().__init__(path, type_name, why)
+        self.node = node
+        self.args = (f"after node {node!r}: {path} ({type_name}) {why}",)
+
+
 class TooLarge(StepwellError, ValueError):
     """A key, value or record is beyond its limit; nothing was written."""
 
@@ -233,6 +250,18 @@ class Busy(Conflict, TimeoutError):
         super().__init__(
             f"{place} is still being handled elsewhere after {waited:g} s; nothing was lost: "
             "deliver the update again (a webhook answers 503), or wait longer with wait=..."
+        )
+
+
+class RunBusy(Busy):
+    """A run is still being run elsewhere; nothing was done to it."""
+
+    def __init__(self, flow_id: str, waited: float) -> None:
+        super().__init__(flow_id, waited)
+        self.flow_id = flow_id
+        self.args = (
+            f"run {flow_id!r} is still being run elsewhere after {waited:g} s, longer than a dead runner's claim "
+            "lasts; leave it to its runner, and ask flow.status() how far it is",
         )
 
 
@@ -543,4 +572,64 @@ class ExecutorError(NodeFlowError, RuntimeError):
         super().__init__(
             f"{what} of node {node!r} cannot travel between processes ({why}); "
             "keep it picklable, or use threads: executor=ThreadPoolExecutor()"
+        )
+
+
+class Parked(NodeFlowError):
+    """A run waits, durably: for somebody's answer, or for its time. Nothing is lost, and nothing is final yet."""
+
+    def __init__(self, id: str, flow_id: str, node: str, question: Any, deadline: float | None) -> None:  # noqa: A002
+        #: Answers this very wait, once: ``flow.resume(parked.id, value)``.
+        self.id = id
+        self.flow_id = flow_id
+        #: The path of the node that waits.
+        self.node = node
+        #: What the node's ``prep`` returned.
+        self.question = question
+        #: When it times out, in seconds since 1970 on the storage's clock.
+        self.deadline = deadline
+        super().__init__(
+            f"run {flow_id!r} waits at {node!r}; go on with flow.resume({id!r}, answer), "
+            "in this process or in another one"
+        )
+
+
+class RunExists(NodeFlowError, ValueError):
+    """A run of this id exists already; it was left alone."""
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_id = flow_id
+        super().__init__(
+            f"run {flow_id!r} exists already; go on with flow.resume({flow_id!r}) or run(if_exists='resume'), "
+            "or give another flow_id"
+        )
+
+
+class UnknownRun(NodeFlowError, LookupError):
+    """No run of this id exists: it was never started, or it ended and was not kept."""
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_id = flow_id
+        super().__init__(
+            f"there is no run {flow_id!r} in this storage; start it with flow.run(shared, storage=..., "
+            f"flow_id={flow_id!r}), or keep finished runs with keep=..."
+        )
+
+
+class RunFinished(NodeFlowError, RuntimeError):
+    """The run has ended: there is nothing left to answer or to resume."""
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_id = flow_id
+        super().__init__(f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume")
+
+
+class FlowChanged(NodeFlowError, ValueError):
+    """A run was begun with another graph than the flow has now; it was left as it was."""
+
+    def __init__(self, flow_id: str, differences: list[str]) -> None:
+        self.flow_id, self.differences = flow_id, differences
+        super().__init__(
+            f"run {flow_id!r} was begun with another graph: {'; '.join(differences)}; finish it with the graph "
+            "it was begun with (give the new one another name), or remove it with StateStorage(storage).cleanup()"
         )

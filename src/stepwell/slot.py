@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal
 from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
@@ -20,7 +20,7 @@ from stepwell.record import KEEP, NOWHERE, Address, Change, Head, Keep, Place, S
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
-__all__ = ["Slot"]
+__all__ = ["Sealed", "Slot"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,12 @@ FIRST_POLL, LONGEST_POLL = 0.005, 0.1
 HAND_OVERS = 8
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
+
+
+class Sealed(NamedTuple):
+    """A part that was encoded ahead of its commit."""
+
+    text: str
 
 
 class Slot:
@@ -150,6 +156,14 @@ class Slot:
         """Raise what a commit with this in its memo would raise."""
         self._seal.seal("m", "", value)
 
+    def seal_part(self, name: str, value: Any) -> Sealed:
+        """Encode a part now, to be given to a later commit; raises what that commit would raise."""
+        text = self._seal.seal("p", name, value)
+        limit = self.storage.limits.item
+        if len(text) > limit and len(text.encode()) > limit:
+            raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
+        return Sealed(text)
+
     def delete(self) -> None:
         """Let the next commit remove the record. What is set after this makes a new one."""
         self._deleted = True
@@ -265,12 +279,8 @@ class Slot:
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
-        limit = self.storage.limits.item
         for name, value in parts.items():
-            text = self._seal.seal("p", name, value)
-            if len(text) > limit and len(text.encode()) > limit:
-                raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
-            sealed[name] = text
+            sealed[name] = value.text if type(value) is Sealed else self.seal_part(name, value).text
         return sealed
 
     def _written(self, change: Change, applied: Applied) -> None:

@@ -18,8 +18,9 @@ def trail(flow: NodeFlow) -> list[str]:
 
 def test_the_public_names_are_these():
     assert stepwell.nodes.__all__ == [
-        *("END", "BatchNode", "Event", "Failed", "Node", "NodeFlow", "Parallel", "ProgressBar", "Step", "linear"),
-        *("new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling"),
+        *("END", "BatchNode", "Event", "Failed", "FlowChanged", "Node", "NodeFlow", "Parallel", "Parked"),
+        *("ProgressBar", "Run", "RunExists", "RunFinished", "Sleep", "Step", "UnknownRun", "Wait", "linear"),
+        *("new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling", "worker"),
     ]
 
 

@@ -1,25 +1,37 @@
 """Flows of nodes that work on one shared state."""
 
+from stepwell.errors import FlowChanged, Parked, RunExists, RunFinished, UnknownRun
 from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch import BatchNode
 from stepwell.nodes.branches import Parallel, parallel
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.failure import Failed
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
+from stepwell.nodes.monitor import Run
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.position import Step, new_flow_id, step
 from stepwell.nodes.progress import ProgressBar
+from stepwell.nodes.wait import Sleep, Wait
+from stepwell.nodes.worker import worker
 
 __all__ = [
     "END",
     "BatchNode",
     "Event",
     "Failed",
+    "FlowChanged",
     "Node",
     "NodeFlow",
     "Parallel",
+    "Parked",
     "ProgressBar",
+    "Run",
+    "RunExists",
+    "RunFinished",
+    "Sleep",
     "Step",
+    "UnknownRun",
+    "Wait",
     "linear",
     "new_flow_id",
     "parallel",
@@ -27,4 +39,5 @@ __all__ = [
     "step",
     "subscribe",
     "with_error_handling",
+    "worker",
 ]

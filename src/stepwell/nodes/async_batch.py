@@ -135,7 +135,7 @@ class _Throwaway:
                 changed.clear()
                 await self._states.update_state(self._flow_id, {**self._state, **progress})
 
-        runner = asyncio.ensure_future(self._flow.run(self._state, flow_id=self._flow_id, on_event=watch))
+        runner = asyncio.ensure_future(self._flow._run_unkept(self._state, self._flow_id, on_event=watch))
         keeper = asyncio.ensure_future(keep())
         try:
             await asyncio.wait((runner, keeper), return_when=asyncio.FIRST_COMPLETED)

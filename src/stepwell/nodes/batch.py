@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepwell.errors import InvalidItems, InvalidOption
 from stepwell.nodes.failure import OnError, check_on_error
 from stepwell.nodes.items import run_items
+from stepwell.nodes.kept_batch import run_kept_batch
 from stepwell.nodes.node import Node
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class BatchNode(Node):
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*Node._settings, "concurrency", "on_error", "executor")
+    _shape: ClassVar[str] = "batch"
 
     def __init__(
         self,
@@ -94,6 +96,8 @@ class BatchNode(Node):
                 build.problem(f"{stage.path} has an executor, which runs a def exec only, no async def")
         stage.extra = BatchSettings(self.concurrency, self.on_error, self.executor)
         stage.items = checked_items
+        if build.durable:
+            stage.durable = run_kept_batch
         return run_items
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.errors import InvalidGraph, InvalidOption, MergeConflict
+from stepwell.nodes.durable import Park, kept_prep
+from stepwell.nodes.durable import walk as durable_walk
 from stepwell.nodes.failure import (
     Failed,
     Halt,
@@ -17,6 +19,7 @@ from stepwell.nodes.failure import (
     together,
 )
 from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.line import DurableCursor, Line
 from stepwell.nodes.node import BaseNode
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.runner import walk
@@ -33,6 +36,7 @@ class Parallel(BaseNode):
     """The node that :func:`parallel` makes. Its ``post`` gets the branches' last actions."""
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")
+    _shape: ClassVar[str] = "parallel"
 
     def __init__(
         self,
@@ -59,6 +63,9 @@ class Parallel(BaseNode):
             build.graph(flow, stage.path, f"{stage.path}/{number}/") for number, flow in enumerate(self.branches)
         ]
         build.gated = outside
+        if build.durable:
+            stage.durable = run_kept_branches
+            stage.keeps_prep = stage.prep is not BaseNode.prep
         return run_branches
 
 
@@ -84,19 +91,58 @@ def parallel(
 
 async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
     """Run all branches, merge what they changed, and return their last actions in their order."""
+    graphs: list[Graph] = stage.extra
+
+    async def branch(number: int, state: dict[Any, Any]) -> Any:
+        own = Cursor(cursor.run, stage.path)
+        enter(own)
+        return await walk(graphs[number], own, state, node.params)
+
+    return await _run_branches(stage, cursor, node, shared, branch)
+
+
+async def run_kept_branches(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """The same in a durable run: each branch has a line of its own, and goes on where that stands."""
+    graphs: list[Graph] = stage.extra
+    journal = cursor.line.journal
+    prep_res = await kept_prep(stage, cursor, node, shared, inside)
+
+    async def branch(number: int, state: dict[Any, Any]) -> Any:
+        line = Line(journal, f"{stage.path}/{number}", state, cursor.line)
+        if line.ended():
+            return journal.open[line.name]
+        own = DurableCursor(cursor.run, stage.path, line)
+        enter(own)
+        action = await durable_walk(graphs[number], own, state, node.params)
+        line.end_branch(action)
+        await line.save(line.name)
+        return action
+
+    return prep_res, await _run_branches(stage, cursor, node, shared, branch)
+
+
+async def _run_branches(
+    stage: Stage,
+    cursor: Cursor,
+    node: Any,
+    shared: Any,
+    run_branch: Callable[[int, dict[Any, Any]], Coroutine[Any, Any, Any]],
+) -> list[Any]:
     run = cursor.run
     graphs: list[Graph] = stage.extra
     outcomes: list[Any] = [None] * len(graphs)
     states: dict[int, dict[Any, Any]] = {}
     failures: list[Exception] = []
+    parked: list[Park] = []
 
     async def branch(number: int) -> None:
-        own = Cursor(run, stage.path)
-        enter(own)
         state = dict(shared)
         try:
-            outcomes[number] = await walk(graphs[number], own, state, node.params)
+            outcomes[number] = await run_branch(number, state)
             states[number] = state
+            return
+        except Park as park:
+            parked.append(park)
             return
         except Exception as error:  # noqa: BLE001 - conclude() decides what becomes of it
             failure = error
@@ -111,6 +157,10 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
             raise Halt
 
     await together([branch(number) for number in range(len(graphs))], failures)
+    if parked:
+        # Nothing can be joined yet; what has failed is tried again when the run goes on.
+        conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}")
+        raise parked[0]
     conflict: Exception | None = None
     if node.on_error != "stop" or not failures:
         try:

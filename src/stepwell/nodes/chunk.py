@@ -94,9 +94,11 @@ class Chunks:
         """The largest chunk that neither waits for items to come nor leaves other workers without any."""
         if batch.streaming:
             return 1
-        if batch.total is None or batch.settings.concurrency is None:
-            return _LARGEST
-        return max(1, (batch.total - len(batch.results)) // batch.settings.concurrency)
+        largest = batch.largest_chunk or _LARGEST
+        left = batch.left
+        if left is None or batch.settings.concurrency is None:
+            return largest
+        return min(largest, max(1, left // batch.settings.concurrency))
 
     async def _again(self, batch: Batch, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
         """Give an item the attempts that it has left; the first one was made in the chunk."""

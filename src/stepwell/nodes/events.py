@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Event:
     """Something that happened in a run.
 
-    Kinds: ``run.started run.finished run.failed``, ``node.started node.retried node.progress node.finished
+    Kinds: ``run.started run.finished run.failed run.parked``, ``node.started node.retried node.progress node.finished
     node.failed``, ``item.started item.retried item.finished item.failed``.
     """
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from stepwell.background import sync
 from stepwell.errors import InsideLoop, InvalidAction, InvalidGraph, InvalidOption, UnknownAction, UsageError
+from stepwell.nodes import durable, monitor, runs
 from stepwell.nodes.batch import check_concurrency
 from stepwell.nodes.diagram import mermaid
 from stepwell.nodes.events import Subscriber, emitter
@@ -17,9 +18,13 @@ from stepwell.nodes.node import END, BaseNode, End, add_edge, check_edge
 from stepwell.nodes.plan import Program, Stage, compile_flow, reach
 from stepwell.nodes.position import Cursor
 from stepwell.nodes.runner import Run, drive, run_root, walk
+from stepwell.nodes.runs import IfExists, NewRun, checked_retention, checked_storage
+from stepwell.nodes.wait import flow_of_wait
 
 if TYPE_CHECKING:
+    from stepwell.nodes.journal import Retention
     from stepwell.nodes.plan import Build, Strategy
+    from stepwell.storage import Storage
 
 __all__ = ["BaseFlow", "NodeFlow", "linear", "with_error_handling"]
 
@@ -63,11 +68,12 @@ class BaseFlow(BaseNode):
         stage.bare = stage.prep is BaseNode.prep and stage.post is NodeFlow.post
         return run_nested
 
-    def _program(self, *, by_hand: bool) -> Program:
-        programs: dict[bool, Program] = self.__dict__.setdefault("_programs", {})
-        program = programs.get(by_hand)
+    def _program(self, *, by_hand: bool, durable: bool = False) -> Program:
+        programs: dict[tuple[bool, bool], Program] = self.__dict__.setdefault("_programs", {})
+        kind = (by_hand, durable)
+        program = programs.get(kind)
         if program is None or not program.is_current():
-            program = programs[by_hand] = compile_flow(self, by_hand=by_hand)
+            program = programs[kind] = compile_flow(self, by_hand=by_hand, durable=durable)
         return program
 
 
@@ -88,6 +94,8 @@ class NodeFlow(BaseFlow):
         ``"raise"``, ``"end"`` the flow with a warning, or take the ``"default"`` edge.
     :param concurrency: how many ``exec`` calls inside may run at once, over all its batches and branches.
     :param max_steps: how many nodes a run may visit, against endless loops.
+    :param storage: where its runs are kept, unless they are given one of their own.
+    :param keep: whether runs stay in the storage when they have finished: ``True``, or for so many seconds.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (
@@ -95,14 +103,18 @@ class NodeFlow(BaseFlow):
         *("on_unknown_action", "concurrency", "max_steps", "_revision"),
     )
 
+    _shape: ClassVar[str] = "flow"
+
     def __init__(
         self,
         start: BaseNode | type[BaseNode] | None = None,
         *,
         name: str = _UNNAMED,
+        storage: Storage | None = None,
         on_unknown_action: OnUnknownAction = "raise",
         concurrency: int | None = None,
         max_steps: int | None = None,
+        keep: Retention = False,
     ) -> None:
         super().__init__(name=name)
         if on_unknown_action not in get_args(OnUnknownAction):
@@ -114,6 +126,8 @@ class NodeFlow(BaseFlow):
         self.on_unknown_action: OnUnknownAction = on_unknown_action
         self.concurrency = concurrency
         self.max_steps = max_steps
+        self.storage = checked_storage(storage)
+        self.keep = checked_retention(keep)
         self._start: BaseNode | None = None
         self._added: dict[int, BaseNode] = {}
         self._of_class: dict[type[BaseNode], BaseNode] = {}
@@ -190,6 +204,13 @@ class NodeFlow(BaseFlow):
 
     # What the compiler asks
 
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        strategy = super()._strategy(build, stage)
+        if build.durable:
+            stage.durable = durable.run_nested
+            stage.keeps_prep = stage.prep is not BaseNode.prep
+        return strategy
+
     def _reachable(self) -> list[BaseNode]:
         return reach(self._start, self._edges_of)
 
@@ -252,22 +273,53 @@ class NodeFlow(BaseFlow):
         self,
         shared: dict[str, Any] | None = None,
         *,
+        storage: Storage | None = None,
         flow_id: str | None = None,
         params: Mapping[str, Any] | None = None,
+        if_exists: IfExists = "raise",
+        keep: Retention | None = None,
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
     ) -> dict[str, Any]:
         """Run the flow on a shared state, which is changed in place and returned.
 
-        Cancelled, it cancels everything below it and waits until that has ended.
+        Cancelled, it cancels everything below it and waits until that has ended. With a storage the run is
+        durable: each node is committed before the next one runs, and whatever ends the process,
+        :meth:`resume` goes on after the last of them.
 
-        :param flow_id: the id of this run, for ``step()`` and events; without one it gets a new one.
+        :param storage: where the run is kept; without one, and without one of the flow's, it is not kept.
+        :param flow_id: the id of this run, for ``resume``, ``step()`` and events; without one it gets a new one.
         :param params: values for the nodes' ``params``; they win over those of flows and nodes.
+        :param if_exists: what to do about a run of this id that exists: ``"raise"`` or ``"resume"`` it.
+        :param keep: takes the place of the flow's own ``keep`` for this run.
         :param concurrency: takes the place of the flow's own bound for this run.
         :param on_event: is called with every :class:`Event` of this run.
         """
         shared = _checked_shared(shared)
+        if storage is not None or self.storage is not None:
+            return await runs.start(
+                self,
+                shared,
+                storage=runs.storage_of(self, storage),
+                flow_id=flow_id,
+                params=params or {},
+                if_exists=if_exists,
+                keep=self.keep if keep is None else checked_retention(keep),
+                new_run=self._maker(concurrency, on_event),
+            )
+        return await self._run_unkept(shared, flow_id, params, concurrency, on_event)
+
+    async def _run_unkept(
+        self,
+        shared: dict[str, Any],
+        flow_id: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        concurrency: int | None = None,
+        on_event: Subscriber | None = None,
+    ) -> dict[str, Any]:
         program = self._program(by_hand=False)
+        if program.want_storage is not None:
+            raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
         run = self._new_run(program, by_hand=False, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
         result = await run_root(program.root, run, shared, params or {})
         if isinstance(result, tuple):
@@ -278,20 +330,24 @@ class NodeFlow(BaseFlow):
         self,
         shared: dict[str, Any] | None = None,
         *,
+        storage: Storage | None = None,
         flow_id: str | None = None,
         params: Mapping[str, Any] | None = None,
+        if_exists: IfExists = "raise",
+        keep: Retention | None = None,
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
     ) -> dict[str, Any]:
         """Run the flow without an event loop, with the arguments of :meth:`run`.
 
         A flow of ``def`` hooks runs in the caller's thread. One that needs a loop (``async def``, items or
-        branches at once, executors, timeouts) runs on the library's background loop; inside a running
-        loop that is an error.
+        branches at once, executors, timeouts, a storage) runs on the library's background loop; inside a
+        running loop that is an error.
         """
         shared = _checked_shared(shared)
         program = self._program(by_hand=True)
-        if program.want_loop is None:
+        kept = storage is not None or self.storage is not None
+        if program.want_loop is None and program.want_storage is None and not kept:
             run = self._new_run(program, by_hand=True, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):
@@ -300,8 +356,71 @@ class NodeFlow(BaseFlow):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return sync(self.run(shared, flow_id=flow_id, params=params, concurrency=concurrency, on_event=on_event))
-        raise InsideLoop(f"{program.want_loop}, so await {self._title()}.run(...)")
+            return sync(
+                self.run(
+                    shared,
+                    storage=storage,
+                    flow_id=flow_id,
+                    params=params,
+                    if_exists=if_exists,
+                    keep=keep,
+                    concurrency=concurrency,
+                    on_event=on_event,
+                )
+            )
+        raise InsideLoop(f"{program.want_loop or 'the run is kept in a storage'}, so await {self._title()}.run(...)")
+
+    async def resume(
+        self,
+        flow_id: str,
+        value: Any = ...,
+        *,
+        storage: Storage | None = None,
+        concurrency: int | None = None,
+        on_event: Subscriber | None = None,
+    ) -> dict[str, Any]:
+        """Go on with a run that was interrupted, has failed, or waits; the final state.
+
+        ``flow_id`` is the run's id, or the id of one of its waits, which ``value`` then answers, once: if it was
+        answered before, nothing is applied, and the run's present outcome is given. With the run's id,
+        ``value`` answers the wait that the run is at. A run whose runner has died is free when that one's claim
+        has run out, which this waits for.
+        """
+        return await runs.resume(
+            self,
+            flow_id,
+            value,
+            storage=runs.storage_of(self, storage),
+            new_run=self._maker(concurrency, on_event),
+        )
+
+    def resume_sync(
+        self,
+        flow_id: str,
+        value: Any = ...,
+        *,
+        storage: Storage | None = None,
+        concurrency: int | None = None,
+        on_event: Subscriber | None = None,
+    ) -> dict[str, Any]:
+        """:meth:`resume` without an event loop, on the library's background loop."""
+        return sync(self.resume(flow_id, value, storage=storage, concurrency=concurrency, on_event=on_event))
+
+    async def status(self, flow_id: str, *, storage: Storage | None = None) -> monitor.Run:
+        """How a run goes: read from its storage, so it may run anywhere. ``UnknownRun`` if there is none."""
+        return await monitor.status(runs.storage_of(self, storage), flow_of_wait(flow_id) or flow_id)
+
+    def runs(
+        self, status: monitor.Status | None = None, *, storage: Storage | None = None
+    ) -> AsyncIterator[monitor.Run]:
+        """The runs of this flow that have not finished, or those of one status; ``async for``."""
+        return monitor.runs(runs.storage_of(self, storage), self._title(), status)
+
+    def _maker(self, concurrency: int | None, on_event: Subscriber | None) -> NewRun:
+        def new_run(program: Program, flow_id: str) -> Run:
+            return self._new_run(program, by_hand=False, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
+
+        return new_run
 
     def _new_run(
         self,
@@ -316,6 +435,8 @@ class NodeFlow(BaseFlow):
             check_concurrency(concurrency)
         if flow_id is not None and (not isinstance(flow_id, str) or not flow_id):
             raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or nothing for a new one")
+        if flow_id is not None and flow_of_wait(flow_id) is not None:
+            raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another one")
         title = self._title()
         emit = emitter(title, on_event)
         return Run(program, name=title, by_hand=by_hand, flow_id=flow_id, concurrency=concurrency, emit=emit)

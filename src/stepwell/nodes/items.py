@@ -93,6 +93,8 @@ class Batch:
         self.total = len(source) if isinstance(source, Sized) else None
         #: Items may come slowly: none waits for the next one.
         self.streaming = not isinstance(source, Iterable)
+        #: The most items that go to a thread or an executor together.
+        self.largest_chunk: int | None = None
         self._cursor = cursor
         self._source = source
         self._workers = 0
@@ -111,6 +113,11 @@ class Batch:
                 )
             self._async_iterator = aiter(source)
             self._lock = asyncio.Lock()
+
+    @property
+    def left(self) -> int | None:
+        """How many items nobody has taken yet, where that is known."""
+        return None if self.total is None else self.total - len(self.results)
 
     async def run_all(self) -> list[Any]:
         """Run every item, then raise what the policy says or return the results."""

@@ -65,6 +65,8 @@ class BaseNode:
     _hooks: ClassVar[Hooks] = Hooks()
     #: Whether a visit sees the node's own params too, or only those that come from above.
     _own_params: ClassVar[bool] = True
+    #: What kind of node it is, for telling whether a graph has changed.
+    _shape: ClassVar[str] = "node"
 
     def __init__(self, *, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "/" in name or name.isdigit()):

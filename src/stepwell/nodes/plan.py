@@ -15,13 +15,28 @@ from stepwell.nodes.node import END, BaseNode, End
 from stepwell.nodes.retry import ExecPolicy
 
 if TYPE_CHECKING:
+    from stepwell.nodes.fingerprint import Shape
     from stepwell.nodes.flow import BaseFlow
     from stepwell.nodes.position import Cursor
 
-__all__ = ["Build", "Graph", "Program", "Stage", "Strategy", "compile_flow", "hook_of", "name_nodes", "reach"]
+__all__ = [
+    "Build",
+    "DurableStrategy",
+    "Graph",
+    "Program",
+    "Stage",
+    "Strategy",
+    "compile_flow",
+    "hook_of",
+    "name_nodes",
+    "reach",
+]
 
 #: (stage, cursor, the visit's node, what prep returned, the shared state) -> what post is given.
 Strategy = Callable[["Stage", "Cursor", Any, Any, Any], Awaitable[Any]]
+
+#: (stage, cursor, the visit's node, the shared state, whether the run was left inside it) -> (prep_res, exec_res).
+DurableStrategy = Callable[["Stage", Any, Any, Any, bool], Awaitable[tuple[Any, Any]]]
 
 _ONE_ATTEMPT = ExecPolicy(1, 0, 1, 0, Exception, None, inline=False)
 
@@ -44,7 +59,7 @@ class Stage:
             "settings",
             "threaded",
         ),
-        *("extra", "items"),
+        *("durable", "extra", "items", "keeps_prep", "key"),
     )
 
     def __init__(self, node: BaseNode, name: str, path: str, index: int) -> None:
@@ -83,6 +98,12 @@ class Stage:
         self.settings = attrgetter(*node._settings)
         self.seen = _snapshot(self.settings(node))
         self.execute: Strategy | None = None
+        #: In a durable run: how a node that holds others, or works bit by bit, gets from its visit to its ``post``.
+        self.durable: DurableStrategy | None = None
+        #: What the journal of a durable run calls it.
+        self.key = path if index else ""
+        #: Whether what ``prep`` returned must survive a crash in the middle of the node.
+        self.keeps_prep = False
 
     def is_async(self, hook: str) -> bool:
         """Whether the hook is an ``async def``, so that calling it blocks nobody."""
@@ -108,7 +129,7 @@ class Graph:
 class Program:
     """A whole flow, with the flows inside it, ready to run any number of times."""
 
-    __slots__ = ("_checks", "root", "stages", "want_loop")
+    __slots__ = ("_checks", "digest", "root", "shape", "stages", "want_loop", "want_storage")
 
     def __init__(self, root: Stage, build: Build) -> None:
         self.root = root
@@ -116,6 +137,11 @@ class Program:
         self._checks = [(stage.settings, stage.node, stage.seen) for stage in build.stages]
         #: Why the flow needs an event loop, if it does.
         self.want_loop = build.wants[0] if build.wants else None
+        #: Why the flow needs a storage, if it does.
+        self.want_storage = build.waits[0] if build.waits else None
+        #: Of a durable program: its shape, once somebody has asked.
+        self.shape: Shape | None = None
+        self.digest: str | None = None
 
     def is_current(self) -> bool:
         """Whether no node or flow has been changed since this was compiled."""
@@ -128,18 +154,24 @@ class Program:
 class Build:
     """What is known while a flow is compiled."""
 
-    def __init__(self, *, by_hand: bool) -> None:
+    def __init__(self, *, by_hand: bool, durable: bool = False) -> None:
         #: Nothing may wait on an event loop: there is none.
         self.by_hand = by_hand
+        #: For runs that are kept in a storage.
+        self.durable = durable
         #: Inside parallel work, so that even a plain node has to ask before it runs.
         self.gated = False
         self.stages: list[Stage] = []
         self.wants: list[str] = []
+        self.waits: list[str] = []
         self.problems: list[str] = []
         self._around: list[Graph] = []
 
     def want_loop(self, why: str) -> None:
         self.wants.append(why)
+
+    def want_storage(self, why: str) -> None:
+        self.waits.append(why)
 
     def problem(self, text: str) -> None:
         self.problems.append(text)
@@ -177,9 +209,9 @@ class Build:
         return graph
 
 
-def compile_flow(node: BaseNode, *, by_hand: bool) -> Program:
+def compile_flow(node: BaseNode, *, by_hand: bool, durable: bool = False) -> Program:
     """Compile a flow (or a single node) for a loop, or for being driven by hand; raise if it cannot run."""
-    build = Build(by_hand=by_hand)
+    build = Build(by_hand=by_hand, durable=durable)
     name = node.name or type(node).__name__
     root = build.stage(node, name, "")
     if build.problems:

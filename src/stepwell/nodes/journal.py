@@ -1,0 +1,335 @@
+"""The journal of one durable run: where it stands, and how that gets into its record, one commit a node.
+
+The record's flow is the flow's name, its state the path of the node to run next, its data the shared state. What
+else must be known to go on is in a small table beside them (:meth:`Journal.table`), written with every commit;
+what is large (items, results, the fields of branches) is in parts, each written once and dropped with its node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, TooLarge, Unstorable
+from stepwell.nodes.fingerprint import difference, digest, shape_of
+from stepwell.nodes.tally import pack, unpack
+from stepwell.nodes.thread import settled
+from stepwell.record import KEEP, Keep, Place
+from stepwell.slot import Sealed, Slot
+
+if TYPE_CHECKING:
+    from stepwell.nodes.plan import Program, Stage
+
+__all__ = ["Journal", "Retention", "table_of"]
+
+#: ``False``: gone when it has finished. ``True``: kept. A number: kept for so many seconds.
+Retention = bool | float
+
+#: How many of the nodes before this one, and of the errors, are remembered.
+TRAIL, ERRORS = 20, 5
+#: The longest text of an error that is kept.
+MESSAGE = 500
+#: A running run that has not committed for so many seconds is looked after by the workers; renewed at half of it.
+WATCH = 12.0
+
+
+def table_of(place: Place) -> dict[str, Any] | None:
+    """The table of a run; ``None`` if this is not the place of a run."""
+    table = place.stack[0] if place.stack else None
+    return table if isinstance(table, dict) and "status" in table and "graph" in table else None
+
+
+class Journal:
+    """What one run has done, in memory and in its record.
+
+    Lines of execution change it without waiting, from one consistent point to the next; :meth:`save` then
+    writes whatever has changed, for all lines at once.
+    """
+
+    def __init__(self, slot: Slot, program: Program, flow: str, flow_id: str, shared: dict[Any, Any]) -> None:
+        self.slot = slot
+        self.program = program
+        self.flow = flow
+        self.flow_id = flow_id
+        #: The shared state, which the outermost line works on.
+        self.shared = shared
+        self.status = "running"
+        self.keep: Retention = False
+        self.started_at = 0.0
+        assert program.root.graph is not None
+        assert program.root.graph.start is not None
+        #: Of each line of execution: the path of the node to run next. The outermost line is "".
+        self.positions: dict[str, str] = {"": program.root.graph.start.path}
+        #: What is under way inside a node, by its path; also the last action of flows and branches that have ended.
+        self.open: dict[str, Any] = {}
+        #: How often each stage was visited, by its index; counts a node when it has completed.
+        self.visits = [0] * len(program.stages)
+        self.trail: deque[str] = deque(maxlen=TRAIL)
+        self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
+        #: The parts that are there, by the path of the node that they belong to.
+        self.parts: dict[str, dict[str, Any]] = {}
+        #: The waits whose time is over.
+        self.overdue: set[str] = set()
+        self._blamed: list[BaseException] = []
+        self._pending: dict[str, Sealed | None] = {}
+        self._lock = asyncio.Lock()
+        self._changes = self._saved = 0
+        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+        self._clock_at, self._clock_base = self._clock(), slot.now
+        self._watched_until = 0.0
+        self._shape = program.shape = program.shape or shape_of(program)
+        self._digest = program.digest = program.digest or digest(self._shape)
+
+    # The record
+
+    async def begin(self, params: Mapping[str, Any], keep: Retention) -> None:
+        """Write the start row."""
+        self.keep, self.started_at = keep, self.now()
+        self.put("", "graph", "", self._shape)
+        if params:
+            self.put("", "params", "", dict(params))
+        memo = KEEP if self.slot.memo is None else None
+        await self.save("start", memo=memo)
+
+    async def load(self) -> dict[str, Any]:
+        """Go back to where the record says that the run stands; its params."""
+        slot = self.slot
+        table = table_of(slot.place)
+        assert table is not None
+        if slot.flow != self.flow:
+            raise FlowChanged(self.flow_id, [f"it is a run of flow {slot.flow!r}, not of {self.flow!r}"])
+        parts = await slot.parts()
+        if table["graph"] != self._digest:
+            raise FlowChanged(self.flow_id, difference(parts.get("graph::", {}), self._shape))
+        self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
+        self.positions = {"": slot.state or "", **table.get("lines", {})}
+        self.open = dict(table.get("open", {}))
+        self.errors.extend(reversed(table.get("errors", ())))
+        self.trail.extend(slot.history)
+        # The same nodes may have been declared in another order.
+        indexes = {path: index for index, path in enumerate(self._shape)}
+        for path, count in zip(parts["graph::"], unpack(table["visits"]), strict=False):
+            self.visits[indexes[path]] = count
+        for name, value in parts.items():
+            self.parts.setdefault(_owner(name), {})[name] = value
+        if slot.deadline is not None and slot.deadline <= slot.now:
+            waits = self.waits()
+            # The record keeps one deadline: the earliest of its waits.
+            first = min((wait["until"] for wait in waits.values() if wait["until"] is not None), default=0.0)
+            latest = max(first, slot.now)
+            self.overdue = {path for path, wait in waits.items() if (wait["until"] or latest + 1) <= latest}
+        params: dict[str, Any] = self.parts.get("", {}).get("params::", {})
+        return params
+
+    def table(self, status: str) -> dict[str, Any]:
+        """What the record says about the run beside its state and data; what is empty is left out."""
+        table: dict[str, Any] = {
+            "status": status,
+            "graph": self._digest,
+            "visits": pack(self.visits),
+            "started": self.started_at,
+        }
+        if self.keep:
+            table["keep"] = self.keep
+        if self.open:
+            table["open"] = dict(self.open)
+        if len(self.positions) > 1:
+            table["lines"] = {line: path for line, path in self.positions.items() if line}
+        if self.errors:
+            table["errors"] = list(reversed(self.errors))
+        return table
+
+    async def save(self, node: str, *, memo: Any = KEEP) -> None:
+        """Write what has changed since the last time; ``node`` is why, for errors."""
+        self._changes += 1
+        mine = self._changes
+        async with self._lock:
+            if self._saved >= mine:
+                # Another line has taken it along.
+                return
+            saving = self._changes
+            self.slot.data = self.shared
+            self.slot.place = self._place(self.status)
+            await self._commit(node, keep=True, deadline=self._watch(), memo=memo)
+            self._saved = saving
+
+    async def save_whole(self, node: str) -> None:
+        """Save, and see it through however often the caller is cancelled.
+
+        A sibling that fails cancels its branches and items while the run goes on to write down why: it must
+        know then what was written before.
+        """
+        saving = asyncio.ensure_future(self.save(node))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await settled(saving)
+            if not saving.cancelled():
+                saving.exception()
+            raise
+
+    async def park(self) -> Parked:
+        """Write that the run waits, let go of it, and say what it waits for."""
+        waits = self.waits()
+        self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
+        times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
+        deadline = max(0.0, min(times) - self.now()) if times else None
+        async with self._lock:
+            self.slot.data = self.shared
+            self.slot.place = self._place(self.status)
+            await self._commit(next(iter(waits)), keep=False, deadline=deadline)
+        return self.parked()
+
+    async def fail(self) -> None:
+        """Write that the run has failed; it stands where its last commit left it."""
+        async with self._lock:
+            self.slot.rollback()
+            table = dict(self.slot.stack[0])
+            table["status"] = "failed"
+            table["errors"] = list(reversed(self.errors))
+            self.slot.stack = (table,)
+            await self.slot.commit(deadline=None)
+
+    async def finish(self) -> None:
+        """Write that the run has finished: remove it, or keep its final state."""
+        async with self._lock:
+            if self.keep is False:
+                self.slot.delete()
+                # Who resumes it later learns that it has finished.
+                await self.slot.commit(memo={"finished": self.now()})
+                return
+            self.status = "finished"
+            self.positions, self.open = {"": ""}, {}
+            self.drop("")
+            self.slot.data = self.shared
+            self.slot.place = self._place(self.status)._replace(state=None)
+            expiry = None if self.keep is True else float(self.keep)
+            await self._commit(self.trail[-1] if self.trail else "start", keep=False, deadline=None, expiry=expiry)
+
+    def _place(self, status: str) -> Place:
+        return Place(self.flow, self.positions[""], None, tuple(self.trail), (self.table(status),))
+
+    async def _commit(
+        self,
+        node: str,
+        *,
+        keep: bool,
+        deadline: float | Keep | None,
+        expiry: float | Keep | None = KEEP,
+        memo: Any = KEEP,
+    ) -> None:
+        pending, self._pending = self._pending, {}
+        slot = self.slot
+        try:
+            if pending:
+                parts = {name: part for name, part in pending.items() if part is not None}
+                dropped = [name for name, part in pending.items() if part is None]
+                await slot.commit(
+                    keep=keep, deadline=deadline, expiry=expiry, memo=memo, parts=parts, dropped_parts=dropped
+                )
+            else:
+                await slot.commit(keep=keep, deadline=deadline, expiry=expiry, memo=memo)
+        except EncodeError as error:
+            raise Unstorable(node, error.path, error.type_name, error.why) from error
+        except TooLarge as error:
+            error.add_note(f"after node {node!r} of run {self.flow_id!r}")
+            raise
+        except (LeaseLost, RecordReplaced) as error:
+            error.add_note(
+                f"run {self.flow_id!r} was taken over by another runner, or removed, while {node!r} ran here; "
+                "flow.status() tells how it goes on"
+            )
+            raise
+        self._clock_at, self._clock_base = self._clock(), slot.now
+
+    def _watch(self) -> float | Keep:
+        now = self._clock()
+        if now + WATCH / 2 < self._watched_until:
+            return KEEP
+        self._watched_until = now + WATCH
+        return WATCH
+
+    def now(self) -> float:
+        """The storage's clock, as far as we know it without asking."""
+        if self.slot.storage.clock is not None:
+            return self.slot.storage.clock()
+        return self._clock_base + (self._clock() - self._clock_at)
+
+    # Parts
+
+    def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
+        """Let the next commit write a part that belongs to a node. What cannot be kept is refused now."""
+        name = f"{kind}:{path}:{number}"
+        part = value if isinstance(value, Sealed) else self.seal(path or "start", name, value, f"{kind} {{}}".format)
+        self._pending[name] = part
+        self.parts.setdefault(path, {})[name] = None
+
+    def seal(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
+        """Encode a part; an error says where in the user's own terms, made from where it is in the part."""
+        try:
+            return self.slot.seal_part(name, value)
+        except EncodeError as error:
+            inside = error.path.removeprefix(f"${name}")
+            raise Unstorable(node, where(inside), error.type_name, error.why) from error
+
+    def drop(self, path: str) -> None:
+        """Let the next commit drop the parts of a node, and of what is inside it; "" is the whole run."""
+        for owner in [owner for owner in self.parts if not path or is_inside(owner, path)]:
+            self._pending.update(dict.fromkeys(self.parts.pop(owner)))
+
+    def part(self, path: str, kind: str, number: int | str = 0) -> Any:
+        """A part of a node as it was loaded, or ``None``."""
+        return self.parts.get(path, {}).get(f"{kind}:{path}:{number}")
+
+    def parts_of(self, path: str, kind: str) -> list[Any]:
+        """All parts of one kind that a node had when the run was loaded, in their order."""
+        found: list[Any] = []
+        while (value := self.part(path, kind, len(found))) is not None:
+            found.append(value)
+        return found
+
+    # Waits
+
+    def waits(self) -> dict[str, dict[str, Any]]:
+        """The waits that nobody has answered, by the path of their node."""
+        waits = {path: wait for path, wait in self.open.items() if isinstance(wait, dict)}
+        return {path: wait for path, wait in waits.items() if "answer" not in wait}
+
+    def answered(self) -> bool:
+        """Whether a wait has an answer that the run has not gone on with yet."""
+        return any(isinstance(wait, dict) and "answer" in wait for wait in self.open.values())
+
+    def parked(self) -> Parked:
+        """What the run waits for: the first of its waits."""
+        waits = self.waits()
+        path = next((path for path, wait in waits.items() if wait["id"]), None) or next(iter(waits))
+        wait = waits[path]
+        return Parked(wait["id"], self.flow_id, path, wait["question"], wait["until"])
+
+    def answer(self, path: str, value: Any) -> None:
+        """Note the answer to a wait. What cannot be kept is refused now, and nothing is answered."""
+        self.seal(path, "answer", value, "the answer{}".format)
+        self.open[path] = {**self.open[path], "answer": value}
+
+    # Errors
+
+    def blame(self, stage: Stage, error: BaseException) -> None:
+        """Note an error where it happened first."""
+        if not isinstance(error, Exception) or any(error is known for known in self._blamed):
+            return
+        if isinstance(error, ExceptionGroup) and not stage.leaf:
+            # Its errors have been noted where they happened.
+            return
+        self._blamed.append(error)
+        self.errors.append([self.now(), stage.path, type(error).__name__, str(error)[:MESSAGE]])
+
+
+def is_inside(path: str, around: str) -> bool:
+    """Whether a path is that of a node, or of something inside it."""
+    return path == around or path.startswith(f"{around}/")
+
+
+def _owner(name: str) -> str:
+    return name.partition(":")[2].rpartition(":")[0]

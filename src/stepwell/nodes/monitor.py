@@ -1,0 +1,123 @@
+"""How runs go, read from their storage: by anybody, anywhere, while they run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from stepwell.errors import InvalidOption, UnknownRun
+from stepwell.nodes.journal import table_of
+from stepwell.record import RUNS, Place, Stored
+from stepwell.storage import Storage
+from stepwell.storage.operations import Get
+
+__all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "runs", "status"]
+
+Status = Literal["running", "parked", "sleeping", "failed", "finished"]
+
+
+class RunError(NamedTuple):
+    """An error that a run met."""
+
+    #: When, in seconds since 1970 on the storage's clock.
+    at: float
+    #: The path of the node.
+    node: str
+    #: The name of the error's class.
+    type: str
+    message: str
+
+
+class Progress(NamedTuple):
+    """How far a batch is, as of its last commit."""
+
+    done: int
+    total: int
+
+
+class OpenWait(NamedTuple):
+    """A question that nobody has answered yet."""
+
+    #: Answers it: ``flow.resume(id, value)``. Empty for a sleep.
+    id: str
+    node: str
+    question: Any
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, as its last commit left it."""
+
+    flow_id: str
+    #: The flow's name.
+    flow: str
+    #: ``running`` is also a run whose runner died: a worker, or ``resume``, takes it over.
+    status: Status
+    #: The path of the node to run next; ``None`` when it has finished.
+    node: str | None
+    #: Of each parallel branch that is under way: the node to run next.
+    branches: Mapping[str, str]
+    #: The last nodes that completed, the newest last.
+    path: tuple[str, ...]
+    #: The last errors, newest first.
+    errors: tuple[RunError, ...]
+    #: Of each batch that is under way.
+    progress: Mapping[str, Progress]
+    #: What it waits for.
+    waits: tuple[OpenWait, ...]
+    #: Times are seconds since 1970 on the storage's clock.
+    started_at: float
+    #: When it was last written.
+    updated_at: float
+    #: When a kept run is removed.
+    expires_at: float | None
+
+
+async def status(storage: Storage, flow_id: str) -> Run:
+    """One run; ``UnknownRun`` if there is none."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    run = None
+    if stored is not None:
+        place = storage.seal(address).head_back(stored.head)
+        run = _run(flow_id, place, stored.written_at, stored.expires_at)
+    if run is None:
+        raise UnknownRun(flow_id)
+    return run
+
+
+async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncIterator[Run]:
+    """The runs of a flow: those that have not finished, or those of one status."""
+    if status is not None and status not in get_args(Status):
+        raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
+    async for entry in storage.scan(RUNS, flow=flow):
+        run = _run(entry.key, entry.place, entry.written_at, entry.expires_at)
+        if run is not None and (run.status == status if status is not None else run.status != "finished"):
+            yield run
+
+
+def _run(flow_id: str, place: Place, written_at: float, expires_at: float | None) -> Run | None:
+    table = table_of(place)
+    if table is None or place.flow is None:
+        return None
+    opened: dict[str, Any] = table.get("open", {})
+    return Run(
+        flow_id=flow_id,
+        flow=place.flow,
+        status=table["status"],
+        node=place.state,
+        branches=table.get("lines", {}),
+        path=tuple(place.history),
+        errors=tuple(RunError(*error) for error in table.get("errors", ())),
+        progress={node: Progress(*inside) for node, inside in opened.items() if isinstance(inside, list)},
+        waits=tuple(
+            OpenWait(inside["id"], node, inside["question"], inside["until"])
+            for node, inside in opened.items()
+            if isinstance(inside, dict) and "answer" not in inside
+        ),
+        started_at=table["started"],
+        updated_at=written_at,
+        expires_at=expires_at,
+    )

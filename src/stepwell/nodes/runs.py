@@ -1,0 +1,194 @@
+"""Starting and resuming durable runs: who may run one, and how each way to end is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from stepwell.errors import (
+    Busy,
+    Conflict,
+    InvalidOption,
+    RunBusy,
+    RunExists,
+    RunFinished,
+    StorageError,
+    UnknownRun,
+    UsageError,
+)
+from stepwell.nodes.durable import Park, run_root
+from stepwell.nodes.failure import attach
+from stepwell.nodes.journal import Journal, Retention, table_of
+from stepwell.nodes.position import Cursor, new_flow_id
+from stepwell.nodes.wait import flow_of_wait
+from stepwell.record import RUNS
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+from stepwell.storage.state_storage import default_storage
+
+if TYPE_CHECKING:
+    from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.plan import Program
+    from stepwell.nodes.runner import Run
+
+__all__ = [
+    "LEASE",
+    "IfExists",
+    "NewRun",
+    "checked_retention",
+    "checked_storage",
+    "hold",
+    "resume",
+    "start",
+    "storage_of",
+    "take_over",
+]
+
+IfExists = Literal["raise", "resume"]
+NewRun = Callable[["Program", str], "Run"]
+
+#: A runner that dies holds its run for so many seconds at most; renewed with each node, and by a timer.
+LEASE = 10.0
+
+
+async def start(
+    flow: NodeFlow,
+    shared: dict[str, Any],
+    *,
+    storage: Storage,
+    flow_id: str | None,
+    params: Mapping[str, Any],
+    if_exists: IfExists,
+    keep: Retention,
+    new_run: NewRun,
+) -> dict[str, Any]:
+    """Begin a run with its start row, and run it to its end."""
+    if if_exists not in get_args(IfExists):
+        raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
+    program = flow._program(by_hand=False, durable=True)
+    if flow_id is None:
+        flow_id = new_flow_id(flow._title())
+    run = new_run(program, flow_id)
+    try:
+        async with hold(storage, flow_id, wait=0) as slot:
+            if not slot.found:
+                journal = Journal(slot, program, flow._title(), flow_id, shared)
+                await journal.begin(params, keep)
+                return await _run(flow, run, journal, params)
+            if if_exists == "resume":
+                return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
+    except Busy:
+        if if_exists == "resume":
+            return await resume(flow, flow_id, ..., storage=storage, new_run=new_run)
+    raise RunExists(flow_id)
+
+
+async def resume(
+    flow: NodeFlow, given: str, value: Any, *, storage: Storage, new_run: NewRun, wait: float | None = None
+) -> dict[str, Any]:
+    """Go on with a run, given by its id or by that of a wait."""
+    flow_id = flow_of_wait(given)
+    wait_id = None if flow_id is None else given
+    flow_id = flow_id or given
+    # A little longer than the claim of a runner that died a moment ago.
+    patience = LEASE + 2 if wait is None else wait
+    try:
+        async with hold(storage, flow_id, wait=patience) as slot:
+            return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_run=new_run)
+    except Busy as busy:
+        raise RunBusy(flow_id, patience) from busy
+
+
+async def take_over(flow: NodeFlow, storage: Storage, flow_id: str) -> dict[str, Any]:
+    """Go on with a run that nobody runs; ``RunBusy`` at once if somebody does."""
+    return await resume(flow, flow_id, ..., storage=storage, new_run=flow._maker(None, None), wait=0)
+
+
+def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+    """The record of a run, held by one runner at a time."""
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
+
+
+async def _go_on(
+    flow: NodeFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_run: NewRun
+) -> dict[str, Any]:
+    if not slot.found:
+        if slot.memo is not None:
+            raise RunFinished(flow_id)
+        raise UnknownRun(flow_id)
+    table = table_of(slot.place)
+    if table is None:
+        raise UnknownRun(flow_id)
+    if table["status"] == "finished":
+        if value is not ... and wait_id is None:
+            raise RunFinished(flow_id)
+        return dict(slot.data)
+    program = flow._program(by_hand=False, durable=True)
+    journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
+    params = await journal.load()
+    if value is not ...:
+        _answer(journal, wait_id, value)
+    if journal.status in ("parked", "sleeping") and not journal.overdue and not journal.answered():
+        raise journal.parked()
+    journal.status = "running"
+    await journal.save(slot.state or "start")
+    return await _run(flow, new_run(program, flow_id), journal, params)
+
+
+def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
+    waits = {path: wait for path, wait in journal.waits().items() if wait["id"]}
+    if wait_id is not None:
+        waits = {path: wait for path, wait in waits.items() if wait["id"] == wait_id}
+    elif not waits:
+        raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
+    for path in waits:
+        # An answer that comes after its time finds the timeout, whether anybody has noticed it or not.
+        if path not in journal.overdue:
+            journal.answer(path, value)
+        return
+
+
+async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Run from where the journal stands, and write down how it ends."""
+    run.visits = journal.visits.copy()
+    try:
+        result = await run_root(run, journal, params)
+        if isinstance(result, tuple):
+            flow._take_updates(journal.program.root, result, journal.shared)
+        await journal.finish()
+    except Park:
+        parked = await journal.park()
+        raise parked from None
+    except (Conflict, StorageError):
+        # The record is somebody else's, or out of reach: it says where the run stands.
+        raise
+    except Exception as error:
+        try:
+            await journal.fail()
+        except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed
+            attach(error, [failure])
+        raise
+    if run.emit is not None:
+        run.emit("run.finished", Cursor(run, journal.program.root.path))
+    return journal.shared
+
+
+def storage_of(flow: NodeFlow, storage: Storage | None) -> Storage:
+    """Where the runs of a flow are: what is given, else the flow's own, else what is configured."""
+    return checked_storage(storage) or flow.storage or default_storage()
+
+
+def checked_storage(storage: Storage | None) -> Storage | None:
+    """Raise unless this can be where runs are kept."""
+    if storage is not None and not isinstance(storage, Storage):
+        raise InvalidOption(f"storage={storage!r}: give a Storage; open_storage(url) makes one")
+    return storage
+
+
+def checked_retention(keep: Retention) -> Retention:
+    """Raise unless this says whether, or how long, finished runs are kept."""
+    if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
+        return keep
+    raise InvalidOption(f"keep={keep!r}: give True, False, or for how many seconds")

@@ -1,0 +1,130 @@
+"""Waiting, durably: for a person's answer, or for time to pass. The process may exit meanwhile."""
+
+from __future__ import annotations
+
+import re
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.nodes.durable import Park
+from stepwell.nodes.node import BaseNode
+
+if TYPE_CHECKING:
+    from stepwell.nodes.line import Line
+    from stepwell.nodes.plan import Build, Stage, Strategy
+
+__all__ = ["Sleep", "Wait", "flow_of_wait", "wait_id"]
+
+#: Stands for the answer when the time was over first.
+_TIMED_OUT: Final = object()
+
+_WAIT_ID = re.compile(r"wait:(\d+):(.*)", re.DOTALL)
+
+
+def wait_id(flow_id: str, node: str, visit: int) -> str:
+    """The id of one wait of a run."""
+    return f"wait:{len(flow_id)}:{flow_id}/{node}/{visit}"
+
+
+def flow_of_wait(given: str) -> str | None:
+    """The run that a wait's id belongs to; ``None`` if this is no such id."""
+    match = _WAIT_ID.fullmatch(given)
+    if match is None:
+        return None
+    length = int(match[1])
+    return match[2][:length] if match[2][length : length + 1] == "/" else None
+
+
+class Wait(BaseNode):
+    """A node whose ``exec`` is a person: the run parks here until ``flow.resume(parked.id, answer)``.
+
+    ``prep`` makes the question. ``post(shared, question, answer)`` chooses the edge; by default it sets
+    ``shared[name] = answer``. When ``timeout`` seconds have passed without an answer, the action is
+    ``"timeout"`` and ``post`` is not called.
+    """
+
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout")
+    _shape: ClassVar[str] = "wait"
+
+    def __init__(self, name: str, *, timeout: float | None = None) -> None:
+        super().__init__(name=name)
+        if timeout is not None:
+            _check_seconds("timeout", timeout)
+        self.timeout = timeout
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
+        """Take the answer into the shared state, and choose the edge."""
+        shared[self.name] = exec_res
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        build.want_storage(f"{stage.path} waits")
+        stage.durable = _wait
+        stage.extra = (self.timeout, True)
+        _time_out_with("timeout", stage)
+        return _nowhere_to_wait
+
+
+class Sleep(BaseNode):
+    """A node that lets ``seconds`` pass, durably: the run parks, and a worker or a later resume goes on."""
+
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "seconds")
+    _shape: ClassVar[str] = "sleep"
+
+    def __init__(self, seconds: float, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        _check_seconds("seconds", seconds)
+        self.seconds = seconds
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        build.want_storage(f"{stage.path} sleeps")
+        stage.durable = _wait
+        stage.extra = (self.seconds, False)
+        _time_out_with("default", stage)
+        return _nowhere_to_wait
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+        raise InvalidOption(f"{name}={seconds!r}: give seconds above 0")
+
+
+def _time_out_with(action: str, stage: Stage) -> None:
+    post = stage.post
+
+    def choose(node: Any, shared: Any, question: Any, answer: Any) -> Any:
+        return action if answer is _TIMED_OUT else post(node, shared, question, answer)
+
+    stage.post = choose
+
+
+async def _wait(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """The question and its answer; as long as there is none, the line parks."""
+    line: Line = cursor.line
+    journal, path = line.journal, stage.path
+    if not inside:
+        question = stage.prep(node, shared)
+        if type(question) is CoroutineType:
+            question = await question
+        journal.seal(path, "question", question, "the question{}".format)
+        seconds, answerable = stage.extra
+        wait = {
+            "id": wait_id(journal.flow_id, path, cursor.visit) if answerable else "",
+            "question": question,
+            "until": None if seconds is None else journal.now() + seconds,
+        }
+        line.begin(stage, cursor.visit, None, wait)
+        if line.parent is not None:
+            # The other branches may take long, and nobody must be asked twice.
+            await line.save(path)
+        raise Park
+    wait = journal.open[path]
+    if "answer" in wait:
+        return wait["question"], wait["answer"]
+    if path in journal.overdue:
+        return wait["question"], _TIMED_OUT
+    raise Park
+
+
+async def _nowhere_to_wait(stage: Stage, cursor: Any, node: Any, prep_res: Any, shared: Any) -> Any:
+    raise UsageError(f"{stage.path} waits durably, so its run needs a storage: run(shared, storage=...)")

@@ -1,0 +1,633 @@
+"""Durable runs: a start row, one commit a node, resumed after the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+import stepwell
+from stepwell import StateStorage, Storage
+from stepwell.errors import (
+    EncodeError,
+    FlowChanged,
+    InvalidOption,
+    RecordReplaced,
+    RunBusy,
+    RunExists,
+    RunFinished,
+    UnknownRun,
+    Unstorable,
+)
+from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, runs, step
+from stepwell.record import RUNS
+from stepwell.storage import Apply, Claim, Get
+from tests.backends import Backend
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+class Say(Node):
+    """Counts how often it ran, in ``ran``, and adds its name to what was said."""
+
+    ran: list[str]
+
+    def __init__(self, ran: list[str], name: str, *, fails: list[BaseException] | None = None) -> None:
+        super().__init__(name=name)
+        self.ran = ran
+        self.fails = [] if fails is None else fails
+
+    async def exec(self, prep_res: Any) -> str:
+        self.ran.append(step().id)
+        if self.fails:
+            raise self.fails.pop()
+        return self.name or ""
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> Any:
+        shared["said"] = [*shared.get("said", []), exec_res]
+
+
+class Boom(Exception):
+    pass
+
+
+class Watching:
+    """Counts what is asked of a storage."""
+
+    def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations: list[Any] = []
+        perform = storage.perform
+
+        async def watch(operation: Any) -> Any:
+            self.operations.append(operation)
+            return await perform(operation)
+
+        monkeypatch.setattr(storage, "perform", watch)
+
+    def kinds(self) -> list[type]:
+        return [type(operation) for operation in self.operations]
+
+
+async def test_a_run_gives_the_final_state_in_the_callers_dict_and_leaves_nothing(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b"))
+    shared = {"x": 1}
+    final = await flow.run(shared, storage=storage, flow_id="r")
+    assert final is shared
+    assert final == {"x": 1, "said": ["a", "b"]}
+    assert ran == ["r/a/1", "r/b/1"]
+    assert await StateStorage(storage).get_state("r") == {}
+    assert [entry async for entry in storage.scan(RUNS)] == []
+
+
+async def test_a_start_row_and_then_one_write_a_node_and_no_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    flow = linear(*[Say(ran, f"n{number}") for number in range(5)])
+    watching = Watching(storage, monkeypatch)
+    await flow.run({"big": "x" * 10_000}, storage=storage)
+    assert watching.kinds() == [Claim, Apply, Apply, Apply, Apply, Apply, Apply]
+    start, *nodes, end = [operation.change for operation in watching.operations if isinstance(operation, Apply)]
+    assert set(start.set) == {"big"}
+    assert [set(change.set) for change in nodes] == [{"said"}] * 4
+    assert end.delete
+
+
+async def test_the_state_of_a_run_is_seen_while_it_runs(storage: Storage) -> None:
+    seen = []
+
+    class Look(Node):
+        async def exec(self, prep_res: Any) -> None:
+            seen.append(await StateStorage(storage).get_state("r"))
+            record = await storage.get_state(RUNS, "r")
+            assert record is not None
+            seen.append((record.flow, record.state))
+
+    await linear(Say([], "a"), Look, name="looks").run({"x": 1}, storage=storage, flow_id="r")
+    assert seen == [{"x": 1, "said": ["a"]}, ("looks", "Look")]
+
+
+async def test_without_an_id_a_run_gets_a_new_one(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), name="words", storage=storage)
+    await flow.run()
+    await flow.run()
+    assert len(set(ran)) == 2
+    assert all(place.startswith("words_") for place in ran)
+
+
+async def test_a_failed_run_keeps_its_error_and_is_resumed_after_the_last_completed_node(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom("no luck")]), Say(ran, "c"), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"x": 1}, flow_id="r")
+    run = await flow.status("r")
+    assert (run.status, run.node, run.path) == ("failed", "b", ("a",))
+    assert [(error.node, error.type, error.message) for error in run.errors] == [("b", "Boom", "no luck")]
+    assert await StateStorage(storage).get_state("r") == {"x": 1, "said": ["a"]}
+    assert await flow.resume("r") == {"x": 1, "said": ["a", "b", "c"]}
+    assert ran == ["r/a/1", "r/b/1", "r/b/1", "r/c/1"]
+    assert [run async for run in flow.runs()] == []
+
+
+async def test_what_a_failed_node_did_to_the_shared_state_is_not_kept(storage: Storage) -> None:
+    class Half(Node):
+        times = 0
+
+        def prep(self, shared: dict[str, Any]) -> None:
+            shared["list"].append(1)
+            shared["half"] = True
+
+        async def exec(self, prep_res: Any) -> None:
+            Half.times += 1
+            if Half.times == 1:
+                raise Boom
+
+    flow = linear(Half, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"list": []}, flow_id="r")
+    assert await StateStorage(storage).get_state("r") == {"list": []}
+    assert await flow.resume("r") == {"list": [1], "half": True}
+
+
+async def test_errors_are_kept_newest_first(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom(str(number)) for number in range(7)]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    for _ in range(6):
+        with pytest.raises(Boom):
+            await flow.resume("r")
+    assert [error.message for error in (await flow.status("r")).errors] == ["0", "1", "2", "3", "4"]
+    assert await flow.resume("r") == {"said": ["a"]}
+
+
+async def test_a_cancelled_run_is_resumed_where_it_was(storage: Storage) -> None:
+    ran: list[str] = []
+    reached = asyncio.Event()
+
+    class Stuck(Say):
+        async def exec(self, prep_res: Any) -> str:
+            if not reached.is_set():
+                reached.set()
+                await asyncio.sleep(60)
+            return await super().exec(prep_res)
+
+    flow = linear(Say(ran, "a"), Stuck(ran, "b"), storage=storage)
+    task = asyncio.create_task(flow.run(flow_id="r"))
+    await reached.wait()
+    assert (await flow.status("r")).status == "running"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await flow.resume("r") == {"said": ["a", "b"]}
+    assert ran == ["r/a/1", "r/b/1"]
+
+
+async def test_a_run_that_exists_is_refused_or_resumed(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom()]), storage=storage, keep=True)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    with pytest.raises(RunExists, match="exists already"):
+        await flow.run(flow_id="r")
+    assert await flow.run({"ignored": 1}, flow_id="r", if_exists="resume") == {"said": ["a", "b"]}
+    assert ran == ["r/a/1", "r/b/1", "r/b/1"]
+    with pytest.raises(RunExists):
+        await flow.run(flow_id="r")
+    assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a", "b"]}
+    assert await flow.run(flow_id="new", if_exists="resume") == {"said": ["a", "b"]}
+    with pytest.raises(InvalidOption, match="if_exists"):
+        await flow.run(flow_id="r", if_exists="replace")  # type: ignore[arg-type]
+
+
+async def test_a_run_that_is_running_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "LEASE", 0.3)
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    class Hold(Node):
+        async def exec(self, prep_res: Any) -> None:
+            reached.set()
+            await go.wait()
+
+    flow = linear(Hold, Say([], "b"), storage=storage)
+    task = asyncio.create_task(flow.run(flow_id="r"))
+    await reached.wait()
+    with pytest.raises(RunExists):
+        await flow.run(flow_id="r")
+    monkeypatch.setattr(runs, "LEASE", -1.8)
+    with pytest.raises(RunBusy, match="still being run elsewhere"):
+        await flow.resume("r")
+    go.set()
+    assert await task == {"said": ["b"]}
+
+
+async def test_unknown_and_finished_runs_are_told_apart(storage: Storage) -> None:
+    flow = linear(Say([], "a"), storage=storage)
+    for call in (flow.resume("r"), flow.status("r"), flow.resume("r", 1)):
+        with pytest.raises(UnknownRun, match="no run 'r'"):
+            await call
+    await flow.run(flow_id="r")
+    with pytest.raises(RunFinished, match="has finished"):
+        await flow.resume("r")
+    with pytest.raises(UnknownRun):
+        await flow.status("r")
+    await StateStorage(storage).update_state("plain", {"x": 1})
+    with pytest.raises(UnknownRun):
+        await flow.resume("plain")
+    await flow.run(flow_id="r")
+    assert issubclass(UnknownRun, LookupError)
+
+
+async def test_a_finished_run_is_kept_if_asked_to_and_as_long_as_asked_to(backend: Backend, clock: Any) -> None:
+    storage = backend.storage(clock=clock)
+    await storage.open()
+    flow = linear(Say([], "a"), storage=storage, keep=True)
+    await flow.run(flow_id="kept")
+    await flow.run(flow_id="hour", keep=3600)
+    await flow.run(flow_id="gone", keep=False)
+    run = await flow.status("kept")
+    assert (run.status, run.node, run.path, run.expires_at) == ("finished", None, ("a",), None)
+    assert await flow.resume("kept") == {"said": ["a"]}
+    assert await StateStorage(storage).get_state("hour") == {"said": ["a"]}
+    with pytest.raises(RunFinished):
+        await flow.resume("kept", "an answer")
+    assert [run async for run in flow.runs()] == []
+    assert {run.flow_id async for run in flow.runs(status="finished")} == {"kept", "hour"}
+    clock.advance(3601)
+    assert {run.flow_id async for run in flow.runs(status="finished")} == {"kept"}
+    for wrong in (0, -1, "yes", float("inf"), None):
+        with pytest.raises(InvalidOption, match="keep"):
+            NodeFlow(keep=wrong)  # type: ignore[arg-type]
+
+
+async def test_runs_lists_what_has_not_finished_of_this_flow(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom(), Boom()]), name="one", storage=storage)
+    other = linear(Say([], "a", fails=[Boom()]), name="other", storage=storage)
+    for run in (flow.run(flow_id="1"), flow.run(flow_id="2"), other.run(flow_id="3")):
+        with pytest.raises(Boom):
+            await run
+    assert {run.flow_id async for run in flow.runs()} == {"1", "2"}
+    assert {run.flow_id async for run in flow.runs("failed")} == {"1", "2"}
+    assert [run async for run in flow.runs("parked")] == []
+    with pytest.raises(InvalidOption, match="status"):
+        [run async for run in flow.runs("lost")]  # type: ignore[arg-type]
+    run = await flow.status("1")
+    assert run.started_at <= run.updated_at
+    assert run.flow == "one"
+
+
+async def test_params_are_kept_for_the_resume(storage: Storage) -> None:
+    class Reads(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["got"] = self.params["k"]
+
+    flow = linear(Say([], "a", fails=[Boom()]), Reads, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r", params={"k": (1, 2)})
+    assert (await flow.resume("r"))["got"] == (1, 2)
+
+
+async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Storage) -> None:
+    class Odd(Node):
+        value: Any = object()
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["cart"] = [1, {"price": Odd.value}]
+
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Odd, Say(ran, "c"), storage=storage)
+    with pytest.raises(Unstorable, match=r"after node 'Odd': \$\.cart\[1\]\.price \(object\)") as caught:
+        await flow.run(flow_id="r")
+    assert isinstance(caught.value, EncodeError)
+    assert (caught.value.node, caught.value.path, caught.value.type_name) == ("Odd", "$.cart[1].price", "object")
+    run = await flow.status("r")
+    assert (run.status, run.node, run.errors[0].node) == ("failed", "Odd", "Odd")
+    Odd.value = 3
+    assert await flow.resume("r") == {"said": ["a", "c"], "cart": [1, {"price": 3}]}
+    assert ran == ["r/a/1", "r/c/1"]
+    with pytest.raises(Unstorable, match="start"):
+        await flow.run({"x": object()}, flow_id="s")
+    with pytest.raises(UnknownRun):
+        await flow.status("s")
+
+
+async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> None:
+    class Cancels(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await StateStorage(storage).cleanup("r")
+
+    ran: list[str] = []
+    with pytest.raises(RecordReplaced) as caught:
+        await linear(Cancels, Say(ran, "b")).run(storage=storage, flow_id="r")
+    assert any("taken over" in note for note in caught.value.__notes__)
+    assert ran == []
+
+
+async def test_fields_that_somebody_else_writes_meanwhile_survive(storage: Storage) -> None:
+    class Meanwhile(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await StateStorage(storage).merge_state("r", {"outside": 1})
+
+    flow = linear(Meanwhile, Say([], "b", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"x": 1}, flow_id="r")
+    assert await flow.resume("r") == {"x": 1, "outside": 1, "said": ["b"]}
+
+
+async def test_loops_go_on_with_their_visits(storage: Storage) -> None:
+    ran: list[str] = []
+
+    class Loop(Node):
+        async def exec(self, prep_res: Any) -> None:
+            ran.append(step().id)
+            if len(ran) == 4:
+                raise Boom
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> str:
+            shared["n"] = shared.get("n", 0) + 1
+            return "again" if shared["n"] < 6 else "done"
+
+    loop = Loop()
+    loop - "again" >> loop
+    loop - "done" >> Say(ran, "end")
+    flow = NodeFlow(start=loop, storage=storage, max_steps=7)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    assert (await flow.resume("r"))["n"] == 6
+    assert ran == [*[f"r/Loop/{n}" for n in (1, 2, 3, 4, 4, 5, 6)], "r/end/1"]
+
+
+async def test_a_changed_graph_is_refused_and_the_difference_named(storage: Storage) -> None:
+    def made(*names: str, last: type[Node] = Node, **edges: str) -> NodeFlow:
+        nodes = {name: Say([], name, fails=[Boom()] if name == "b" else None) for name in names}
+        flow = linear(*nodes.values(), name="f", storage=storage)
+        for action, target in edges.items():
+            flow.connect(nodes["a"], nodes[target], action=action)
+        return flow
+
+    flow = made("a", "b", "c")
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    with pytest.raises(FlowChanged, match="node 'c' is gone; node 'd' is new") as caught:
+        await made("a", "b", "d").resume("r")
+    assert "'default' of 'b' led to 'c' and leads to 'd'" in caught.value.differences
+    with pytest.raises(FlowChanged, match="'retry' of 'a' led to nothing and leads to 'c'"):
+        await made("a", "b", "c", retry="c").resume("r")
+    with pytest.raises(FlowChanged, match="run of flow 'f', not of 'g'"):
+        await linear(Say([], "a"), name="g", storage=storage).resume("r")
+    assert (await flow.status("r")).status == "failed"
+    assert await flow.resume("r") == {"said": ["a", "b", "c"]}
+
+
+async def test_an_unnamed_node_that_becomes_a_batch_is_a_changed_graph(storage: Storage) -> None:
+    first = linear(Say([], "a"), Say([], "b", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await first.run(flow_id="r")
+    with pytest.raises(FlowChanged, match="'b' was a node and is a batch"):
+        await linear(Say([], "a"), BatchNode(name="b"), storage=storage).resume("r")
+
+
+async def test_the_same_graph_declared_in_another_order_is_the_same(storage: Storage) -> None:
+    ran: list[str] = []
+
+    def made(order: list[str]) -> NodeFlow:
+        nodes = {name: Say(ran, name) for name in "abc"}
+        nodes["b"].fails = [Boom()] if order[0] == "x" else []
+        flow = NodeFlow(start=nodes["a"], storage=storage)
+        flow.connect(nodes["b"], nodes["c"])
+        for action in order:
+            flow.connect(nodes["a"], nodes[{"x": "c", "default": "b"}[action]], action=action)
+        return flow
+
+    with pytest.raises(Boom):
+        await made(["x", "default"]).run(flow_id="r")
+    await made(["default", "x"]).resume("r")
+    assert ran == ["r/a/1", "r/b/1", "r/b/1", "r/c/1"]
+
+
+async def test_nested_flows_resume_at_their_own_last_completed_node(storage: Storage) -> None:
+    ran: list[str] = []
+
+    class Inner(NodeFlow):
+        def prep(self, shared: dict[str, Any]) -> Any:
+            ran.append("prep")
+            return {"token": (1, 2)}
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> Any:
+            ran.append("post")
+            shared["token"] = prep_res["token"]
+            if fails_post:
+                raise fails_post.pop()
+            return exec_res
+
+    fails_post: list[BaseException] = [Boom()]
+    deepest = linear(Say(ran, "x"), Say(ran, "y", fails=[Boom()]), name="deepest")
+    inner = Inner(name="inner")
+    last = Say(ran, "z")
+    inner.connect(deepest, last).start(deepest)
+    flow = linear(Say(ran, "a"), inner, Say(ran, "b"), name="outer", storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    run = await flow.status("r")
+    assert run.node == "inner/deepest/y"
+    assert run.path == ("a", "inner/deepest/x")
+    with pytest.raises(Boom):
+        await flow.resume("r")
+    final = await flow.resume("r")
+    assert final == {"said": ["a", "x", "y", "z", "b"], "token": (1, 2)}
+    assert ran == [
+        *("r/a/1", "prep", "r/inner/deepest/x/1", "r/inner/deepest/y/1"),
+        *("r/inner/deepest/y/1", "r/inner/z/1", "post"),
+        *("post", "r/b/1"),
+    ]
+
+
+async def test_prep_and_post_of_the_outermost_flow_run_once(storage: Storage) -> None:
+    ran: list[str] = []
+
+    class Outer(NodeFlow):
+        def prep(self, shared: dict[str, Any]) -> Any:
+            ran.append("prep")
+            shared["prepared"] = True
+            return [1]
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> Any:
+            ran.append("post")
+            if fails:
+                raise fails.pop()
+            return "done", {"prep_res": prep_res}
+
+    fails: list[BaseException] = [Boom()]
+    # A node may have the flow's own name.
+    a, b = Say(ran, "outer"), Say(ran, "b", fails=[Boom()])
+    flow = Outer(name="outer", storage=storage, keep=True).connect(a, b).start(a)
+    for call in (flow.run(flow_id="r"), flow.resume("r")):
+        with pytest.raises(Boom):
+            await call
+    assert await flow.resume("r") == {"prepared": True, "said": ["outer", "b"], "prep_res": [1]}
+    assert ran == ["prep", "r/outer/1", "r/b/1", "r/b/1", "post", "post"]
+    assert await flow.resume("r") == {"prepared": True, "said": ["outer", "b"], "prep_res": [1]}
+
+
+async def test_branches_resume_at_their_own_last_completed_node(storage: Storage) -> None:
+    ran: list[str] = []
+
+    class Set(Say):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> None:
+            assert "gone" not in shared or self.name in ("a", "d")
+            shared[exec_res] = [exec_res]
+            shared.pop("gone", None)
+
+    a, b, c, d = (Set(ran, name) for name in "abcd")
+    a >> b >> c
+    b.fails = [Boom()]
+    d.fails = []
+
+    class Slow(Set):
+        async def exec(self, prep_res: Any) -> str:
+            await asyncio.sleep(0.05)
+            return await super().exec(prep_res)
+
+    e = Slow(ran, "e")
+    d >> e
+    both = parallel(a, d, name="both", on_error="collect")
+    flow = NodeFlow(start=both, storage=storage).connect(both, Say(ran, "end"))
+    with pytest.raises(ExceptionGroup):
+        await flow.run({"gone": 1, "base": 1}, flow_id="r")
+    run = await flow.status("r")
+    assert run.branches == {"both/0": "both/0/b"}
+    assert [error.node for error in run.errors] == ["both/0/b"]
+    assert await StateStorage(storage).get_state("r") == {"gone": 1, "base": 1}
+    final = await flow.resume("r")
+    assert final == {"base": 1, "a": ["a"], "b": ["b"], "c": ["c"], "d": ["d"], "e": ["e"], "said": ["end"]}
+    assert sorted(ran) == sorted(
+        [
+            *("r/both/0/a/1", "r/both/0/b/1", "r/both/0/b/1", "r/both/0/c/1"),
+            *("r/both/1/d/1", "r/both/1/e/1", "r/end/1"),
+        ]
+    )
+
+
+async def test_a_branch_that_takes_a_field_back_joins_as_if_it_had_not_touched_it(storage: Storage) -> None:
+    class Change(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["old"], shared["x"] = shared["x"], 1
+            shared["new"] = 1
+
+    class Back(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["x"] = shared.pop("old")
+            del shared["new"]
+
+    ran: list[str] = []
+    change, back, fails = Change(), Back(), Say(ran, "f", fails=[Boom()])
+    change >> back >> fails
+    both = parallel(change, Say(ran, "other"), merge={"said": lambda values: [*values[0], *values[1]]})
+    flow = NodeFlow(start=both, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"x": "as it was"}, flow_id="r")
+    assert await flow.resume("r") == {"x": "as it was", "said": ["f", "other"]}
+
+
+async def test_branches_in_branches_and_nested_flows_resume(storage: Storage) -> None:
+    ran: list[str] = []
+
+    class Set(Say):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> None:
+            shared[exec_res] = shared["x"]
+
+    fails: list[BaseException] = [Boom()]
+    inner = parallel(linear(Set(ran, "p"), Set(ran, "q", fails=fails)), Set(ran, "r"), name="inner")
+    first = Set(ran, "o")
+    first >> inner
+    flow = linear(parallel(first, Set(ran, "s"), name="outer"), Set(ran, "end"), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"x": [1]}, flow_id="run")
+    assert "outer/0/inner/0/flow/q" in (await flow.status("run")).branches.values()
+    final = await flow.resume("run")
+    assert final == {"x": [1], **{name: [1] for name in "opqrs"}, "end": [1]}
+    completed = [place for place in ran if "/q/" not in place]
+    assert len(set(completed)) == len(completed) == 5
+
+
+async def test_what_a_branch_cannot_keep_names_its_node(storage: Storage) -> None:
+    class Odd(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["odd"] = {"x": object()}
+
+    odd = Odd()
+    odd >> Say([], "next")
+    with pytest.raises(Unstorable, match=r"after node 'p/0/Odd': \$\.odd\.x \(object\)"):
+        await NodeFlow(start=parallel(odd, name="p")).run(storage=storage)
+
+
+async def test_run_sync_and_resume_sync_use_the_background_loop(backend: Backend) -> None:
+    storage = backend.storage()
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom()]), storage=storage)
+
+    def work() -> Any:
+        with contextlib.suppress(Boom):
+            flow.run_sync(flow_id="r")
+        final = flow.resume_sync("r")
+        stepwell.sync(storage.close())
+        return final
+
+    assert await asyncio.to_thread(work) == {"said": ["a", "b"]}
+
+
+async def test_options_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="storage"):
+        NodeFlow(storage="sqlite:///x.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="storage"):
+        await linear(Say([], "a")).run(storage="memory://")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="id of a wait"):
+        await linear(Say([], "a")).run(storage=stepwell.MemoryStorage(), flow_id="wait:1:r/a/1")
+
+
+async def test_resume_and_status_use_the_configured_storage() -> None:
+    storage = stepwell.MemoryStorage()
+    flow = linear(Say([], "a", fails=[Boom()]))
+    with pytest.raises(Boom):
+        await flow.run(storage=storage, flow_id="r")
+    stepwell.configure(storage=storage)
+    try:
+        assert (await flow.status("r")).status == "failed"
+        assert await flow.resume("r") == {"said": ["a"]}
+    finally:
+        stepwell.configure(storage=None)
+
+
+async def test_events_of_a_durable_run(storage: Storage) -> None:
+    events: list[Any] = []
+    flow = linear(Say([], "a"), Say([], "b", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r", on_event=events.append)
+    assert [event.kind for event in events] == [
+        *("run.started", "node.started", "node.finished", "node.started", "node.failed", "run.failed"),
+    ]
+    events.clear()
+    await flow.resume("r", on_event=events.append)
+    assert [(event.kind, event.node) for event in events] == [
+        *(("run.started", "flow"), ("node.started", "b"), ("node.finished", "b"), ("run.finished", "flow")),
+    ]
+
+
+async def test_a_long_run_writes_as_much_per_node_at_its_end_as_at_its_beginning(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = linear(*[Node(name=f"n{number}", inline=True) for number in range(200)])
+    watching = Watching(storage, monkeypatch)
+    await flow.run({"big": ["x" * 100] * 100}, storage=storage)
+    heads = [len(o.change.head.text) for o in watching.operations if isinstance(o, Apply) and not o.change.delete]
+    assert max(heads[150:]) < 1.2 * max(heads[25:50])
+    assert all(not o.change.set for o in watching.operations[2:] if isinstance(o, Apply))
+    assert not any(isinstance(operation, Get) for operation in watching.operations)

@@ -1,0 +1,450 @@
+"""Waiting, durably: parked runs, answers that count once, timeouts, sleeps, and the worker that fires them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, StateStorage, Storage
+from stepwell.errors import FlowChanged, InvalidOption, Parked, RunFinished, UnknownAction, Unstorable, UsageError
+from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
+from stepwell.nodes import runs as runs_module
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.nodes.test_durable import Boom, Say
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+class Ask(Wait):
+    """Asks with a count, and lets the answer choose."""
+
+    def __init__(self, ran: list[str], name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self.ran = ran
+
+    def prep(self, shared: dict[str, Any]) -> Any:
+        self.ran.append(f"ask {self.name}")
+        shared["asked"] = shared.get("asked", 0) + 1
+        return {"ok?": shared["asked"], "options": ("yes", "no")}
+
+    def post(self, shared: dict[str, Any], question: Any, answer: Any) -> Any:
+        self.ran.append(f"answered {answer}")
+        shared[self.name] = [question["options"], answer]
+        return answer if isinstance(answer, str) else None
+
+
+def approval(ran: list[str], storage: Storage, **options: Any) -> NodeFlow:
+    first, ask = Say(ran, "draft"), Ask(ran, "approve", **options)
+    flow = NodeFlow(start=first, name="approval", storage=storage)
+    return flow.connect(first, ask).connect(ask, Say(ran, "publish"), "yes").connect(ask, first, "no").connect(
+        ask, Say(ran, "late"), "timeout"
+    )  # fmt: skip
+
+
+async def parked(work: Awaitable[Any]) -> Parked:
+    with pytest.raises(Parked) as caught:
+        await work
+    return caught.value
+
+
+async def test_a_run_parks_at_a_wait_and_nothing_before_it_runs_again(storage: Storage) -> None:
+    ran: list[str] = []
+    wait = await parked(approval(ran, storage).run({"x": 1}, flow_id="r"))
+    assert (wait.flow_id, wait.node, wait.question, wait.deadline) == (
+        *("r", "approve"),
+        *({"ok?": 1, "options": ("yes", "no")}, None),
+    )
+    flow = approval(ran, storage)
+    run = await flow.status("r")
+    assert (run.status, run.node, run.path) == ("parked", "approve", ("draft",))
+    assert [(wait.id, wait.node, wait.question) for wait in run.waits] == [(wait.id, wait.node, wait.question)]
+    assert await StateStorage(storage).get_state("r") == {"x": 1, "said": ["draft"], "asked": 1}
+    assert [run.flow_id async for run in flow.runs("parked")] == ["r"]
+    final = await flow.resume(wait.id, "yes")
+    assert final == {"x": 1, "said": ["draft", "publish"], "asked": 1, "approve": [("yes", "no"), "yes"]}
+    assert ran == ["r/draft/1", "ask approve", "answered yes", "r/publish/1"]
+
+
+async def test_a_plain_wait_puts_the_answer_into_the_shared_state(storage: Storage) -> None:
+    flow = linear(Wait("email"), Say([], "end"), storage=storage)
+    wait = await parked(flow.run({"x": 1}, flow_id="r"))
+    assert wait.question is None
+    assert await flow.resume("r", {"to": b"x"}) == {"x": 1, "email": {"to": b"x"}, "said": ["end"]}
+
+
+async def test_none_is_an_answer(storage: Storage) -> None:
+    flow = linear(Wait("email"), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    assert await flow.resume("r", None) == {"email": None}
+
+
+async def test_an_answer_counts_once(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = approval(ran, storage)
+    first = await parked(flow.run(flow_id="r"))
+    second = await parked(flow.resume(first.id, "no"))
+    assert second.id != first.id
+    assert second.question["ok?"] == 2
+    # The message is delivered again: it must not answer the next question.
+    again = await parked(flow.resume(first.id, "yes"))
+    assert (again.id, again.question) == (second.id, second.question)
+    assert (await flow.status("r")).path == ("draft", "approve", "draft")
+    final = await flow.resume(second.id, "yes")
+    assert final["said"] == ["draft", "draft", "publish"]
+    for old in (first.id, second.id):
+        with pytest.raises(RunFinished):
+            await flow.resume(old, "yes")
+    assert ran.count("answered yes") == 1
+
+
+async def test_answered_before_gives_the_kept_result_of_a_finished_run(storage: Storage) -> None:
+    flow = linear(Wait("x"), storage=storage, keep=True)
+    wait = await parked(flow.run(flow_id="r"))
+    assert await flow.resume(wait.id, 1) == {"x": 1}
+    assert await flow.resume(wait.id, 2) == {"x": 1}
+    with pytest.raises(RunFinished):
+        await flow.resume("r", 2)
+
+
+async def test_many_answers_at_once_count_once(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = approval(ran, storage)
+    wait = await parked(flow.run(flow_id="r"))
+    outcomes = await asyncio.gather(*(flow.resume(wait.id, "yes") for _ in range(5)), return_exceptions=True)
+    assert ran.count("answered yes") == 1
+    assert [type(outcome) for outcome in outcomes].count(dict) == 1
+    assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
+
+
+async def test_a_run_that_waits_for_nothing_takes_no_answer(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom()]), Wait("x"), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    with pytest.raises(UsageError, match="waits for no answer"):
+        await flow.resume("r", 1)
+    await parked(flow.resume("r"))
+    await parked(flow.resume("r"))
+    assert await flow.resume("r", 1) == {"said": ["a"], "x": 1}
+
+
+async def test_an_answer_outlives_a_post_that_fails(storage: Storage) -> None:
+    fails = [Boom()]
+
+    class Picky(Wait):
+        def post(self, shared: dict[str, Any], question: Any, answer: Any) -> None:
+            if fails:
+                raise fails.pop()
+            shared["got"] = answer
+
+    flow = linear(Picky("x"), storage=storage)
+    wait = await parked(flow.run(flow_id="r"))
+    with pytest.raises(Boom):
+        await flow.resume(wait.id, "first")
+    assert await flow.resume(wait.id, "second") == {"got": "first"}
+
+
+async def test_what_cannot_be_kept_is_no_question_and_no_answer(storage: Storage) -> None:
+    class Odd(Wait):
+        def prep(self, shared: Any) -> Any:
+            return [object()]
+
+    with pytest.raises(Unstorable, match=r"after node 'odd': the question\[0\]"):
+        await linear(Odd("odd"), storage=storage).run()
+    flow = linear(Wait("x"), storage=storage)
+    wait = await parked(flow.run(flow_id="r"))
+    with pytest.raises(Unstorable, match=r"after node 'x': the answer \(object\)"):
+        await flow.resume(wait.id, object())
+    assert await flow.resume(wait.id, 1) == {"x": 1}
+
+
+async def test_without_a_storage_nothing_can_wait() -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Wait("x"))
+    with pytest.raises(UsageError, match="x waits, so the run needs a storage"):
+        await flow.run()
+    with pytest.raises(UsageError, match="needs a storage"):
+        await asyncio.to_thread(linear(Node(), Sleep(1)).run_sync)
+    assert ran == []
+    assert "x" in flow.diagram()
+    for make in (lambda: Wait("x", timeout=0), lambda: Sleep(0), lambda: Sleep(True), lambda: Wait("x", timeout="1")):  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption):
+            make()
+
+
+async def test_waits_of_branches_are_answered_in_any_order(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(
+        parallel(
+            linear(Say(ran, "a"), Wait("left"), Sum("l")),
+            linear(Wait("right"), Sum("r")),
+            linear(Say(ran, "b"), Say(ran, "c")),
+            name="both",
+            merge={"said": lambda values: values[-1]},
+        ),
+        Say(ran, "end"),
+        storage=storage,
+    )
+    first = await parked(flow.run(flow_id="run"))
+    run = await flow.status("run")
+    assert {wait.node for wait in run.waits} == {"both/0/flow/left", "both/1/flow/right"}
+    by_node = {wait.node: wait.id for wait in run.waits}
+    assert first.id in by_node.values()
+    rest = await parked(flow.resume(by_node["both/1/flow/right"], 2))
+    assert rest.id == by_node["both/0/flow/left"]
+    rest = await parked(flow.resume(by_node["both/1/flow/right"], 3))
+    assert await flow.resume("run", 1) == {"left": 1, "right": 2, "l": 1, "r": 2, "said": ["b", "c", "end"]}
+    assert sorted(ran) == ["run/both/0/flow/a/1", "run/both/2/flow/b/1", "run/both/2/flow/c/1", "run/end/1"]
+
+
+class Sum(Node):
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+        shared[self.name] = shared["left" if self.name == "l" else "right"]
+
+
+async def test_a_wait_in_a_nested_flow(storage: Storage) -> None:
+    flow = linear(Say([], "a"), linear(Wait("x"), Say([], "b"), name="inner"), Say([], "c"), storage=storage)
+    wait = await parked(flow.run(flow_id="r"))
+    assert wait.node == "inner/x"
+    assert await flow.resume(wait.id, 1) == {"x": 1, "said": ["a", "b", "c"]}
+
+
+async def test_a_changed_graph_takes_no_answer(storage: Storage) -> None:
+    wait = await parked(linear(Wait("x"), storage=storage).run(flow_id="r"))
+    with pytest.raises(FlowChanged):
+        await linear(Wait("x"), Say([], "new"), storage=storage).resume(wait.id, 1)
+
+
+async def test_ids_of_waits_are_told_from_ids_of_runs(storage: Storage) -> None:
+    for flow_id in ("r/x/1", "wait:r", "ü:1:x", "wait:9:short", "a b/c"):
+        flow = linear(Wait("x"), storage=storage)
+        wait = await parked(flow.run(flow_id=flow_id))
+        assert (await flow.status(wait.id)).flow_id == flow_id
+        assert await flow.resume(wait.id, 1) == {"x": 1}
+
+
+# Time
+
+
+@pytest.fixture
+async def timed(backend: Backend, clock: Clock) -> Storage:
+    storage = backend.storage(clock=clock)
+    await storage.open()
+    return storage
+
+
+async def test_after_its_timeout_a_wait_takes_the_action_timeout(timed: Storage, clock: Clock) -> None:
+    ran: list[str] = []
+    flow = approval(ran, timed, timeout=60)
+    wait = await parked(flow.run(flow_id="r"))
+    assert wait.deadline == pytest.approx(clock() + 60, abs=5)
+    clock.advance(59)
+    assert (await parked(flow.resume("r"))).id == wait.id
+    clock.advance(1)
+    # The answer comes too late, although nobody has noticed yet.
+    assert await flow.resume(wait.id, "yes") == {"asked": 1, "said": ["draft", "late"]}
+    assert ran == ["r/draft/1", "ask approve", "r/late/1"]
+
+
+async def test_an_answer_in_time_ends_the_timeout(timed: Storage, clock: Clock) -> None:
+    flow = linear(Wait("x", timeout=60), Wait("y"), storage=timed)
+    first = await parked(flow.run(flow_id="r"))
+    second = await parked(flow.resume(first.id, 1))
+    assert second.deadline is None
+    clock.advance(100)
+    assert (await parked(flow.resume("r"))).id == second.id
+
+
+async def test_a_timeout_without_an_edge_ends_the_flow_or_fails_as_any_action(timed: Storage, clock: Clock) -> None:
+    ends = linear(Wait("x", timeout=60), storage=timed)
+    await parked(ends.run(flow_id="ends"))
+    fails = linear(Wait("x", timeout=60), Say([], "a"), storage=timed)
+    await parked(fails.run(flow_id="fails"))
+    clock.advance(60)
+    assert await ends.resume("ends") == {}
+    with pytest.raises(UnknownAction, match="timeout"):
+        await fails.resume("fails")
+
+
+async def test_the_earliest_of_several_timeouts_fires_first(timed: Storage, clock: Clock) -> None:
+    def branch(name: str, timeout: float | None) -> NodeFlow:
+        wait = Wait(name, timeout=timeout)
+        wait - "timeout" >> END
+        return NodeFlow(start=wait, name=f"of {name}")
+
+    both = parallel(branch("slow", 100), branch("quick", 50), branch("never", None))
+    flow = NodeFlow(start=both, storage=timed)
+    await parked(flow.run(flow_id="r"))
+    clock.advance(50)
+    await parked(flow.resume("r"))
+    assert [wait.question for wait in (await flow.status("r")).waits] == [None, None]
+    await parked(flow.resume("r", "in time"))
+    clock.advance(100)
+    rest = await parked(flow.resume("r"))
+    assert rest.node.endswith("never")
+    assert await flow.resume("r", 1) == {"slow": "in time", "never": 1}
+
+
+async def test_a_sleep_parks_the_run_until_its_time(timed: Storage, clock: Clock) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Sleep(3600), Say(ran, "b"), storage=timed)
+    sleep = await parked(flow.run(flow_id="r"))
+    assert sleep.deadline == pytest.approx(clock() + 3600, abs=5)
+    assert (await flow.status("r")).status == "sleeping"
+    await parked(flow.resume("r"))
+    with pytest.raises(UsageError, match="waits for no answer"):
+        await flow.resume("r", "wake up")
+    clock.advance(3600)
+    assert await flow.resume("r") == {"said": ["a", "b"]}
+    assert ran == ["r/a/1", "r/b/1"]
+
+
+# The worker
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await what():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["stepwell.nodes.worker"], "TICK", 0.02)
+
+
+async def gone(flow: NodeFlow) -> bool:
+    return [run async for run in flow.runs()] == []
+
+
+async def test_a_worker_fires_sleeps_and_timeouts(storage: Storage, quick: None) -> None:
+    ran: list[str] = []
+    sleeps = linear(Sleep(0.05), Say(ran, "woke"), name="sleeps", storage=storage)
+    waits = approval(ran, storage, timeout=0.05)
+    async with worker([sleeps, waits], storage=storage):
+        await parked(sleeps.run(flow_id="s"))
+        await parked(waits.run(flow_id="w"))
+        await until(lambda: gone(sleeps))
+        await until(lambda: gone(waits))
+    assert sorted(ran) == ["ask approve", "s/woke/1", "w/draft/1", "w/late/1"]
+
+
+async def test_a_worker_takes_over_runs_whose_runner_died(
+    storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell.nodes.journal.WATCH", 0.2)
+    ran: list[str] = []
+    reached = asyncio.Event()
+
+    class Stuck(Say):
+        async def exec(self, prep_res: Any) -> str:
+            if not reached.is_set():
+                reached.set()
+                await asyncio.sleep(60)
+            return await super().exec(prep_res)
+
+    flow = linear(Say(ran, "a"), Stuck(ran, "b"), Say(ran, "c"), storage=storage)
+    task = asyncio.create_task(flow.run(flow_id="r"))
+    await reached.wait()
+    async with worker([flow]):
+        await asyncio.sleep(0.3)
+        assert ran == ["r/a/1"], "its runner is alive"
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: gone(flow))
+    assert ran == ["r/a/1", "r/b/1", "r/c/1"]
+
+
+async def test_a_worker_leaves_failed_runs_and_unknown_flows_alone(
+    storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = linear(Say([], "a", fails=[Boom()]), name="failed", storage=storage)
+    with pytest.raises(Boom):
+        await failed.run(flow_id="f")
+    ran: list[str] = []
+    unknown = linear(Sleep(0.01), name="unknown", storage=storage)
+    await parked(unknown.run(flow_id="u"))
+    fails = linear(Sleep(0.01), Say(ran, "x", fails=[Boom("secret")]), name="fails", storage=storage)
+    await parked(fails.run(flow_id="x"))
+    caplog.set_level(logging.WARNING)
+    async with worker([failed, fails], storage=storage):
+        async with asyncio.timeout(20):
+            while (await fails.status("x")).status != "failed":
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+    assert (await failed.status("f")).status == "failed"
+    assert (await unknown.status("u")).status == "sleeping"
+    assert ran == ["x/x/1"]
+    assert "'x' has failed with Boom" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_worker_that_ends_interrupts_what_it_runs(storage: Storage, quick: None) -> None:
+    started = asyncio.Event()
+
+    class Long(Node):
+        async def exec(self, prep_res: Any) -> None:
+            started.set()
+            if not done:
+                await asyncio.sleep(60)
+
+    done: list[int] = []
+    flow = linear(Sleep(0.01), Long(), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    async with worker([flow]):
+        async with asyncio.timeout(20):
+            await started.wait()
+    assert (await flow.status("r")).status == "running"
+    done.append(1)
+    assert await flow.resume("r") == {}
+
+
+async def test_several_workers_run_each_run_once(backend: Backend, quick: None) -> None:
+    storage = backend.storage()
+    await storage.open()
+    ran: list[str] = []
+    flow = linear(Sleep(0.01), Say(ran, "a"), Say(ran, "b"), storage=storage)
+    for number in range(40):
+        await parked(flow.run(flow_id=f"r{number}"))
+    async with worker([flow]), worker([flow]), worker([flow]):
+        await until(lambda: gone(flow))
+    assert len(ran) == len(set(ran)) == 80
+
+
+async def test_a_worker_wants_flows_of_one_storage() -> None:
+    with pytest.raises(InvalidOption, match="at least one"):
+        worker([])
+    with pytest.raises(InvalidOption, match="different names"):
+        worker([NodeFlow(), NodeFlow()])
+    with pytest.raises(InvalidOption, match="different storages"):
+        worker([NodeFlow(name="a", storage=MemoryStorage()), NodeFlow(name="b", storage=MemoryStorage())])
+
+
+async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    flow = linear(Sleep(0.01), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    due, failures = storage.due, [1, 2]
+
+    async def failing(*args: Any, **options: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise runs_module.StorageError("away")
+        return await due(*args, **options)
+
+    monkeypatch.setattr(storage, "due", failing)
+    async with worker([flow]):
+        await until(lambda: gone(flow))

@@ -1,0 +1,188 @@
+"""G9 and G10: a killed run goes on after its last completed node, and has one committing runner."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.nodes import runs
+from stepwell.nodes.kept_batch import UNSAVED
+from stepwell.storage import Apply
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.reliability.dose import LARGE, dose, seeded
+from tests.reliability.run_roles import ITEMS, LEASE, START, long_flow, run_to_the_end
+from tests.reliability.workers import Worker, Workers
+
+#: How many processes are under way at once.
+AT_ONCE = 6
+
+CONCURRENCY = 4
+
+
+def without_id(value: Any, flow_id: str) -> Any:
+    """A final state with the run's own id taken out, to be compared with another run's."""
+    if isinstance(value, dict):
+        return {key: without_id(inside, flow_id) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [without_id(inside, flow_id) for inside in value]
+    return value.replace(flow_id, "ID") if isinstance(value, str) else value
+
+
+async def undisturbed() -> dict[str, Any]:
+    flow = long_flow(MemoryStorage(), lambda *said: None)
+    return without_id(await run_to_the_end(flow, "undisturbed"), "undisturbed")  # type: ignore[no-any-return]
+
+
+async def check_resumed(storage: Storage, flow_id: str, before: list[list[Any]], wanted: dict[str, Any]) -> None:
+    """Go on with a run whose runner is dead; it must end as if nothing had happened."""
+    said: list[list[Any]] = []
+    flow = long_flow(storage, lambda *words: said.append(list(words)))
+    known = [run async for run in flow.runs() if run.flow_id == flow_id]
+    completed = {path for run in known for path in run.path}
+    saved = {path: progress.done for run in known for path, progress in run.progress.items()}
+    final = await run_to_the_end(flow, flow_id)
+    assert without_id(final, flow_id) == wanted
+    again = [word[1] for word in said if word[0] == "ran"]
+    assert not completed & set(again), "a completed node ran again"
+    if "squares" in saved:
+        assert "squares.prep" not in again
+        items = [word for word in said if word[0] == "item"]
+        assert len(items) == ITEMS - saved["squares"]
+        done = len([word for word in before if word[0] == "item"])
+        assert done - saved["squares"] <= UNSAVED + 2 * CONCURRENCY
+    if known and known[0].status == "finished":
+        assert not again
+
+
+async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
+    shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LEASE", LEASE)
+    if not shared_backend.durable:
+        pytest.skip("it does not promise to survive a kill")
+    choose = seeded()
+    wanted = await undisturbed()
+    url = shared_backend.place()
+    storage = shared_backend.storage(url, sweep_every=None)
+    await storage.open()
+    whole = workers.start("run_and_die", url, flow_id="whole", at=-1)
+    await whole.gone()
+    [(_, commits, final)] = whole.said("final")
+    assert without_id(final, "whole") == wanted
+    assert commits > 18
+    # The number of groups of results depends on time: the last ones may find nothing to kill.
+    every = 1 if LARGE or shared_backend.name == "sqlite" else 3
+    first = choose.randint(1, every)
+    kills: list[tuple[int, float | None]] = [(at, None) for at in range(first, commits + 3, every)]
+    kills += [(choose.randint(1, commits), choose.uniform(0, 0.004)) for _ in range(dose("RUNS", 6, 500))]
+    limit = asyncio.Semaphore(AT_ONCE)
+    died = 0
+
+    async def kill(number: int, at: int, during: float | None) -> None:
+        nonlocal died
+        flow_id = f"run-{number}"
+        async with limit:
+            worker = workers.start("run_and_die", url, flow_id=flow_id, at=at, during=during)
+            await worker.gone()
+        died += not worker.said("final")
+        # All wait at once for the claims of the dead to run out.
+        await check_resumed(storage, flow_id, worker.said(), wanted)
+
+    async with asyncio.TaskGroup() as group:
+        for number, (at, during) in enumerate(kills):
+            group.create_task(kill(number, at, during))
+    print(f"{shared_backend.name}: {died} of {len(kills)} runs killed, {commits} checkpoints")
+    assert died >= commits // every - 6
+
+
+async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened() -> None:
+    """The same in one process, for memory: from some operation on, nothing reaches the storage any more."""
+
+    class Killed(BaseException):
+        pass
+
+    wanted = await undisturbed()
+    clock = Clock()
+    storage = MemoryStorage(clock=clock)
+    perform = storage.perform
+    for at in range(200):
+        asked = 0
+
+        async def dying(operation: Any, at: int = at) -> Any:
+            nonlocal asked
+            asked += isinstance(operation, Apply)
+            if asked > at:
+                raise Killed
+            return await perform(operation)
+
+        storage.perform = dying  # type: ignore[method-assign]
+        before: list[list[Any]] = []
+        flow_id = f"run-{at}"
+        try:
+            await run_to_the_end(long_flow(storage, lambda *said, log=before: log.append(list(said))), flow_id)
+        except (Killed, BaseExceptionGroup):
+            storage.perform = perform  # type: ignore[method-assign]
+            clock.advance(60)
+            await check_resumed(storage, flow_id, before, wanted)
+        else:
+            break
+    assert at > 18
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["one of them stopped for a while", "all of them running"])
+async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_error(
+    shared_backend: Backend, workers: Workers, stopped: bool
+) -> None:
+    choose = seeded()
+    wanted = await undisturbed()
+    url = shared_backend.place()
+    storage = shared_backend.storage(url, sweep_every=None)
+    await storage.open()
+    limit = asyncio.Semaphore(5)
+
+    async def contend(number: int) -> tuple[int, int]:
+        async with limit:
+            flow_id = f"run-{number}"
+            first = workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05)
+            await first.says("committed")
+            others = [workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05) for _ in range(2)]
+            if stopped:
+                await asyncio.sleep(choose.uniform(0, 0.5))
+                if first.alive():
+                    first.signal(signal.SIGSTOP)
+                await asyncio.wait([asyncio.create_task(other.gone()) for other in others], timeout=LEASE + 0.5)
+                if first.alive():
+                    first.signal(signal.SIGCONT)
+            runners = [first, *others]
+            for runner in runners:
+                await runner.gone()
+            return check_runners(runners, flow_id, wanted)
+
+    outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 5 if stopped else 1, 500))))
+    lost = sum(lost for lost, _ in outcomes)
+    print(f"{shared_backend.name}: {len(outcomes)} runs of three runners each, {lost} runners lost theirs")
+    assert lost or not stopped
+
+
+def check_runners(runners: list[Worker], flow_id: str, wanted: dict[str, Any]) -> tuple[int, int]:
+    """Every commit was made by one runner, the nodes ran in one order, and whoever did not finish says why."""
+    commits = [line[1] for runner in runners for line in runner.said("committed")]
+    assert len(set(commits)) == len(commits), "two runners have committed the same version"
+    finals = [line[1] for runner in runners for line in runner.said("final")]
+    assert finals, "nobody has finished"
+    assert all(without_id(final, flow_id) == wanted for final in finals)
+    lost = [line for runner in runners for line in runner.said("lost")]
+    for _, kind, notes in lost:
+        assert kind in ("LeaseLost", "RunBusy")
+        assert kind != "LeaseLost" or any("taken over" in note for note in notes)
+    assert len(finals) + len(lost) == len(runners)
+    return len(lost), len(finals)
+
+
+def test_the_start_is_what_a_run_begins_with() -> None:
+    assert START == {"n": 7, "ran": []}
