@@ -88,6 +88,7 @@ async def work(make: str, storage: str, api: str, token: str, transport: list[st
     await runner.setup()
     # Several workers share the port; the system spreads connections among them.
     await web.TCPSite(runner, "127.0.0.1", int(transport[1]), reuse_port=True).start()
+    print("listening", flush=True)
     await asyncio.Event().wait()
 
 

@@ -57,7 +57,8 @@ class Bots:
             await self.api.webhooks.set(self.bot, Webhook(url, SECRET, 40))
 
     def log(self) -> str:
-        return (self.folder / "worker.log").read_text()
+        log = self.folder / "worker.log"
+        return log.read_text() if log.exists() else ""
 
 
 @pytest.fixture
@@ -155,9 +156,14 @@ async def test_two_workers_behind_one_webhook_take_every_step_once(
             if dice.random() < 0.05:
                 await chat.redeliver()
                 again.add(chat.id)
+    async with asyncio.timeout(PATIENCE):
+        # Connections stay with the worker that took them: both must be there.
+        while bots.log().count("listening") != 2:
+            await asyncio.sleep(0.02)
     await bots.listen()
     async with asyncio.timeout(PATIENCE * 3):
-        await settled(bots)
+        while bots.bot.updates.pending:
+            await asyncio.sleep(0.02)
     storage = shared_backend.storage(url)
     workers: Counter[int] = Counter()
     for chat in chats:

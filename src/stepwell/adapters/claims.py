@@ -7,7 +7,7 @@ write, fenced by the claim; if it raises, nothing is written. Outside, every cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
@@ -43,33 +43,34 @@ class Claims:
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Where a record stands."""
-        slot = await self._slot(namespace, key)
-        if slot is not None:
-            return slot.place
+        held = self._held(namespace, key)
+        if held is not None:
+            return (await held.slot(key)).place
         address = self.storage.address(namespace, key)
         stored = await self.storage.perform(Get(address))
         return NOWHERE if stored is None else self.storage.seal(address).head_back(stored.head)
 
     async def data(self, namespace: str, key: Any) -> dict[Any, Any]:
         """The data, which is the caller's to change; empty if there is no record."""
-        slot = await self._slot(namespace, key)
-        if slot is not None:
-            return _copied(slot)
+        held = self._held(namespace, key)
+        if held is not None:
+            return _copied(await held.slot(key))
         return await self.storage.get_data(namespace, key) or {}
 
     async def set_place(self, namespace: str, key: Any, place: Place, *, tags: tuple[str, ...]) -> None:
         """Move a record; its data stays. One that is nowhere and has no data is removed."""
-        slot = await self._slot(namespace, key, tags)
-        if slot is not None:
-            slot.place = place
+        held = self._held(namespace, key)
+        if held is not None:
+            (await held.slot(key, tags)).place = place
             return
         address = self.storage.address(namespace, key)
         await self._apply(address, tags, head=self.storage.seal(address).head(place))
 
     async def set_data(self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]) -> None:
         """Replace the data; the place stays."""
-        slot = await self._slot(namespace, key, tags)
-        if slot is not None:
+        held = self._held(namespace, key)
+        if held is not None:
+            slot = await held.slot(key, tags)
             slot.data = self._checked(slot.address, data)
             return
         address = self.storage.address(namespace, key)
@@ -79,8 +80,9 @@ class Claims:
         self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]
     ) -> dict[Any, Any]:
         """Merge fields into the data, atomically, and return it."""
-        slot = await self._slot(namespace, key, tags)
-        if slot is not None:
+        held = self._held(namespace, key)
+        if held is not None:
+            slot = await held.slot(key, tags)
             slot.data.update(self._checked(slot.address, data))
             return _copied(slot)
         address = self.storage.address(namespace, key)
@@ -88,10 +90,10 @@ class Claims:
         applied = await self._apply(address, tags, set=seal.fields(data))
         return {} if applied.record is None else seal.data(applied.record.fields)
 
-    async def _slot(self, namespace: str, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
+    def _held(self, namespace: str, key: Any) -> Held | None:
         for held in _held.get():
             if not held.over and held.storage is self.storage and held.family == (namespace, self._family(key)):
-                return await held.slot(key, tags)
+                return held
         return None
 
     def _checked(self, address: Address, data: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -163,21 +165,23 @@ class Held:
             for slot in self._slots.values():
                 await slot.__aexit__(kind, error, trace)
 
-    async def slot(self, key: Any, tags: tuple[str, ...] | None) -> Slot:
+    async def slot(self, key: Any, tags: tuple[str, ...] | None = None) -> Slot:
         """One of its records; ``tags`` are given where it is going to be written."""
         if tags is not None:
             self._tags[key] = tags
-        if key not in self._slots:
-            async with self._claiming:
-                if key not in self._slots:
-                    await self._claim(key)
+        found = self._slots.get(key)
+        if found is not None:
+            return found
+        async with self._claiming:
+            if key not in self._slots:
+                await self._claim(key)
         return self._slots[key]
 
     async def _claim(self, key: Any) -> None:
-        namespace = self.family[0]
-        self._slots[key] = await patiently(
-            lambda: Slot(self.storage, namespace, key, wait=self._wait, lease=self._lease).__aenter__()
-        )
+        def enter() -> Coroutine[Any, Any, Slot]:
+            return Slot(self.storage, self.family[0], key, wait=self._wait, lease=self._lease).__aenter__()
+
+        self._slots[key] = await patiently(enter)
 
     async def _commit(self) -> None:
         """Write all that was changed, the first record first: if that is refused, nothing is written."""
