@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 from stepwell.testing import Clock
 from tests import backends
+
+# A job in the background may be started with Ctrl-C ignored, which all processes of the tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=backends.ALL, ids=lambda cls: cls.name)

@@ -1,0 +1,28 @@
+"""The names that bots are written against."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import stepwell.adapters.aiogram
+import stepwell.playground.botapi
+
+
+def test_the_aiogram_adapter_exports_just_these_names() -> None:
+    assert sorted(stepwell.adapters.aiogram.__all__) == [
+        "ContextFilter", "StepwellIsolation", "StepwellStorage", "fsm_flow", "fsm_in_flow", "fsm_state", "setup",
+    ]  # fmt: skip
+
+
+def test_the_local_bot_api_exports_just_these_names() -> None:
+    assert sorted(stepwell.playground.botapi.__all__) == [
+        "Bot", "BotAPI", "Event", "Person", "Refusal", "Room", "World",
+    ]  # fmt: skip
+
+
+def test_the_local_bot_api_needs_no_framework() -> None:
+    code = "import stepwell.playground.botapi, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "starlette" in loaded
+    assert not {"aiogram", "telegram", "telebot", "pydantic", "apsw"} & set(loaded)
