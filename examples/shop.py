@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from stepwell import Storage
-from stepwell.fsm import FSM, Context, Flow, Router, command, fsm_state, state, text
+from stepwell.fsm import FSM, Context, Flow, Router, command, fsm_in_flow, fsm_state, state, text
 from stepwell.testing import Chat
 
 WEEK = 7 * 24 * 3600
@@ -55,19 +55,25 @@ class NextShop(Flow, name="shop", ttl=WEEK, revision=2):
 
 def make_router(storage: Storage | str, shop: type[Flow] = Shop) -> Router:
     """The bot, in this release or the next."""
-    router = Router(FSM("shop_bot", storage=storage, flows=[shop, AskAddress]))
+    router = Router(FSM("shop_bot", storage=storage, flows=[shop, AskAddress], on_invalid_transition="ignore"))
     cart, sending, _ = shop.states
 
     @router.on(command("shop"))
     async def begin(ctx: Context) -> None:
+        ctx.clear_flow()
         ctx.start_flow(shop)
         ctx.update_data(items=[])
         ctx.answer("What would you like? /checkout when you are done.")
 
-    @router.on(command("back"))
+    @router.on(command("cancel"), fsm_in_flow())
+    async def cancel(ctx: Context) -> None:
+        ctx.clear_flow()
+        ctx.answer("Cancelled.")
+
+    @router.on(command("back"), fsm_in_flow())
     async def back(ctx: Context) -> None:
-        ctx.back()
-        ctx.answer(f"Back at {ctx.state}.")
+        moved = ctx.back()
+        ctx.answer(f"Back at {ctx.state}." if moved else "There is no way back from here.")
 
     @router.on(fsm_state(cart), command("checkout"))
     async def checkout(ctx: Context) -> None:

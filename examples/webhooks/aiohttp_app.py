@@ -20,7 +20,7 @@ router.include(handlers)
 
 async def webhook(request: web.Request) -> web.Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
-    if not hmac.compare_digest(token.encode(errors="replace"), os.environ["WEBHOOK_SECRET"].encode()):
+    if not token or not hmac.compare_digest(token.encode(errors="replace"), os.environ["WEBHOOK_SECRET"].encode()):
         return web.Response(status=403)
     try:
         calls = await router.handle(await request.json())

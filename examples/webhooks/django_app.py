@@ -26,7 +26,7 @@ router.include(handlers)
 @require_POST
 def webhook(request: HttpRequest) -> HttpResponse:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
-    if not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
+    if not token or not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
         return HttpResponse(status=403)
     try:
         calls = router.handle_sync(json.loads(request.body))

@@ -22,7 +22,7 @@ app = Flask(__name__)
 @app.post("/webhook")
 def webhook() -> Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
-    if not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
+    if not token or not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
         return Response(status=403)
     try:
         calls = router.handle_sync(request.get_json())

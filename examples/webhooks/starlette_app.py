@@ -25,7 +25,7 @@ router.include(handlers)
 
 async def webhook(request: Request) -> Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
-    if not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
+    if not token or not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
         return Response(status_code=403)
     try:
         calls = await router.handle(await request.json())

@@ -285,7 +285,7 @@ class Slot:
 
     def _written(self, change: Change, applied: Applied) -> None:
         """What was just written is what the next commit compares with."""
-        self.now, self._base, self._deleted = applied.now, applied.base, False
+        self.now, self._base, self._deleted = applied.now, applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete:
             self._fields, self._loaded, self._place = {}, {}, NOWHERE

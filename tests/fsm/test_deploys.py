@@ -101,7 +101,7 @@ async def test_all_records_can_be_migrated_at_once_and_one_bad_record_stops_no_o
     assert report.done == 5
     assert [key for key, _ in report.failed] == [3]
     assert "ValueError" in str(report.failed[0][1])
-    assert seen == [1, 2, 3, 4, 5, 6]
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
     assert "stays as it is" in caplog.text
     assert await storage.get_state("bot", 3) == State("form", "phone", {"age": "x"})
     assert await storage.get_state("bot", 4) == State("form", "email", {"age": 4})

@@ -328,7 +328,6 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
         lambda c: c.back(),
         lambda c: c.update_data(a=1),
         lambda c: c.set_data({"a": 1}),
-        lambda c: c.clear_flow(),
     ]
     fsm = make_fsm()
     for change in changes:
@@ -338,13 +337,15 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
     with pytest.raises(NoKeyError):
         async with fsm.conversation(POLL) as ctx:
             ctx.data["a"] = 1
+    async with fsm.conversation(POLL) as ctx:
+        ctx.clear_flow()
+        await ctx.save()
     for policy, warnings in (("log", len(changes)), ("ignore", 0)):
         caplog.clear()
         async with make_fsm(on_missing_key=policy).conversation(POLL) as ctx:
             for change in changes:
                 assert not change(ctx)
-            await ctx.save()
-        assert len(caplog.records) - (policy == "log") == warnings
+        assert len(caplog.records) == warnings
 
 
 # Other platforms, other ways in

@@ -229,6 +229,33 @@ async def test_a_run_that_is_running_is_refused(storage: Storage, monkeypatch: p
     assert await task == {"said": ["b"]}
 
 
+async def test_of_two_that_start_or_resume_one_run_at_once_one_runs_it(storage: Storage) -> None:
+    class Slow(Say):
+        async def exec(self, prep_res: Any) -> str:
+            await asyncio.sleep(0.02)
+            return await super().exec(prep_res)
+
+    ran: list[str] = []
+    flow = linear(Slow(ran, "a"), Slow(ran, "b"), storage=storage)
+    calls = [flow.run(flow_id="r", if_exists="resume") for _ in range(3)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert ran == ["r/a/1", "r/b/1"]
+    assert [type(outcome) for outcome in outcomes].count(dict) == 1
+    assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
+    # Later it is another run.
+    await asyncio.sleep(0.01)
+    assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a", "b"]}
+
+
+async def test_a_claim_without_a_run_is_no_run(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its starter died before the start row."""
+    await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
+    flow = linear(Say([], "a"), storage=storage)
+    with pytest.raises(RunExists):
+        await flow.run(flow_id="r")
+    assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a"]}
+
+
 async def test_unknown_and_finished_runs_are_told_apart(storage: Storage) -> None:
     flow = linear(Say([], "a"), storage=storage)
     for call in (flow.resume("r"), flow.status("r"), flow.resume("r", 1)):

@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage, StateStorage, Storage
-from stepwell.errors import FlowChanged, InvalidOption, Parked, RunFinished, UnknownAction, Unstorable, UsageError
+from stepwell import KeyValueStorage, MemoryStorage, StateStorage, Storage
+from stepwell.errors import (
+    FlowChanged,
+    InvalidOption,
+    Parked,
+    RunFinished,
+    UnknownAction,
+    Unstorable,
+    Unsupported,
+    UsageError,
+)
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
 from stepwell.nodes import runs as runs_module
 from stepwell.testing import Clock
@@ -417,11 +426,11 @@ async def test_several_workers_run_each_run_once(backend: Backend, quick: None) 
     await storage.open()
     ran: list[str] = []
     flow = linear(Sleep(0.01), Say(ran, "a"), Say(ran, "b"), storage=storage)
-    for number in range(40):
+    for number in range(15):
         await parked(flow.run(flow_id=f"r{number}"))
     async with worker([flow]), worker([flow]), worker([flow]):
         await until(lambda: gone(flow))
-    assert len(ran) == len(set(ran)) == 80
+    assert len(ran) == len(set(ran)) == 30
 
 
 async def test_a_worker_wants_flows_of_one_storage() -> None:
@@ -431,6 +440,22 @@ async def test_a_worker_wants_flows_of_one_storage() -> None:
         worker([NodeFlow(), NodeFlow()])
     with pytest.raises(InvalidOption, match="different storages"):
         worker([NodeFlow(name="a", storage=MemoryStorage()), NodeFlow(name="b", storage=MemoryStorage())])
+
+
+async def test_a_worker_wants_a_storage_that_finds_deadlines() -> None:
+    class Plain(KeyValueStorage):
+        async def read(self, key: str) -> bytes | None:
+            return None
+
+        async def write(self, key: str, value: bytes) -> None:
+            pass
+
+        async def delete(self, key: str) -> None:
+            pass
+
+    with pytest.raises(Unsupported, match="cannot find deadlines"):
+        async with worker([NodeFlow()], storage=Plain()):
+            pass
 
 
 async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +470,6 @@ async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypat
             raise runs_module.StorageError("away")
         return await due(*args, **options)
 
-    monkeypatch.setattr(storage, "due", failing)
     async with worker([flow]):
+        monkeypatch.setattr(storage, "due", failing)
         await until(lambda: gone(flow))

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunFinished
-from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, linear, parallel, runs, step
+from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, journal, linear, parallel, runs, step
 from stepwell.storage import Apply, Release
 
 Tell = Callable[..., None]
@@ -18,6 +18,8 @@ Tell = Callable[..., None]
 ITEMS = 200
 #: A dead runner's claim; longer than the hiccups of a busy machine.
 LEASE = 1.5
+#: Workers look after a run that has not committed for so long.
+WATCH = 1.0
 START = {"n": 7, "ran": []}
 
 
@@ -90,17 +92,36 @@ def long_flow(storage: Storage, tell: Tell, seconds: float = 0.0) -> NodeFlow:
     return flow.connect(approve, last, "yes")
 
 
+def branchy_flow(storage: Storage, tell: Tell) -> NodeFlow:
+    """Branches in branches, each with something to come back to: waits, a batch, a nested flow."""
+    inner = parallel(
+        linear(Work(tell, "p"), Wait("x"), Work(tell, "q"), name="one"),
+        linear(Squares(tell), Work(tell, "r"), name="two"),
+        name="inner",
+    )
+    outer = parallel(
+        linear(Work(tell, "s"), inner, Work(tell, "t"), name="left"),
+        linear(Wait("y"), Work(tell, "u"), name="right"),
+        linear(Work(tell, "v"), Work(tell, "w"), name="third"),
+        name="outer",
+    )
+    return linear(Count(tell, "a"), outer, Count(tell, "z"), name="branchy", storage=storage, keep=True)
+
+
 async def run_to_the_end(flow: NodeFlow, flow_id: str) -> dict[str, Any]:
     """Whatever it takes: start it, go on with it, answer it."""
-    try:
-        return await flow.run({**START}, flow_id=flow_id, if_exists="resume")
-    except Parked as parked:
-        return await flow.resume(parked.id, "yes")
+    work = flow.run({**START}, flow_id=flow_id, if_exists="resume")
+    while True:
+        try:
+            return await work
+        except Parked as parked:
+            work = flow.resume(parked.id, "yes")
 
 
 async def run_and_die(storage: Storage, tell: Tell, *, flow_id: str, at: int, during: float | None = None) -> None:
     """Run the long flow, and kill this process after its n-th commit, or so many seconds after sending it."""
     runs.LEASE = LEASE
+    journal.WATCH = WATCH
     perform, commits = storage.perform, 0
 
     async def counted(operation: Any) -> Any:

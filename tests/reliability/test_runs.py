@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.nodes import runs
+from stepwell.nodes import NodeFlow, runs, worker
 from stepwell.nodes.kept_batch import UNSAVED
 from stepwell.storage import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
-from tests.reliability.run_roles import ITEMS, LEASE, START, long_flow, run_to_the_end
+from tests.reliability.run_roles import ITEMS, LEASE, START, branchy_flow, long_flow, run_to_the_end
 from tests.reliability.workers import Worker, Workers
+
+MakeFlow = Callable[[Storage, Callable[..., None]], NodeFlow]
 
 #: How many processes are under way at once.
 AT_ONCE = 6
@@ -33,18 +36,24 @@ def without_id(value: Any, flow_id: str) -> Any:
     return value.replace(flow_id, "ID") if isinstance(value, str) else value
 
 
-async def undisturbed() -> dict[str, Any]:
-    flow = long_flow(MemoryStorage(), lambda *said: None)
+async def undisturbed(make_flow: MakeFlow = long_flow) -> dict[str, Any]:
+    flow = make_flow(MemoryStorage(), lambda *said: None)
     return without_id(await run_to_the_end(flow, "undisturbed"), "undisturbed")  # type: ignore[no-any-return]
 
 
-async def check_resumed(storage: Storage, flow_id: str, before: list[list[Any]], wanted: dict[str, Any]) -> None:
+async def check_resumed(
+    storage: Storage,
+    flow_id: str,
+    before: list[list[Any]],
+    wanted: dict[str, Any],
+    make_flow: MakeFlow = long_flow,
+) -> None:
     """Go on with a run whose runner is dead; it must end as if nothing had happened."""
     said: list[list[Any]] = []
-    flow = long_flow(storage, lambda *words: said.append(list(words)))
+    flow = make_flow(storage, lambda *words: said.append(list(words)))
     known = [run async for run in flow.runs() if run.flow_id == flow_id]
     completed = {path for run in known for path in run.path}
-    saved = {path: progress.done for run in known for path, progress in run.progress.items()}
+    saved = {path.rpartition("/")[2]: progress.done for run in known for path, progress in run.progress.items()}
     final = await run_to_the_end(flow, flow_id)
     assert without_id(final, flow_id) == wanted
     again = [word[1] for word in said if word[0] == "ran"]
@@ -100,13 +109,14 @@ async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
     assert died >= commits // every - 6
 
 
-async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened() -> None:
+@pytest.mark.parametrize("make_flow", [long_flow, branchy_flow])
+async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened(make_flow: MakeFlow) -> None:
     """The same in one process, for memory: from some operation on, nothing reaches the storage any more."""
 
     class Killed(BaseException):
         pass
 
-    wanted = await undisturbed()
+    wanted = await undisturbed(make_flow)
     clock = Clock()
     storage = MemoryStorage(clock=clock)
     perform = storage.perform
@@ -124,14 +134,38 @@ async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened() 
         before: list[list[Any]] = []
         flow_id = f"run-{at}"
         try:
-            await run_to_the_end(long_flow(storage, lambda *said, log=before: log.append(list(said))), flow_id)
+            await run_to_the_end(make_flow(storage, lambda *said, log=before: log.append(list(said))), flow_id)
         except (Killed, BaseExceptionGroup):
             storage.perform = perform  # type: ignore[method-assign]
             clock.advance(60)
-            await check_resumed(storage, flow_id, before, wanted)
+            await check_resumed(storage, flow_id, before, wanted, make_flow)
         else:
             break
     assert at > 18
+
+
+async def test_workers_go_on_with_the_runs_of_killed_processes(
+    shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LEASE", LEASE)
+    if not shared_backend.durable:
+        pytest.skip("it does not promise to survive a kill")
+    wanted = await undisturbed()
+    url = shared_backend.place()
+    killed = [workers.start("run_and_die", url, flow_id=f"run-{at}", at=at) for at in (1, 3, 8, 12)]
+    for process in killed:
+        await process.gone()
+    said: list[list[Any]] = []
+    storage, other = shared_backend.storage(url), shared_backend.storage(url)
+    flow = long_flow(storage, lambda *words: said.append(list(words)))
+    async with worker([flow], storage=storage), worker([flow], storage=other):
+        async with asyncio.timeout(30):
+            while len([run async for run in flow.runs("parked")]) < len(killed):
+                await asyncio.sleep(0.05)
+    ran = [word[1] for word in said if word[0] == "ran"]
+    assert ran.count("branches/0/left/e") == ran.count("d") == len(killed)
+    async for run in flow.runs():
+        assert without_id(await flow.resume(run.waits[0].id, "yes"), run.flow_id) == wanted
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["one of them stopped for a while", "all of them running"])

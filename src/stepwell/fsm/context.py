@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell.errors import ContextClosed, DuplicateUpdate, NoKeyError, TransitionError, UsageError
-from stepwell.fsm import typed
+from stepwell.fsm import keys, typed
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.hooks import Move
 from stepwell.fsm.update import Update
@@ -56,18 +57,9 @@ class Context:
     """
 
     __slots__ = (
-        "_calls",
-        "_fsm",
-        "_record",
-        "duplicate",
-        "entered",
-        "key",
-        "match",
-        "moves",
-        "result",
-        "saved",
-        "update",
-    )
+        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "result", "saved",
+        "update", "update_id",
+    )  # fmt: skip
 
     #: What is handled; without a raw update where the key was given by hand.
     update: Update
@@ -85,6 +77,8 @@ class Context:
         self._record: Any = record
         self._calls: list[dict[str, Any]] | None = [] if collects else None
         self.update = update
+        #: The id that the update is remembered by.
+        self.update_id: int | str | None = None
         self.key = key
         self.duplicate = False
         self.match = None
@@ -93,6 +87,8 @@ class Context:
         self.saved = False
         #: A state was entered since the last write.
         self.entered = False
+        #: A flow was started in this block.
+        self.began = False
         #: All steps so far, for the hooks.
         self.moves: list[Move] = []
 
@@ -146,6 +142,7 @@ class Context:
         active = self._active()
         if active is not None and active.name != description.name:
             return self._invalid(active.name, active.name, description.name, starting=True)
+        self.began = True
         stack = self._record.stack if active is not None else ()
         self._move(Place(description.name, _plain(description.default_state), description.revision, (), stack))
         self._record.data = {}
@@ -184,9 +181,11 @@ class Context:
         if self._refuses():
             return False
         record, flow = self._record, self._active()
-        if flow is None or not record.history:
+        # A state that is gone since is no place to go back to.
+        history = record.history if flow is None else tuple(each for each in record.history if flow.declares(each))
+        if flow is None or not history:
             return self._invalid(record.flow if flow else None, record.state, None)
-        self._step(record.history[-1], record.history[:-1])
+        self._step(history[-1], history[:-1])
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
@@ -218,8 +217,8 @@ class Context:
             return self._invalid(record.flow, record.state, None)
         flow, state, revision, history, data, into = record.stack[-1]
         self._move(Place(flow, state, revision, tuple(history), record.stack[:-1]))
-        record.data = data
-        self._fsm.catch_up(record)
+        # A copy: what is changed in it must not look as if it had been loaded like that.
+        record.data = copy.deepcopy(data)
         self.result = result
         if into is not None:
             self.update_data({into: result})
@@ -227,6 +226,8 @@ class Context:
 
     def clear_flow(self) -> None:
         """Leave the conversation: the record is removed. Safe when nothing is active."""
+        if type(self._record) is NoRecord and not self._record.data:
+            return
         if not self._refuses():
             if self._record.flow is not None:
                 self._move(NOWHERE)
@@ -250,6 +251,8 @@ class Context:
 
     async def save(self) -> None:
         """Write now and go on holding the conversation. Only the end of the block marks the update handled."""
+        if type(self._record) is NoRecord and not self._record.data:
+            return
         if not self._refuses():
             await self._fsm.save(self, self._record)
 
@@ -259,15 +262,19 @@ class Context:
         """Send a message to the chat that the update came from."""
         update = self.update
         place = update.chat or update.user
-        chat_id = place.id if place is not None else self._tagged_chat()
-        if chat_id is None:
+        where: dict[str, Any] = {}
+        if place is not None:
+            where["chat_id"] = place.id
+            if update.thread_id is not None and update.in_topic:
+                where["message_thread_id"] = update.thread_id
+            if update.business_connection_id is not None:
+                where["business_connection_id"] = update.business_connection_id
+        elif update.raw is None:
+            # A timer, or a key given by hand: the key says where.
+            where = keys.answer_to(self._fsm.key, self.key)
+        if not where:
             raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
-        call: dict[str, Any] = {"chat_id": chat_id, "text": text}
-        if update.thread_id is not None and update.in_topic:
-            call["message_thread_id"] = update.thread_id
-        if update.business_connection_id is not None:
-            call["business_connection_id"] = update.business_connection_id
-        self.call("sendMessage", **{**call, **params})
+        self.call("sendMessage", **{**where, "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
         """Answer a pressed button, which ends its waiting animation."""
@@ -290,7 +297,7 @@ class Context:
     def refusal(self) -> DuplicateUpdate | NoKeyError | None:
         """Why nothing can be changed here."""
         if self.duplicate:
-            return DuplicateUpdate(self._record.address.text, self._fsm.id_of(self.update) or "")
+            return DuplicateUpdate(self._record.address.text, self.update_id or "")
         return self._fsm.no_key(self.update) if isinstance(self._record, NoRecord) else None
 
     def _refuses(self) -> bool:
@@ -327,12 +334,6 @@ class Context:
         record = self._record
         history: tuple[str, ...] = record.history
         return history if record.state is None else (*history, record.state)[-HISTORY:]
-
-    def _tagged_chat(self) -> int | None:
-        """Where a timer answers: the chat of the record, else its user."""
-        tags = dict(tag.partition(":")[::2] for tag in getattr(self._record, "tags", ()))
-        number = tags.get("chat") or tags.get("user")
-        return None if number is None else int(number)
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()

@@ -6,6 +6,7 @@ a plain function of the context joins them on either side.
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -83,6 +84,8 @@ def as_filter(given: Filter | Callable[[Any], Any]) -> Filter:
     """A filter, or a function of the context made into one."""
     if isinstance(given, Filter):
         return given
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
+        raise InvalidOption(f"{given!r} is an async def, which every update would pass; a filter is a plain function")
     if callable(given) and not isinstance(given, type):
         return _Function(given)
     raise InvalidOption(f"{given!r} is no filter; give one of stepwell.fsm, or a function of the context")
@@ -95,7 +98,12 @@ class _Function(Filter):
         self.function = function
 
     def __call__(self, ctx: FilterContext, /) -> bool:
-        return bool(self.function(ctx))
+        result = self.function(ctx)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise InvalidOption(f"the filter {self.function!r} gives an awaitable, which every update would pass")
+        return bool(result)
 
 
 class _Several(Filter):

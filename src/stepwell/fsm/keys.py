@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from stepwell.errors import InvalidOption
 from stepwell.fsm.update import Update
@@ -20,11 +20,15 @@ __all__ = [
     "ChatTopicUser",
     "ChatUser",
     "KeyStrategy",
+    "Parts",
     "User",
+    "answer_to",
     "moved",
     "name_of",
+    "parts_of",
     "strategy",
     "tags_of",
+    "tags_of_key",
 ]
 
 
@@ -34,6 +38,15 @@ class KeyStrategy(Protocol):
 
     def extract(self, update: Update, /) -> Any:
         """The key, any nesting of ``str, int, bool, None, bytes, tuple``; ``None`` for no key."""
+
+
+class Parts(NamedTuple):
+    """Whom and what a key stands for; 0 and ``None`` stand for nobody."""
+
+    chat: int | None = None
+    user: int | None = None
+    thread: int | None = None
+    business_connection: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,9 @@ class ChatUser:
             return (0, user.id) if update.chatless else None
         return (chat.id, user.id)
 
+    def parts(self, key: Any) -> Parts:
+        return Parts(chat=key[0], user=key[1])
+
 
 @dataclass(frozen=True, slots=True)
 class User:
@@ -55,6 +71,9 @@ class User:
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.user.id,) if update.user is not None else None
+
+    def parts(self, key: Any) -> Parts:
+        return Parts(user=key[0])
 
     def tags(self, update: Update) -> Iterable[str]:
         return [f"user:{update.user.id}"] if update.user is not None else []
@@ -66,6 +85,9 @@ class Chat:
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.chat.id,) if update.chat is not None else None
+
+    def parts(self, key: Any) -> Parts:
+        return Parts(chat=key[0])
 
     def tags(self, update: Update) -> Iterable[str]:
         return [f"chat:{update.chat.id}"] if update.chat is not None else []
@@ -86,6 +108,9 @@ class ChatTopic:
             return None
         return (update.chat.id, topic)
 
+    def parts(self, key: Any) -> Parts:
+        return Parts(chat=key[0], thread=key[1])
+
     def tags(self, update: Update) -> Iterable[str]:
         return [f"chat:{update.chat.id}"] if update.chat is not None else []
 
@@ -101,6 +126,9 @@ class ChatTopicUser:
         if update.chat is None or update.user is None or topic is None:
             return None
         return (update.chat.id, topic, update.user.id)
+
+    def parts(self, key: Any) -> Parts:
+        return Parts(chat=key[0], thread=key[1], user=key[2])
 
 
 class Business:
@@ -120,6 +148,9 @@ class Business:
 
     def tags(self, update: Update) -> Iterable[str]:
         return tags_of(self.inner, update, self.inner.extract(update))
+
+    def parts(self, key: Any) -> Parts:
+        return parts_of(self.inner, key[1])._replace(business_connection=key[0] or None)
 
     def moved(self, key: tuple[str | int, Any], old: int, new: int) -> tuple[str | int, Any] | None:
         inner = moved(self.inner, key[1], old, new)
@@ -176,6 +207,33 @@ def tags_of(key: KeyStrategy, update: Update, value: Any) -> tuple[str, ...]:
         for name, peer in (("user", update.user), ("chat", update.chat))
         if peer is not None and peer.id in parts
     )
+
+
+def parts_of(key: KeyStrategy, value: Any) -> Parts:
+    """What a key says by itself. A strategy tells it with ``parts(key)``; where it does not, nothing is known."""
+    own = getattr(key, "parts", None)
+    try:
+        return own(value) if callable(own) else Parts()
+    except (TypeError, LookupError):
+        # A key given by hand need not have the shape of the strategy's.
+        return Parts()
+
+
+def tags_of_key(key: KeyStrategy, value: Any) -> tuple[str, ...]:
+    """The tags of a record that was made without an update."""
+    parts = parts_of(key, value)
+    named = (("user", parts.user), ("chat", parts.chat))
+    return tuple(f"{name}:{peer}" for name, peer in named if type(peer) is int and peer)
+
+
+def answer_to(key: KeyStrategy, value: Any) -> dict[str, Any]:
+    """Where an answer without an update goes, as parameters of ``sendMessage``; empty where nobody can say."""
+    parts = parts_of(key, value)
+    chat = parts.chat or parts.user
+    if type(chat) is not int:
+        return {}
+    rest = {"message_thread_id": parts.thread, "business_connection_id": parts.business_connection}
+    return {"chat_id": chat, **{name: part for name, part in rest.items() if part}}
 
 
 def moved(key: KeyStrategy, value: Any, old: int, new: int) -> Any:

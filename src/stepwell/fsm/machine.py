@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from math import inf
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -29,6 +31,8 @@ __all__ = ["FSM", "Conversation", "Expired"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that sending one call of a timer may take.
+SEND_TIMEOUT = 30.0
 _NOT_GIVEN: Any = object()
 
 
@@ -58,13 +62,14 @@ class FSM:
         send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
         update_id: Callable[[Any], int | str | None] | None = None,
     ) -> None:
-        if not lease > 0 or wait < 0:
-            raise InvalidOption(f"lease is above 0 and wait not below 0 (seconds), got lease={lease!r}, wait={wait!r}")
+        _check_seconds("lease", lease)
+        if wait != 0:
+            _check_seconds("wait", wait)
         for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
             if function is not None and not callable(function):
                 raise InvalidOption(f"{name} is a function, got {function!r}")
-        if ttl is not None and not ttl > 0:
-            raise InvalidOption(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
+        if ttl is not None:
+            _check_seconds("ttl", ttl)
         self.bot = bot
         self.storage = open_storage(storage) if isinstance(storage, str) else storage
         if not isinstance(self.storage, Storage):
@@ -84,7 +89,9 @@ class FSM:
         self.send = send
         self._update_id = update_id
         self.ready = False
+        #: The storage was not open before, so it is ours to close.
         self._opened = False
+        self._entered = 0
         self._timers = Timers(self) if run_timers else None
         self._on_expired = on_expired
         self._hooks = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
@@ -94,8 +101,10 @@ class FSM:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
 
     async def __aenter__(self) -> Self:
-        self._opened = not self.storage.is_open
         await self.prepare()
+        self._entered += 1
+        if self._entered > 1:
+            return self
         if self._on_expired is not None:
             self.storage.expired_listeners.append(self._tell_expired)
         if self._timers is not None:
@@ -105,6 +114,9 @@ class FSM:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered -= 1
+        if self._entered:
+            return
         if self._timers is not None:
             await self._timers.stop()
         if self._on_expired is not None:
@@ -126,12 +138,11 @@ class FSM:
         self, update: Any, handler: Handler, *, key: Any = _NOT_GIVEN, update_id: int | str | None = None
     ) -> Any:
         """What ``handler(ctx)`` returned, once it is committed; ``None`` for an update that was handled before."""
-        try:
-            async with self.open(update, key=key, update_id=update_id, enters=False) as ctx:
-                result = handler(ctx)
-                return await result if inspect.isawaitable(result) else result
-        except DuplicateUpdate:
-            return None
+        async with self.open(update, key=key, update_id=update_id, enters=True) as ctx:
+            if ctx.duplicate:
+                return None
+            result = handler(ctx)
+            return await result if inspect.isawaitable(result) else result
 
     def handle_sync(self, update: Any, handler: Handler, **options: Any) -> Any:
         """``handle`` for code without an event loop."""
@@ -169,7 +180,7 @@ class FSM:
         """The same flows and options for another bot, over the same storage; to be entered by itself."""
         self.storage.address(bot, ())
         other = copy.copy(self)
-        other.bot, other.ready, other._opened = bot, False, False
+        other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
         other._timers = None if self._timers is None else Timers(other)
         return other
 
@@ -192,7 +203,7 @@ class FSM:
             self,
             seen,
             key,
-            self.id_of(seen) if update_id is None else update_id,
+            self.id_of(seen) if update_id is None and update is not None else update_id,
             collects=collects,
             enters=self.duplicates.enters if enters is None else enters,
         )
@@ -207,6 +218,7 @@ class FSM:
 
     async def prepare(self) -> None:
         """Open the storage and initialise the bot."""
+        self._opened = self._opened or not self.storage.is_open
         await self.storage.init(self.bot)
         self.ready = True
 
@@ -255,8 +267,8 @@ class FSM:
         if ctx.entered:
             timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
             deadline = None if timeout is None else timeout.seconds
-            # A state that is entered anew starts its time anew, even if nothing else changes.
-            force = force or deadline is not None
+            # Entering a state again is a change too: its time begins anew, and the update is handled.
+            force = True
         elif deadline_passed:
             deadline = None
         written = await slot.commit(
@@ -279,14 +291,14 @@ class FSM:
             return
         for call in calls:
             try:
-                await send(call)
+                async with asyncio.timeout(SEND_TIMEOUT):
+                    await send(call)
             except Exception:
                 logger.exception("a timer's call %s could not be sent", call.get("method"))
 
     def _expiry(self, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
         ttl = flow.ttl if flow is not None and flow.ttl is not None else self.ttl
-        began = not slot.found or any(move.left[0] != move.entered[0] for move in ctx.moves)
-        if self.sliding or began:
+        if self.sliding or ctx.began or not slot.found:
             return ttl
         return KEEP
 
@@ -300,8 +312,10 @@ class FSM:
 
     def _tags(self, ctx: Context, slot: Slot) -> tuple[str, ...] | Keep:
         # A key belongs to the same people and chats for good.
-        if slot.tags or ctx.update.raw is None:
+        if slot.tags:
             return KEEP
+        if ctx.update.raw is None:
+            return keys.tags_of_key(self.key, ctx.key) or KEEP
         return keys.tags_of(self.key, ctx.update, ctx.key)
 
     def _check_fields(self, slot: Slot) -> None:
@@ -309,6 +323,11 @@ class FSM:
         flow = None if slot.flow is None else self.flows.get(slot.flow)
         if flow is not None and flow.data is not None:
             typed.check_fields(flow.name, flow.data, slot.changed_data())
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise InvalidOption(f"{name} is a number of seconds above 0, got {value!r}")
 
 
 class Expired(NamedTuple):
@@ -338,17 +357,20 @@ class Conversation:
 
     async def __aenter__(self) -> Context:
         fsm = self._fsm
+        if self._update.text is None and self._update.migration is not None:
+            if not fsm.ready:
+                await fsm.prepare()
+            await fsm.move_chat(*self._update.migration)
         if self._key is None:
             self._ctx = Context(fsm, self._update, None, NoRecord(), collects=self._collects)
             return self._ctx
         if not fsm.ready:
             await fsm.prepare()
-        if self._update.text is None and self._update.migration is not None:
-            await fsm.move_chat(*self._update.migration)
         slot = Slot(fsm.storage, fsm.bot, self._key, wait=fsm.wait, lease=fsm.lease)
         await slot.__aenter__()
         try:
             ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
+            ctx.update_id = self._update_id
             self._check_duplicate(ctx, slot)
             if slot.flow is not None and not ctx.duplicate:
                 await self._catch_up(ctx, slot)
@@ -392,13 +414,15 @@ class Conversation:
         if not self._enters:
             raise DuplicateUpdate(slot.address.text, self._update_id, memo.calls_of(self._update_id))
         ctx.duplicate = True
+        if self._collects:
+            ctx._calls = list(memo.calls_of(self._update_id))
 
     async def _catch_up(self, ctx: Context, slot: Slot) -> None:
         """What time and deploys did to the record since its last update."""
         fsm = self._fsm
         fsm.catch_up(slot)
         if not fsm.knows(slot):
-            if fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
+            if await fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
                 slot.delete()
         elif is_due(slot):
             try:

@@ -9,7 +9,7 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from stepwell.errors import EncodeError, TooLarge
+from stepwell.errors import EncodeError, InvalidOption, TooLarge
 from stepwell.slot import Slot
 
 __all__ = ["REMEMBERED", "Memo"]
@@ -55,15 +55,17 @@ class Memo(NamedTuple):
                 calls = []
         return [ids, calls]
 
-    def merged(self, other: Memo) -> list[Any]:
-        """The updates of both, those of the other first."""
-        ids = other.ids + self.ids[1:]
+    def merged(self, other: Memo, mark: str) -> list[Any]:
+        """The updates of both, those of the other first, and a mark that they are together."""
+        ids = f"{other.ids}{self.ids[1:]}{_token(mark)} "
         while ids.count(" ") > REMEMBERED + 1:
             ids = ids[ids.index(" ", 1) :]
         return [ids, self.calls or other.calls]
 
 
 def _token(update_id: int | str) -> str:
+    if isinstance(update_id, bool) or not isinstance(update_id, int | str):
+        raise InvalidOption(f"an update's id is an int or a str, not {update_id!r}")
     if isinstance(update_id, str):
         # Quoted, so that "1" is not 1; and without a space, which separates.
         return json.dumps(update_id).replace(" ", "\\u0020")

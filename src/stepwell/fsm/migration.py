@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwell.errors import MigrationError, StepwellError
+from stepwell.errors import FieldError, MigrationError, StepwellError
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.typed import check_fields
+from stepwell.record import Place
 from stepwell.slot import Slot
 
 if TYPE_CHECKING:
@@ -42,39 +46,80 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
     state, data = result
     if state is not None and not flow.declares(state):
         raise MigrationError(flow.name, revision, f"migrate() gave the state {state!r}, which is not declared")
-    return None if state is None else str(state), dict(data)
+    try:
+        check_fields(flow.name, flow.data, data)
+    except FieldError as error:
+        raise MigrationError(flow.name, revision, f"migrate() gave data that does not fit: {error.field!r}") from error
+    return None if state is None else str.__str__(state), dict(data)
 
 
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
-    """Bring a held record to the present revision of its flow, in memory; whether it was behind."""
-    flow = None if slot.flow is None else flows.get(slot.flow)
-    if flow is None or (slot.revision or 1) >= flow.revision:
-        return False
-    # The function gets copies: if it fails half-way, the record is as it was.
-    slot.state, slot.data = migrated(flow, slot.revision or 1, slot.state, slot.copy_of_data())
-    slot.revision = flow.revision
-    known = set(flow.states)
-    slot.history = tuple(state for state in slot.history if state in known)
-    return True
+    """Bring a held record, and the flows that wait in it, up to date in memory; whether anything was behind."""
+    place, data, behind = _present(flows, slot.place, slot.copy_of_data)
+    stack = []
+    for flow, state, revision, history, waiting_data, into in slot.stack:
+        waiting = Place(flow, state, revision, tuple(history))
+        found, found_data, was_behind = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
+        behind = behind or was_behind
+        kept = found_data if was_behind else waiting_data
+        stack.append([found.flow, found.state, found.revision, list(found.history), kept, into])
+    if behind:
+        slot.place = place._replace(stack=tuple(stack))
+        if data is not None:
+            slot.data = data
+    return behind
+
+
+def _present(
+    flows: Mapping[str, FlowDescription], place: Place, copy_of_data: Callable[[], dict[Any, Any]]
+) -> tuple[Place, dict[Any, Any] | None, bool]:
+    """A place and its data in the present revision; no data where it stays as it is."""
+    flow = None if place.flow is None else flows.get(place.flow)
+    if flow is None:
+        return place, None, False
+    revision = place.revision or 1
+    if revision < flow.revision:
+        # The function gets copies: if it fails half-way, the record is as it was.
+        state, data = migrated(flow, revision, place.state, copy_of_data())
+        history = _states_after(flow, revision, place.history, copy_of_data)
+        return Place(flow.name, state, flow.revision, history), data, True
+    if place.state is None or flow.declares(place.state) or revision == 1:
+        return place, None, False
+    # An earlier release moved it meanwhile: its data has the present form already, only its state has not.
+    states = _states_after(flow, revision - 1, (place.state,), copy_of_data)
+    if not states or states[0] == place.state:
+        return place, None, False
+    return place._replace(state=states[0]), None, True
+
+
+def _states_after(
+    flow: FlowDescription, revision: int, states: tuple[str, ...], copy_of_data: Callable[[], dict[Any, Any]]
+) -> tuple[str, ...]:
+    found = []
+    for state in states:
+        try:
+            found.append(migrated(flow, revision, state, copy_of_data())[0])
+        except MigrationError:
+            # A state that the present release has no place for is left out.
+            continue
+    return tuple(state for state in found if state is not None)
 
 
 async def migrate_all(fsm: FSM, progress: Callable[[int], Any] | None) -> Migrated:
     """Migrate every record of the flows that have a later revision, while the bot runs."""
     done = seen = 0
     failed: list[tuple[Any, Exception]] = []
-    for flow in fsm.flows.values():
-        if flow.revision == 1:
-            continue
-        async for entry in fsm.storage.scan(fsm.bot, flow=flow.name):
-            seen += 1
-            try:
-                async with Slot(fsm.storage, fsm.bot, entry.key, wait=fsm.wait, lease=fsm.lease) as slot:
-                    if migrate_slot(fsm.flows, slot):
-                        await slot.commit()
-                        done += 1
-            except StepwellError as error:
-                logger.error("the record at %s stays as it is: %s", entry.address.text, error)  # noqa: TRY400
-                failed.append((entry.key, error))
-            if progress is not None:
-                progress(seen)
+    # All records: a flow that waits for another one is in no index.
+    async for entry in fsm.storage.scan(fsm.bot):
+        seen += 1
+        try:
+            async with Slot(fsm.storage, fsm.bot, entry.key, wait=fsm.wait, lease=fsm.lease) as slot:
+                if migrate_slot(fsm.flows, slot):
+                    await slot.commit()
+                    done += 1
+        except StepwellError as error:
+            logger.error("the record at %s stays as it is: %s", entry.address.text, error)  # noqa: TRY400
+            failed.append((entry.key, error))
+        if progress is not None:
+            progress(seen)
     return Migrated(done, failed)

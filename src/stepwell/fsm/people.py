@@ -70,13 +70,15 @@ async def move_chat(fsm: FSM, old: int, new: int) -> int:
 
 
 async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
-    if slot.flow is not None:
+    # Half of an interrupted move was made, and the conversation went on, or ended, under its new key.
+    mark = f"moved {source.version.write}" if source.version is not None else "moved"
+    if slot.flow is not None or Memo.of(slot).has(mark):
         return
     slot.place = source.place
     slot.data = {**source.data, **slot.data}
     await slot.commit(
         force=True,
-        memo=Memo.of(slot).merged(Memo.of(source)),
+        memo=Memo.of(slot).merged(Memo.of(source), mark),
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
         deadline=None if source.deadline is None else max(source.deadline - source.now, 0.0),
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -90,14 +91,16 @@ class UnknownStatePolicy(_Policy):
     words = ("keep", "reset", "raise")
     arguments = "(ctx, flow, state)"
 
-    def meet(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
+    async def meet(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
         """Whether the stored names stay or the conversation begins anew, unless an error is raised.
 
         A function gets the context, moves it as it likes, and what it left there stays.
         """
         if callable(self.choice):
             choice: Callable[..., Any] = self.choice
-            choice(ctx, flow, state)
+            result = choice(ctx, flow, state)
+            if inspect.isawaitable(result):
+                await result
             return "keep"
         if self.choice == "raise":
             raise UnknownStateError(flow, state)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from stepwell import background
-from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError
+from stepwell.errors import InvalidOption, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.filters import Filter, as_filter
 from stepwell.fsm.machine import FSM
@@ -60,7 +60,7 @@ class Router:
 
     def include(self, other: Router) -> None:
         """Ask another router here; what is added to it later counts too."""
-        if other is self or any(inner is self for inner in other._included()):
+        if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _ in other._flat():
             self._check_flows(filters)
@@ -76,17 +76,14 @@ class Router:
             raise InvalidOption(
                 "this router has no machine; give it one with Router(fsm), or include it in one that has"
             )
-        calls: list[dict[str, Any]] = []
-        try:
-            async with self.fsm.open(update, collects=True, enters=False) as ctx:
-                handler = self._find(ctx)
-                if handler is not None:
-                    result = handler(ctx)
-                    if inspect.isawaitable(result):
-                        await result
-                    calls = ctx.calls
-        except DuplicateUpdate as duplicate:
-            calls = duplicate.calls
+        async with self.fsm.open(update, collects=True, enters=True) as ctx:
+            handler = None if ctx.duplicate else self._find(ctx)
+            if handler is not None:
+                result = handler(ctx)
+                if inspect.isawaitable(result):
+                    await result
+            # The same list that hooks add to before the commit.
+            calls = ctx.calls
         if self.send is not None:
             for call in calls:
                 await self.send(call)

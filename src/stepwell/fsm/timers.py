@@ -74,6 +74,8 @@ class Timers:
     def __init__(self, fsm: FSM) -> None:
         self._fsm = fsm
         self._task: asyncio.Task[None] | None = None
+        #: Those that are being fired now.
+        self._running: dict[Address, asyncio.Task[bool]] = {}
         #: Those that could not be fired: how often, and not before when (loop time).
         self._pauses: dict[Address, tuple[int, float]] = {}
 
@@ -85,14 +87,21 @@ class Timers:
     async def stop(self) -> None:
         """End it. A timer that is being fired is either committed or stays due."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        ending = [*self._running.values(), *([] if task is None else [task])]
+        for each in ending:
+            each.cancel()
+        if ending:
+            await asyncio.wait(ending)
+
+    async def tick(self) -> int:
+        """Fire all that is due now, and wait for it; how many were fired."""
+        return sum(await asyncio.gather(*await self._start_due()))
 
     async def _run(self) -> None:
         while True:
             try:
-                await self.tick()
+                # Not waited for: a handler that takes its time holds up its own key only.
+                await self._start_due()
             except StorageError as error:
                 # Timers wait in the storage: nothing is lost while it is away.
                 logger.warning("timers cannot be read: %s", error)
@@ -101,10 +110,10 @@ class Timers:
                 return
             await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
 
-    async def tick(self) -> int:
-        """Fire all that is due now; how many were fired."""
-        storage, fired = self._fsm.storage, 0
+    async def _start_due(self) -> list[asyncio.Task[bool]]:
+        storage = self._fsm.storage
         namespace = encode_namespace(self._fsm.bot, storage.limits)
+        started: list[asyncio.Task[bool]] = []
         seen: set[Address] = set()
         last: Due | None = None
         while page := await storage.due(namespace, limit=PAGE, after=last):
@@ -113,19 +122,31 @@ class Timers:
             ready = [due.address for due in page if not self._pausing(due.address)]
             # Workers that look at the same page begin at different places.
             random.shuffle(ready)
-            for at in range(0, len(ready), AT_ONCE):
-                fired += sum(await asyncio.gather(*map(self._fire, ready[at : at + AT_ONCE])))
+            for address in ready:
+                if address in self._running:
+                    continue
+                while len(self._running) >= AT_ONCE:
+                    await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+                started.append(self._start(address))
             if len(page) < PAGE:
                 break
         self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
-        return fired
+        return started
+
+    def _start(self, address: Address) -> asyncio.Task[bool]:
+        task = asyncio.get_running_loop().create_task(self._fire(address), name="stepwell-timer")
+        self._running[address] = task
+        task.add_done_callback(lambda _: self._running.pop(address, None))
+        return task
 
     async def _fire(self, address: Address) -> bool:
         fsm = self._fsm
         try:
-            async with Slot(fsm.storage, fsm.bot, decode_key(address.key), wait=0, lease=min(LEASE, fsm.lease)) as slot:
+            key = decode_key(address.key)
+            async with Slot(fsm.storage, fsm.bot, key, wait=0, lease=min(LEASE, fsm.lease)) as slot:
                 if not is_due(slot):
                     return False
+                fsm.catch_up(slot)
                 if not fsm.knows(slot):
                     self._pause(address)
                     return False
@@ -133,8 +154,6 @@ class Timers:
         except Busy:
             # Its holder applies the timeout with the next update, or the next tick does.
             return False
-        except StorageError:
-            raise
         except Exception:
             logger.exception("the timeout at %s failed; it is tried again", address.text)
             self._pause(address)

@@ -69,8 +69,8 @@ class BaseFlow(BaseNode):
         return run_nested
 
     def _program(self, *, by_hand: bool, durable: bool = False) -> Program:
-        programs: dict[tuple[bool, bool], Program] = self.__dict__.setdefault("_programs", {})
-        kind = (by_hand, durable)
+        programs: dict[bool | str, Program] = self.__dict__.setdefault("_programs", {})
+        kind = "durable" if durable else by_hand
         program = programs.get(kind)
         if program is None or not program.is_current():
             program = programs[kind] = compile_flow(self, by_hand=by_hand, durable=durable)
@@ -346,8 +346,7 @@ class NodeFlow(BaseFlow):
         """
         shared = _checked_shared(shared)
         program = self._program(by_hand=True)
-        kept = storage is not None or self.storage is not None
-        if program.want_loop is None and program.want_storage is None and not kept:
+        if program.want_loop is None and storage is None and self.storage is None:
             run = self._new_run(program, by_hand=True, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, TooLarge, Unstorable
+from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import pack, unpack
 from stepwell.nodes.thread import settled
@@ -76,6 +76,7 @@ class Journal:
         self._pending: dict[str, Sealed | None] = {}
         self._lock = asyncio.Lock()
         self._changes = self._saved = 0
+        self._broken: Exception | None = None
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
         self._clock_at, self._clock_base = self._clock(), slot.now
         self._watched_until = 0.0
@@ -114,12 +115,12 @@ class Journal:
             self.visits[indexes[path]] = count
         for name, value in parts.items():
             self.parts.setdefault(_owner(name), {})[name] = value
-        if slot.deadline is not None and slot.deadline <= slot.now:
-            waits = self.waits()
-            # The record keeps one deadline: the earliest of its waits.
-            first = min((wait["until"] for wait in waits.values() if wait["until"] is not None), default=0.0)
-            latest = max(first, slot.now)
-            self.overdue = {path for path, wait in waits.items() if (wait["until"] or latest + 1) <= latest}
+        timed = {path: wait["until"] for path, wait in self.waits().items() if wait["until"] is not None}
+        latest = slot.now
+        if timed and self.status != "running" and slot.deadline is not None and slot.deadline <= slot.now:
+            # The record's deadline is that of the earliest, as the storage's own clock has it.
+            latest = max(latest, min(timed.values()))
+        self.overdue = {path for path, until in timed.items() if until <= latest}
         params: dict[str, Any] = self.parts.get("", {}).get("params::", {})
         return params
 
@@ -149,6 +150,9 @@ class Journal:
             if self._saved >= mine:
                 # Another line has taken it along.
                 return
+            if self._broken is not None:
+                # What a failed commit should have written is nowhere: nothing may be built on it.
+                raise self._broken
             saving = self._changes
             self.slot.data = self.shared
             self.slot.place = self._place(self.status)
@@ -195,10 +199,12 @@ class Journal:
     async def finish(self) -> None:
         """Write that the run has finished: remove it, or keep its final state."""
         async with self._lock:
+            node = self.trail[-1] if self.trail else "start"
             if self.keep is False:
                 self.slot.delete()
+                self._pending = {}
                 # Who resumes it later learns that it has finished.
-                await self.slot.commit(memo={"finished": self.now()})
+                await self._commit(node, keep=False, deadline=KEEP, memo={"finished": self.now()})
                 return
             self.status = "finished"
             self.positions, self.open = {"": ""}, {}
@@ -206,7 +212,7 @@ class Journal:
             self.slot.data = self.shared
             self.slot.place = self._place(self.status)._replace(state=None)
             expiry = None if self.keep is True else float(self.keep)
-            await self._commit(self.trail[-1] if self.trail else "start", keep=False, deadline=None, expiry=expiry)
+            await self._commit(node, keep=False, deadline=None, expiry=expiry)
 
     def _place(self, status: str) -> Place:
         return Place(self.flow, self.positions[""], None, tuple(self.trail), (self.table(status),))
@@ -231,18 +237,24 @@ class Journal:
                 )
             else:
                 await slot.commit(keep=keep, deadline=deadline, expiry=expiry, memo=memo)
-        except EncodeError as error:
-            raise Unstorable(node, error.path, error.type_name, error.why) from error
-        except TooLarge as error:
-            error.add_note(f"after node {node!r} of run {self.flow_id!r}")
-            raise
-        except (LeaseLost, RecordReplaced) as error:
+        except Exception as error:
+            self._broken = self._explained(node, error)
+            if self._broken is error:
+                raise
+            raise self._broken from error
+        self._clock_at, self._clock_base = self._clock(), slot.now
+
+    def _explained(self, node: str, error: Exception) -> Exception:
+        if isinstance(error, EncodeError):
+            return Unstorable(node, error.path, error.type_name, error.why)
+        if isinstance(error, LeaseLost | RecordReplaced):
             error.add_note(
                 f"run {self.flow_id!r} was taken over by another runner, or removed, while {node!r} ran here; "
                 "flow.status() tells how it goes on"
             )
-            raise
-        self._clock_at, self._clock_base = self._clock(), slot.now
+        else:
+            error.add_note(f"after node {node!r} of run {self.flow_id!r}")
+        return error
 
     def _watch(self) -> float | Keep:
         now = self._clock()

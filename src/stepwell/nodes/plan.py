@@ -172,6 +172,8 @@ class Build:
 
     def want_storage(self, why: str) -> None:
         self.waits.append(why)
+        # A storage lives on a loop.
+        self.want_loop(why)
 
     def problem(self, text: str) -> None:
         self.problems.append(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -69,18 +70,22 @@ async def start(
     if flow_id is None:
         flow_id = new_flow_id(flow._title())
     run = new_run(program, flow_id)
+    loop = asyncio.get_running_loop()
+    asked_at, patience = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
     try:
-        async with hold(storage, flow_id, wait=0) as slot:
-            if not slot.found:
-                journal = Journal(slot, program, flow._title(), flow_id, shared)
-                await journal.begin(params, keep)
-                return await _run(flow, run, journal, params)
-            if if_exists == "resume":
+        async with hold(storage, flow_id, wait=patience) as slot:
+            if slot.found:
+                if if_exists == "raise":
+                    raise RunExists(flow_id)
                 return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
-    except Busy:
-        if if_exists == "resume":
-            return await resume(flow, flow_id, ..., storage=storage, new_run=new_run)
-    raise RunExists(flow_id)
+            if slot.memo is not None and slot.memo["finished"] > slot.now - (loop.time() - asked_at):
+                # It was under way when we were asked, and has finished while we waited for it.
+                raise RunFinished(flow_id)
+            journal = Journal(slot, program, flow._title(), flow_id, shared)
+            await journal.begin(params, keep)
+            return await _run(flow, run, journal, params)
+    except Busy as busy:
+        raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, patience)) from busy
 
 
 async def resume(

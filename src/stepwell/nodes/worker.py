@@ -70,6 +70,8 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         await self._storage.open()
+        # A storage that cannot find deadlines says so here.
+        await self._storage.due(RUNS, limit=1)
         self._task = asyncio.get_running_loop().create_task(self._work(), name="stepwell-worker")
         return self
 

@@ -46,6 +46,7 @@ class Chat:
     ) -> None:
         self._workers = Workers(bot, storage, workers, clock)
         self._telegram = Telegram(self._workers.clock or time.time)
+        self._workers.show_timers(self._telegram.take)
         self._user: dict[str, Any] = _person(user)
         self._group: dict[str, Any] | None = None
         self._thread: int | None = None
@@ -143,7 +144,7 @@ class Chat:
             raise UsageError("this storage goes by its own clock; give it one to move: clock=stepwell.testing.Clock()")
         self._workers.clock.advance(seconds)
         before = len(self._answers())
-        await self._workers.tick(self._telegram.take)
+        await self._workers.tick()
         return [text_of(message) for message in self._answers()[before:]]
 
     # Looking

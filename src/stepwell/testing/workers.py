@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stepwell.errors import InvalidOption, UsageError
@@ -31,6 +31,7 @@ class Workers:
                     "give Chat a function that makes the router: Chat(make_router, ...)"
                 )
             storage = _fsm_of(bot).storage
+        self._given = storage
         if storage is None:
             clock = clock or Clock()
             storage = MemoryStorage(clock=clock)
@@ -40,6 +41,7 @@ class Workers:
             clock = storage.clock if isinstance(storage.clock, Clock) else None
         self.clock = clock
         self._storage = storage
+        self._show: Callable[[dict[str, Any]], Any] | None = None
         self._count = count
         self._turn = 0
         self._make = None if isinstance(bot, Router) else _checked(bot)
@@ -53,19 +55,17 @@ class Workers:
         self._turn += 1
         return self._routers[self._turn % len(self._routers)]
 
-    async def tick(self, show: Callable[[dict[str, Any]], Any]) -> None:
-        """Let every worker fire what is due; what timers answer is shown."""
+    async def tick(self) -> None:
+        """Let every worker fire what is due."""
+        for router in self._routers:
+            await _fsm_of(router).tick()
 
-        async def send(call: dict[str, Any]) -> None:
-            show(call)
-
+    def show_timers(self, show: Callable[[dict[str, Any]], Any]) -> None:
+        """What timers answer is shown, and also sent if the bot has a way of its own."""
+        self._show = show
         for router in self._routers:
             fsm = _fsm_of(router)
-            own, fsm.send = fsm.send, send
-            try:
-                await fsm.tick()
-            finally:
-                fsm.send = own
+            fsm.send = _shown(show, fsm.send)
 
     async def restart(self, make: MakeRouter | None) -> None:
         self._make = self._make if make is None else _checked(make)
@@ -76,20 +76,34 @@ class Workers:
 
     async def stop(self) -> None:
         for router in self._routers:
-            await _fsm_of(router).storage.close()
+            storage = _fsm_of(router).storage
+            # One that was given is its giver's to close.
+            if storage is not self._given:
+                await storage.close()
 
     def _made(self, make: MakeRouter) -> list[Router]:
         routers = [make(self._opened()) for _ in range(self._count)]
         for router in routers:
             if not isinstance(router, Router):
                 raise InvalidOption(f"Chat(make_router): the function returns a Router, got {router!r}")
-            _fsm_of(router)
+            fsm = _fsm_of(router)
+            if self._show is not None:
+                fsm.send = _shown(self._show, fsm.send)
         return routers
 
     def _opened(self) -> Storage:
         if isinstance(self._storage, Storage):
             return self._storage
         return open_storage(self._storage, **({} if self.clock is None else {"clock": self.clock}))
+
+
+def _shown(show: Callable[[dict[str, Any]], Any], own: Any) -> Callable[[dict[str, Any]], Awaitable[None]]:
+    async def send(call: dict[str, Any]) -> None:
+        show(call)
+        if own is not None:
+            await own(call)
+
+    return send
 
 
 def _checked(make: MakeRouter) -> MakeRouter:
