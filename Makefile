@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The demo needs little of it, and is there much sooner.
+DEMO := $(VENV)/.demo
 
 .PHONY: help demo test check bench torture clean
 
@@ -14,16 +16,16 @@ help:
 	@echo "make torture the large doses of all randomised and fault tests (hours)"
 	@echo "make clean   remove the environment and all caches"
 
-$(READY): pyproject.toml constraints.txt
+$(READY) $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "stepwell needs Python 3.11 or newer; say which one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "Setting up $(VENV) (once) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(filter $(DEMO),$@),--editable ".[playground]",--editable . --group dev)
 	@touch $@
 
-demo: $(READY)
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	@$(BIN)/python -m stepwell demo
 
 test: $(READY)
