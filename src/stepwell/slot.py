@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal
-from stepwell.errors import AlreadyHeld, Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
-from stepwell.record import KEEP, NOWHERE, Address, Change, Head, Keep, Place, Stored, Version
+from stepwell.errors import Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
+from stepwell.line import Line, enter_line, leave_line
+from stepwell.record import KEEP, NOWHERE, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 #: How long to wait before asking for a claim again: the first pause, and the longest.
 FIRST_POLL, LONGEST_POLL = 0.005, 0.1
-#: After so many hand-overs inside this process, another process gets a chance.
-HAND_OVERS = 8
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
@@ -91,9 +89,9 @@ class Slot:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._wait
         if self.address in self.storage.lines:
-            await _enter_line(self.storage, self.address, self._wait)
+            await enter_line(self.storage, self.address, self._wait)
         else:
-            self.storage.lines[self.address] = _Line(asyncio.current_task())
+            self.storage.lines[self.address] = Line(asyncio.current_task())
         try:
             self._token = self.storage.ids()
             claimed = await self._claim(loop, give_up)
@@ -368,7 +366,7 @@ class Slot:
         except Exception as error:  # noqa: BLE001 what the caller did must not fail because of this
             logger.warning("a claim could not be released (%s); it ends with its lease", error)
         finally:
-            _leave_line(self.storage, self.address)
+            leave_line(self.storage, self.address)
 
 
 def _check(tags: object, deadline: object, expiry: object) -> None:
@@ -379,56 +377,3 @@ def _check(tags: object, deadline: object, expiry: object) -> None:
             continue
         if not isinstance(seconds, int | float) or not isfinite(seconds):
             raise InvalidOption(f"{name} is a number of seconds from now, or None, not {seconds!r}")
-
-
-class _Line:
-    """Those of this process who want one address, in the order of their calls."""
-
-    __slots__ = ("handed_over", "holder", "waiting")
-
-    def __init__(self, holder: asyncio.Task[Any] | None) -> None:
-        self.holder = holder
-        self.waiting: deque[asyncio.Future[None]] = deque()
-        self.handed_over = 0
-
-
-async def _enter_line(storage: Storage, address: Address, wait: float) -> None:
-    task = asyncio.current_task()
-    line: _Line = storage.lines[address]
-    if line.holder is task and task is not None:
-        raise AlreadyHeld(address.text)
-    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    line.waiting.append(turn)
-    try:
-        async with asyncio.timeout(wait):
-            await turn
-    except BaseException as error:
-        if turn.done() and not turn.cancelled():
-            # Our turn came in the same moment: it goes to the next.
-            _leave_line(storage, address)
-        elif turn in line.waiting:
-            line.waiting.remove(turn)
-        if isinstance(error, TimeoutError):
-            raise Busy(address.text, wait) from None
-        raise
-    line.holder = task
-    if line.handed_over >= HAND_OVERS and storage.shared:
-        line.handed_over = 0
-        try:
-            # Somebody in another process may be polling for this address.
-            await asyncio.sleep(FIRST_POLL)
-        except BaseException:
-            _leave_line(storage, address)
-            raise
-
-
-def _leave_line(storage: Storage, address: Address) -> None:
-    line: _Line = storage.lines[address]
-    while line.waiting:
-        turn = line.waiting.popleft()
-        if not turn.done():
-            line.holder = None
-            line.handed_over += 1
-            turn.set_result(None)
-            return
-    del storage.lines[address]

@@ -1,4 +1,4 @@
-"""The machine: opens a conversation for an update, and commits it in one step."""
+"""The machine: the conversations of one bot, and all that can be asked of them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any, Literal, NamedTuple, Self
 
 from stepwell import background
 from stepwell.codec import decode_key, encode_namespace, ensure_registered
-from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, MigrationError, NoKeyError, StorageError
+from stepwell.errors import InvalidOption, MigrationError, NoKeyError
 from stepwell.fsm import keys, people, typed
-from stepwell.fsm.context import Context, Handler, NoRecord
+from stepwell.fsm.context import Context, Handler
+from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.description import FlowDescription, Flows
 from stepwell.fsm.hooks import run_hooks
 from stepwell.fsm.memo import Memo
 from stepwell.fsm.migration import Migrated, migrate_all, migrate_slot
 from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
-from stepwell.fsm.timers import Timers, is_due, time_out
+from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Address, Keep
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry, Storage, open_storage
 
-__all__ = ["FSM", "Conversation", "Expired"]
+__all__ = ["FSM", "Expired"]
 
 logger = logging.getLogger(__name__)
 
@@ -336,103 +337,3 @@ class Expired(NamedTuple):
     key: Any
     flow: str | None
     state: str | None
-
-
-class Conversation:
-    """From claim to commit; made by ``FSM.conversation``."""
-
-    __slots__ = ("_collects", "_ctx", "_enters", "_fsm", "_key", "_slot", "_update", "_update_id")
-
-    def __init__(
-        self, fsm: FSM, update: Update, key: Any, update_id: int | str | None, *, collects: bool, enters: bool
-    ) -> None:
-        self._fsm = fsm
-        self._update = update
-        self._key = key
-        self._update_id = update_id
-        self._collects = collects
-        self._enters = enters
-        self._slot: Slot | None = None
-        self._ctx: Context | None = None
-
-    async def __aenter__(self) -> Context:
-        fsm = self._fsm
-        if self._update.text is None and self._update.migration is not None:
-            if not fsm.ready:
-                await fsm.prepare()
-            await fsm.move_chat(*self._update.migration)
-        if self._key is None:
-            self._ctx = Context(fsm, self._update, None, NoRecord(), collects=self._collects)
-            return self._ctx
-        if not fsm.ready:
-            await fsm.prepare()
-        slot = Slot(fsm.storage, fsm.bot, self._key, wait=fsm.wait, lease=fsm.lease)
-        await slot.__aenter__()
-        try:
-            ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
-            ctx.update_id = self._update_id
-            self._check_duplicate(ctx, slot)
-            if slot.flow is not None and not ctx.duplicate:
-                await self._catch_up(ctx, slot)
-        except BaseException:
-            await slot.__aexit__(None, None, None)
-            raise
-        self._slot, self._ctx = slot, ctx
-        return ctx
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ctx, slot = self._ctx, self._slot
-        assert ctx is not None
-        try:
-            if kind is None:
-                await self._finish(ctx, slot)
-        finally:
-            ctx.close()
-            if slot is not None:
-                await slot.__aexit__(kind, error, trace)
-
-    async def _finish(self, ctx: Context, slot: Slot | None) -> None:
-        if slot is None:
-            if ctx.data:
-                # Changed in place, past all doors.
-                self._fsm.missing_key.refuse(self._fsm.no_key(self._update))
-        elif not ctx.duplicate:
-            await self._fsm.commit(ctx, slot, self._update_id)
-        elif slot.changed:
-            refusal = ctx.refusal()
-            assert refusal is not None
-            raise refusal
-
-    def _check_duplicate(self, ctx: Context, slot: Slot) -> None:
-        if self._update_id is None:
-            return
-        memo = Memo.of(slot)
-        if not memo.has(self._update_id):
-            return
-        if not self._enters:
-            raise DuplicateUpdate(slot.address.text, self._update_id, memo.calls_of(self._update_id))
-        ctx.duplicate = True
-        if self._collects:
-            ctx._calls = list(memo.calls_of(self._update_id))
-
-    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
-        """What time and deploys did to the record since its last update."""
-        fsm = self._fsm
-        fsm.catch_up(slot)
-        if not fsm.knows(slot):
-            if await fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
-                slot.delete()
-        elif is_due(slot):
-            try:
-                calls = await time_out(fsm, slot)
-            except (Conflict, StorageError):
-                raise
-            except Exception:
-                # A timeout that fails must not lock anybody out; the timers try it again.
-                logger.exception("the timeout at %s failed", slot.address.text)
-                slot.rollback()
-                fsm.catch_up(slot)
-            else:
-                await fsm.deliver(calls)
