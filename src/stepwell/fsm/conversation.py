@@ -56,7 +56,9 @@ class Conversation:
             ctx.update_id = self._update_id
             self._check_duplicate(ctx, slot)
             if slot.flow is not None and not ctx.duplicate:
-                await self._catch_up(ctx, slot)
+                fsm.catch_up(slot)
+                if is_due(slot) or not fsm.knows(slot):
+                    await self._catch_up(ctx, slot)
         except BaseException:
             await slot.__aexit__(None, None, None)
             raise
@@ -103,7 +105,6 @@ class Conversation:
     async def _catch_up(self, ctx: Context, slot: Slot) -> None:
         """What time and deploys did to the record since its last update."""
         fsm = self._fsm
-        fsm.catch_up(slot)
         if not fsm.knows(slot):
             if await fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
                 slot.delete()

@@ -230,6 +230,10 @@ class FSM:
 
     def catch_up(self, slot: Slot) -> None:
         """Migrate a held record if it is behind; one that cannot be migrated stays as it is."""
+        flow = None if slot.flow is None else self.flows.get(slot.flow)
+        if flow is not None and slot.revision == flow.revision and not slot.stack and flow.declares(slot.state):
+            # Nearly always: nothing is behind.
+            return
         try:
             migrate_slot(self.flows, slot)
         except MigrationError:
@@ -247,7 +251,8 @@ class FSM:
 
     async def commit(self, ctx: Context, slot: Slot, update_id: int | str | None) -> None:
         """Write what changed, with the memo of handled updates, and end the claim."""
-        await self.finish(ctx)
+        if self._hooks and ctx.moves:
+            await self.finish(ctx)
         memo = KEEP if update_id is None else Memo.of(slot).with_update(update_id, ctx._calls or [])
         await self.write(ctx, slot, memo=memo, force=ctx.saved and update_id is not None)
 
