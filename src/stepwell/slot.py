@@ -36,6 +36,12 @@ class Sealed(NamedTuple):
     text: str
 
 
+class Json(str):
+    """A value that is JSON text already."""
+
+    __slots__ = ()
+
+
 class Slot:
     """A record that this task holds, from ``async with`` to its end.
 
@@ -44,8 +50,8 @@ class Slot:
     """
 
     __slots__ = (
-        "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_value",
-        "_place", "_renewal", "_seal", "_timer", "_token", "_wait", "address", "deadline", "expires_at", "flow",
+        "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
+        "_place", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expires_at", "flow",
         "history", "now", "revision", "stack", "state", "storage", "tags", "version",
     )  # fmt: skip
 
@@ -71,7 +77,7 @@ class Slot:
         self._token = ""
         self._base = ""
         self._memo: str | None = None
-        self._memo_value: Any = None
+        self._memo_json: str | None = None
         self._fields: dict[str, str] = {}
         self._place = NOWHERE
         self._data: dict[Any, Any] | None = None
@@ -80,7 +86,6 @@ class Slot:
         self._deleted = False
         self._holding = False
         self._lost = False
-        self._timer: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -94,13 +99,15 @@ class Slot:
             self.storage.lines[self.address] = Line(asyncio.current_task())
         try:
             self._token = self.storage.ids()
-            claimed = await self._claim(loop, give_up)
+            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease))
+            if not isinstance(claimed, Claimed):
+                claimed = await self._claim(claimed, loop, give_up)
             self._holding = True
             await self._load(claimed)
         except BaseException:
             await self._let_go()
             raise
-        self._timer = loop.call_later(self._lease / 3, self._renew_soon)
+        self.storage.renewals.add(self, loop, self._lease / 3)
         return self
 
     async def __aexit__(
@@ -128,14 +135,20 @@ class Slot:
     @property
     def memo(self) -> Any:
         """What the last commits noted beside the record; it survives the record."""
-        if self._memo is not None and self._memo_value is None:
+        text = self.memo_json
+        return None if text is None else self._seal.value("m", "", self._memo or "")
+
+    @property
+    def memo_json(self) -> str | None:
+        """The memo as the JSON that is stored, checked and not decoded."""
+        if self._memo is not None and self._memo_json is None:
             try:
-                self._memo_value = self._seal.value("m", "", self._memo)
+                self._memo_json = self._seal.body("m", "", self._memo)
             except CorruptRecord:
                 # Without it an update may be handled twice; with an error nobody could go on for a day.
                 logger.exception("the memo at %s is damaged, and taken for empty", self.address.text)
                 self._memo = None
-        return self._memo_value
+        return self._memo_json
 
     @property
     def place(self) -> Place:
@@ -150,9 +163,9 @@ class Slot:
         """The data, decoded once more: what is done to it leaves this slot alone."""
         return self._seal.data(self._seal.fields(self.data))
 
-    def check_memo(self, value: Any) -> None:
-        """Raise what a commit with this in its memo would raise."""
-        self._seal.seal("m", "", value)
+    def memo_part(self, value: Any) -> Json:
+        """A part of a memo as JSON, or what a commit with it would raise."""
+        return Json(self._seal.seal("m", "", value)[9:])
 
     def seal_part(self, name: str, value: Any) -> Sealed:
         """Encode a part now, to be given to a later commit; raises what that commit would raise."""
@@ -273,7 +286,11 @@ class Slot:
         return written, tuple([name for name in old if name not in names])
 
     def _sealed_memo(self, memo: Any) -> str | Keep:
-        return KEEP if memo is KEEP else self._seal.seal("m", "", memo)
+        if isinstance(memo, Keep):
+            return memo
+        if isinstance(memo, Json):
+            return self._seal.seal_body("m", "", memo)
+        return self._seal.seal("m", "", memo)
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
@@ -302,7 +319,7 @@ class Slot:
             if change.expiry is not KEEP:
                 self.expires_at = None if change.expiry is None else applied.now + change.expiry
         if change.memo is not KEEP:
-            self._memo, self._memo_value = change.memo, None
+            self._memo, self._memo_json = change.memo, None
 
     async def parts(self) -> dict[str, Any]:
         """The parts beside the record, read now."""
@@ -310,13 +327,10 @@ class Slot:
         found = (stored.parts or {}) if stored is not None else {}
         return {name: self._seal.value("p", name, text) for name, text in found.items()}
 
-    async def _claim(self, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+    async def _claim(self, taken: Taken, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+        """Ask again until whoever has it is done, or we have waited long enough."""
         pause = FIRST_POLL
         while True:
-            result = await self.storage.perform(Claim(self.address, self._token, self._lease))
-            if isinstance(result, Claimed):
-                return result
-            taken: Taken = result
             left = give_up - loop.time()
             if left <= 0:
                 raise Busy(self.address.text, self._wait)
@@ -324,6 +338,10 @@ class Slot:
             jitter = self.storage.rng.uniform(0.7, 1.3)
             await asyncio.sleep(min(pause * jitter, max(taken.remaining, 0.001), left))
             pause = min(pause * 2, LONGEST_POLL)
+            result = await self.storage.perform(Claim(self.address, self._token, self._lease))
+            if isinstance(result, Claimed):
+                return result
+            taken = result
 
     async def _load(self, claimed: Claimed) -> None:
         self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
@@ -341,7 +359,8 @@ class Slot:
             await self.storage.quarantine(self.address, stored, error)
             raise
 
-    def _renew_soon(self) -> None:
+    def renew_soon(self) -> None:
+        """Renew the lease in the background."""
         self._renewal = asyncio.get_running_loop().create_task(self._renew(), name="stepwell-renewal")
 
     async def _renew(self) -> None:
@@ -352,11 +371,10 @@ class Slot:
             return
         except Exception as error:  # noqa: BLE001 the lease runs on for a while, and the commit checks it in any case
             logger.warning("a claim could not be renewed (%s); it is tried again", error)
-        self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._renew_soon)
+        self.storage.renewals.add(self, asyncio.get_running_loop(), self._lease / 3)
 
     async def _let_go(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self.storage.renewals.discard(self)
         if self._renewal is not None:
             self._renewal.cancel()
         try:

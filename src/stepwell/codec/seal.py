@@ -96,6 +96,14 @@ class Seal:
         """Any other value that is kept beside the data, such as the memo or a part."""
         return self._sealed(kind, name, values.encode(value, self._limits, f"${name}"))
 
+    def seal_body(self, kind: str, name: str, body: str) -> str:
+        """A value whose JSON is known already, sealed."""
+        return self._sealed(kind, name, body.encode())
+
+    def body(self, kind: str, name: str, text: str) -> str:
+        """The JSON of a sealed value, checked and not decoded."""
+        return self._opened(kind, name, text)
+
     def value(self, kind: str, name: str, text: str) -> Any:
         """The value that ``seal`` was given."""
         body = self._opened(kind, name, text)

@@ -192,6 +192,12 @@ class Update:
 
     def __init__(self, raw: object) -> None:
         self.raw = raw
+        if type(raw) is dict and "update_id" in raw:
+            message = raw.get("message")
+            if type(message) is dict:
+                # What nearly every update is, known without looking further.
+                self.kind, self.event, self._place = "message", message, message
+                self.update_id = _number(raw["update_id"])
 
     @classmethod
     def of(cls, anything: object) -> Update:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits, Place, State, Stored, Version
+from stepwell.renewal import Renewals
 from stepwell.storage.callbacks import Callbacks
 from stepwell.storage.gather import Batch, Lane
 from stepwell.storage.operations import Operation, Result
@@ -159,6 +160,8 @@ class Storage(Callbacks):
         self.rng = random.Random()
         #: Who waits for which address in this process; kept by ``slot``.
         self.lines: dict[Address, Any] = {}
+        #: Who holds which lease in this process; kept by ``slot``.
+        self.renewals = Renewals()
         #: Called with address and sealed head of each expired record that the background sweep removed.
         self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
         self._sweep_every = sweep_every
