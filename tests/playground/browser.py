@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright
@@ -67,4 +67,5 @@ def _run(command: list[str], saying: str, env: dict[str, str] | None = None) -> 
     if saying:
         print(f"\n{saying}", file=sys.__stderr__, flush=True)
     # Whether it worked is seen by what is there afterwards.
-    subprocess.run(command, check=False, capture_output=True, env={**os.environ, **(env or {})}, timeout=600)
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, check=False, capture_output=True, env={**os.environ, **(env or {})}, timeout=300)
