@@ -294,8 +294,6 @@ def _identity(path: str) -> tuple[int, int]:
 
 def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
     """This SQLite may damage a file in WAL mode that several connections write."""
-    if (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51):
-        return False
     return (3, 7, 0) <= version < (3, 51, 3)
 
 
