@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 __all__ = [
     "DAY",
     "KEEP",
+    "NOTHING",
     "NOWHERE",
     "QUARANTINE",
     "RUNS",
@@ -107,7 +108,8 @@ class Head(NamedTuple):
     text: str
 
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+#: No fields, or no parts.
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Change(NamedTuple):
@@ -129,7 +131,7 @@ class Change(NamedTuple):
     fresh: bool = False
     head: Head | Keep = KEEP
     #: Field name to sealed text.
-    set: Mapping[str, str] = _NOTHING
+    set: Mapping[str, str] = NOTHING
     unset: tuple[str, ...] = ()
     tags: tuple[str, ...] | Keep = KEEP
     #: Seconds from now on the backend's clock; ``None`` takes it away.
@@ -138,7 +140,7 @@ class Change(NamedTuple):
     #: Only under a claim. Kept for a day after it was last written.
     memo: str | Keep = KEEP
     #: Part name to sealed text; ``None`` deletes the part.
-    parts: Mapping[str, str | None] = _NOTHING
+    parts: Mapping[str, str | None] = NOTHING
     #: The most that fields and parts may take together after the write, names included, in UTF-8 bytes.
     #: A write that makes a record smaller is never refused.
     limit: int = 256 * 1024

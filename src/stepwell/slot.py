@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from stepwell.codec import Seal
 from stepwell.errors import Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
 from stepwell.line import Line, enter_line, leave_line
-from stepwell.record import KEEP, NOWHERE, Change, Head, Keep, Place, Stored, Version
+from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
@@ -92,28 +92,36 @@ class Slot:
         if self._token:
             raise UsageError("a slot is held once; make a new one")
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._wait
-        if self.address in self.storage.lines:
-            await enter_line(self.storage, self.address, self._wait)
+        asked_at = loop.time()
+        storage, address = self.storage, self.address
+        if address in storage.lines:
+            await enter_line(storage, address, self._wait)
         else:
-            self.storage.lines[self.address] = Line(asyncio.current_task())
+            storage.lines[address] = Line(asyncio.current_task())
         try:
-            self._token = self.storage.ids()
-            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease))
-            if not isinstance(claimed, Claimed):
-                claimed = await self._claim(claimed, loop, give_up)
+            self._token = storage.ids()
+            claimed = await storage.perform(Claim(address, self._token, self._lease))
+            if type(claimed) is not Claimed:
+                claimed = await self._claim(claimed, loop, asked_at + self._wait)
             self._holding = True
-            await self._load(claimed)
+            self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
+            if claimed.record is not None:
+                await self._load(claimed.record)
         except BaseException:
             await self._let_go()
             raise
-        self.storage.renewals.add(self, loop, self._lease / 3)
+        storage.renewals.add(self, loop, self._lease / 3)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._let_go()
+        if self._holding or self._renewal is not None:
+            await self._let_go()
+        else:
+            # As usual, the commit has ended the claim.
+            self.storage.renewals.discard(self)
+            leave_line(self.storage, self.address)
 
     @property
     def found(self) -> bool:
@@ -216,16 +224,18 @@ class Slot:
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True was its last")
-        _check(tags, deadline, expiry)
+        if tags is not KEEP or deadline is not KEEP or expiry is not KEEP:
+            _check(tags, deadline, expiry)
         write = self.storage.ids()
-        if self._deletes():
-            if not self.found and not force:
+        found = self.version is not None
+        if self._deleted and self._deletes():
+            if not found and not force:
                 return False
             change = Change(write, delete=True, memo=self._sealed_memo(memo))
         else:
             written, gone = self._changed_fields()
             head: Head | Keep = KEEP
-            anew = self._deleted and self.found
+            anew = self._deleted and found
             if anew:
                 # What was set after delete() is a record of its own.
                 written, gone = self._seal.fields(self.data), ()
@@ -238,16 +248,16 @@ class Slot:
             change = Change(
                 write,
                 replace=anew,
-                fresh=not self.found,
+                fresh=not found,
                 head=head,
                 set=written,
                 unset=gone,
                 tags=tags,
                 deadline=deadline,
                 expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
-                memo=self._sealed_memo(memo),
-                parts=self._sealed_parts(parts or {}, dropped_parts),
-                limit=self.storage.limit_of(self.address),
+                memo=memo if memo is KEEP else self._sealed_memo(memo),
+                parts=self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING,
+                limit=self._seal.limit,
             )
         if self._lost:
             raise LeaseLost(self.address.text)
@@ -343,18 +353,16 @@ class Slot:
                 return result
             taken = result
 
-    async def _load(self, claimed: Claimed) -> None:
-        self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
-        stored = claimed.record
-        if stored is None:
-            return
+    async def _load(self, stored: Stored) -> None:
         self.version, self._fields = stored.version, stored.fields
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                self.place = self._place = self._seal.head_back(stored.head)
+                place = self._place = self._seal.head_back(stored.head)
+                self.flow, self.state, self.revision, self.history, self.stack = place
             # Decoding later would let a handler run on a record that cannot be read.
-            _ = self.data
+            self._data = self._seal.data(stored.fields)
+            self._loaded = self._data.copy()
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise

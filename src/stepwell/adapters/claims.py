@@ -104,9 +104,8 @@ class Claims:
 
     async def _apply(self, address: Address, tags: tuple[str, ...], **changes: Any) -> Applied:
         storage = self.storage
-        change = Change(
-            storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=storage.limit_of(address), **changes
-        )
+        limit = storage.seal(address).limit
+        change = Change(storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=limit, **changes)
         applied: Applied = await storage.perform(Apply(address, change, returning=True))
         record = applied.record
         if record is not None and not record.fields and storage.seal(address).head_back(record.head) == NOWHERE:

@@ -7,6 +7,7 @@ out as well. Each field has its own: one over the whole record could not survive
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -21,12 +22,13 @@ __all__ = ["Seal"]
 class Seal:
     """Encodes and decodes everything that is stored at one address."""
 
-    __slots__ = ("_limit", "_limits", "_seed", "address")
+    __slots__ = ("_limits", "_seed", "address", "limit")
 
     def __init__(self, address: Address, limits: Limits, limit: int) -> None:
         self.address = address
+        #: The most that all fields and parts may take together, and so the most that one of them may.
+        self.limit = limit
         self._limits = limits
-        self._limit = limit
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
@@ -67,30 +69,27 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
-        for name in place[:2]:
-            if name is not None and type(name) is not str:
-                raise EncodeError(
-                    "$head", type(name).__qualname__, "cannot name a flow or state; names are str or None"
-                )
-        row = list(place)
-        while len(row) > 2 and not row[-1]:
-            row.pop()
-        if len(row) < len(place):
+        flow, state, _, _, stack = place
+        if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
+            kind = type(state if flow is None or type(flow) is str else flow)
+            raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
+        if not stack:
             try:
-                # Names and numbers only: JSON says them exactly, without a walk.
-                return Head(place.flow, place.state, self._sealed("h", "", values.to_json(row)))
+                return Head(flow, state, self._sealed("h", "", _head_json(place)))
             except UnicodeEncodeError:
                 pass  # encode() finds the words for it
-        return Head(place.flow, place.state, self._sealed("h", "", values.encode(row, self._limits, "$head")))
+        return Head(flow, state, self._sealed("h", "", values.encode(list(place), self._limits, "$head")))
 
     def head_back(self, text: str | None) -> Place:
         """What ``head`` was given."""
         if text is None:
             return NOWHERE
-        row: list[Any] = self.value("h", "", text)
-        row.extend(NOWHERE[len(row) :])
-        # Stored sequences come back as lists.
-        return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]))
+        body = self._opened("h", "", text)
+        try:
+            # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
+            return _known_place(body) if body.count("[") < 3 else _place(body, self._limits.depth)
+        except values.DecodeError as error:
+            raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
 
     def seal(self, kind: str, name: str, value: Any) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""
@@ -122,23 +121,45 @@ class Seal:
         return values.encode(value, self._limits, "$" + values.step(decode_name(name)))
 
     def _sealed(self, kind: str, name: str, body: bytes) -> str:
-        if len(body) > self._limit:
-            raise TooLarge(f"the value of {name!r}", len(body), self._limit)
-        check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
-        return f"{check:08x} {body.decode()}"
+        if len(body) > self.limit:
+            raise TooLarge(f"the value of {name!r}", len(body), self.limit)
+        text = body.decode()
+        check = crc32(f"{kind}{name}\n{text}".encode(), self._seed)
+        return f"{check:08x} {text}"
 
     def _opened(self, kind: str, name: str, text: str) -> str:
-        if len(text) > self._limit + 9:
-            raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self._limit)
+        if len(text) > self.limit + 9:
+            raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self.limit)
         body = text[9:]
         try:
-            check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))
+            check = crc32(f"{kind}{name}\n{body}".encode(), self._seed)
         except UnicodeEncodeError:
             check = -1
         if text[:9] != f"{check:08x} ":
             what = f"the field {name!r}" if kind == "f" else _PLACE.get(kind, f"the part {name!r}")
             raise CorruptRecord(self.address.text, what, "does not match its checksum")
         return body
+
+
+@lru_cache(maxsize=1024)
+def _head_json(place: Place) -> bytes:
+    """The JSON of a place where no flow waits: names and numbers only, the same few ones all the time."""
+    row = list(place)
+    while len(row) > 2 and not row[-1]:
+        row.pop()
+    return values.to_json(row)
+
+
+def _place(body: str, depth: int) -> Place:
+    row: list[Any] = values.decode(body, depth)
+    row.extend(NOWHERE[len(row) :])
+    # Stored sequences come back as lists.
+    return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]))
+
+
+@lru_cache(maxsize=1024)
+def _known_place(body: str) -> Place:
+    return _place(body, len(body))
 
 
 _PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

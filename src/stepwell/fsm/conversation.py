@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Conversation:
     """From claim to commit; made by ``FSM.conversation``."""
 
-    __slots__ = ("_collects", "_ctx", "_enters", "_fsm", "_key", "_slot", "_update", "_update_id")
+    __slots__ = ("_collects", "_ctx", "_enters", "_fsm", "_key", "_memo", "_slot", "_update", "_update_id")
 
     def __init__(
         self, fsm: FSM, update: Update, key: Any, update_id: int | str | None, *, collects: bool, enters: bool
@@ -36,6 +36,8 @@ class Conversation:
         self._collects = collects
         self._enters = enters
         self._slot: Slot | None = None
+        #: What was handled before, where updates have ids.
+        self._memo: Memo | None = None
         self._ctx: Context | None = None
 
     async def __aenter__(self) -> Context:
@@ -54,10 +56,11 @@ class Conversation:
         try:
             ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
             ctx.update_id = self._update_id
-            self._check_duplicate(ctx, slot)
+            if self._update_id is not None:
+                self._check_duplicate(ctx, slot, self._update_id)
             if slot.flow is not None and not ctx.duplicate:
-                fsm.catch_up(slot)
-                if is_due(slot) or not fsm.knows(slot):
+                known = fsm.catch_up(slot)
+                if not known or is_due(slot):
                     await self._catch_up(ctx, slot)
         except BaseException:
             await slot.__aexit__(None, None, None)
@@ -84,23 +87,21 @@ class Conversation:
                 # Changed in place, past all doors.
                 self._fsm.missing_key.refuse(self._fsm.no_key(self._update))
         elif not ctx.duplicate:
-            await self._fsm.commit(ctx, slot, self._update_id)
+            await self._fsm.commit(ctx, slot, self._memo)
         elif slot.changed:
             refusal = ctx.refusal()
             assert refusal is not None
             raise refusal
 
-    def _check_duplicate(self, ctx: Context, slot: Slot) -> None:
-        if self._update_id is None:
-            return
-        memo = Memo.of(slot)
-        if not memo.has(self._update_id):
+    def _check_duplicate(self, ctx: Context, slot: Slot, update_id: int | str) -> None:
+        memo = self._memo = Memo.of(slot)
+        if not memo.has(update_id):
             return
         if not self._enters:
-            raise DuplicateUpdate(slot.address.text, self._update_id, memo.calls_of(self._update_id))
+            raise DuplicateUpdate(slot.address.text, update_id, memo.calls_of(update_id))
         ctx.duplicate = True
         if self._collects:
-            ctx._calls = list(memo.calls_of(self._update_id))
+            ctx._calls = list(memo.calls_of(update_id))
 
     async def _catch_up(self, ctx: Context, slot: Slot) -> None:
         """What time and deploys did to the record since its last update."""

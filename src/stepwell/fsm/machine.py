@@ -228,16 +228,20 @@ class FSM:
         flow = None if slot.flow is None else self.flows.get(slot.flow)
         return flow is not None and (slot.state is None or flow.declares(slot.state))
 
-    def catch_up(self, slot: Slot) -> None:
-        """Migrate a held record if it is behind; one that cannot be migrated stays as it is."""
+    def catch_up(self, slot: Slot) -> bool:
+        """Migrate a held record if it is behind; one that cannot be migrated stays as it is.
+
+        Whether its flow and state are declared here, then.
+        """
         flow = None if slot.flow is None else self.flows.get(slot.flow)
-        if flow is not None and slot.revision == flow.revision and not slot.stack and flow.declares(slot.state):
+        if flow is not None and slot.revision == flow.revision and not slot.stack and slot.state in flow.states:
             # Nearly always: nothing is behind.
-            return
+            return True
         try:
             migrate_slot(self.flows, slot)
         except MigrationError:
             logger.exception("the record at %s stays as it was", slot.address.text)
+        return self.knows(slot)
 
     async def finish(self, ctx: Context) -> None:
         """Run the hooks of all that the handler did."""
@@ -249,12 +253,14 @@ class FSM:
         if await self.write(ctx, slot, keep=True):
             ctx.saved = True
 
-    async def commit(self, ctx: Context, slot: Slot, update_id: int | str | None) -> None:
-        """Write what changed, with the memo of handled updates, and end the claim."""
+    async def commit(self, ctx: Context, slot: Slot, memo: Memo | None) -> None:
+        """Write what changed, with the memo of handled updates if this one has an id, and end the claim."""
         if self._hooks and ctx.moves:
             await self.finish(ctx)
-        memo = KEEP if update_id is None else Memo.of(slot).with_update(update_id, ctx._calls or [])
-        await self.write(ctx, slot, memo=memo, force=ctx.saved and update_id is not None)
+        if memo is None or ctx.update_id is None:
+            await self.write(ctx, slot)
+        else:
+            await self.write(ctx, slot, memo=memo.with_update(ctx.update_id, ctx._calls or []), force=ctx.saved)
 
     async def write(
         self,
@@ -267,8 +273,10 @@ class FSM:
         deadline_passed: bool = False,
     ) -> bool:
         """Write what changed, with the deadline of the state that was entered."""
-        self._check_fields(slot)
         flow = None if slot.flow is None else self.flows.get(slot.flow)
+        if flow is not None and flow.data is not None:
+            # Fields that were changed in place are checked like those given to update_data.
+            typed.check_fields(flow.name, flow.data, slot.changed_data())
         deadline: float | Keep | None = KEEP
         if ctx.entered:
             timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
@@ -280,7 +288,8 @@ class FSM:
         written = await slot.commit(
             keep=keep,
             memo=memo,
-            tags=self._tags(ctx, slot),
+            # A key belongs to the same people and chats for good.
+            tags=KEEP if slot.tags else self._tags(ctx),
             deadline=deadline,
             expiry=self._expiry(ctx, slot, flow) if self._expires else KEEP,
             force=force or deadline_passed,
@@ -316,19 +325,10 @@ class FSM:
         if inspect.isawaitable(result):
             await result
 
-    def _tags(self, ctx: Context, slot: Slot) -> tuple[str, ...] | Keep:
-        # A key belongs to the same people and chats for good.
-        if slot.tags:
-            return KEEP
+    def _tags(self, ctx: Context) -> tuple[str, ...] | Keep:
         if ctx.update.raw is None:
             return keys.tags_of_key(self.key, ctx.key) or KEEP
         return keys.tags_of(self.key, ctx.update, ctx.key)
-
-    def _check_fields(self, slot: Slot) -> None:
-        """Fields that were changed in place are checked like those given to ``update_data``."""
-        flow = None if slot.flow is None else self.flows.get(slot.flow)
-        if flow is not None and flow.data is not None:
-            typed.check_fields(flow.name, flow.data, slot.changed_data())
 
 
 def _check_seconds(name: str, value: object) -> None:

@@ -146,8 +146,7 @@ class Timers:
             async with Slot(fsm.storage, fsm.bot, key, wait=0, lease=min(LEASE, fsm.lease)) as slot:
                 if not is_due(slot):
                     return False
-                fsm.catch_up(slot)
-                if not fsm.knows(slot):
+                if not fsm.catch_up(slot):
                     self._pause(address)
                     return False
                 calls = await time_out(fsm, slot)

@@ -198,6 +198,10 @@ class Update:
                 # What nearly every update is, known without looking further.
                 self.kind, self.event, self._place = "message", message, message
                 self.update_id = _number(raw["update_id"])
+                sender = message.get("from")
+                self.user = _peer(message.get("user") if sender is None else sender)
+                self.chat = _peer(message.get("chat"))
+                self.text = _string(message.get("text"))
 
     @classmethod
     def of(cls, anything: object) -> Update:

@@ -42,12 +42,8 @@ class Callbacks(ABC):
 
     def seal(self, address: Address) -> Seal:
         """The codec for what is kept at an address."""
-        return Seal(address, self._limits.get(address.namespace, self.limits), self.limit_of(address))
-
-    def limit_of(self, address: Address) -> int:
-        """How large a record at this address may be."""
         limits = self._limits.get(address.namespace, self.limits)
-        return limits.record if address.namespace not in (RUNS, QUARANTINE) else limits.run
+        return Seal(address, limits, limits.run if address.namespace in _ROOMY else limits.record)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
@@ -104,7 +100,7 @@ class Callbacks(ABC):
                     set=seal.fields(state.data),
                     deadline=None,
                     expiry=self._ttls.get(address.namespace),
-                    limit=self.limit_of(address),
+                    limit=seal.limit,
                 ),
             )
         )
@@ -113,20 +109,21 @@ class Callbacks(ABC):
         """The data, or ``None`` if there is no record."""
         address = self.address(bot, key)
         stored: Stored | None = await self.perform(Get(address))
-        return None if stored is None else await self._data(address, stored)
+        return None if stored is None else await self._data(self.seal(address), stored)
 
     async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
         """Replace the data; flow and state stay. Makes a record where there is none."""
         address = self.address(bot, key)
+        seal = self.seal(address)
         await self.perform(
             Apply(
                 address,
                 Change(
                     write=self.ids(),
                     replace=True,
-                    set=self.seal(address).fields(data),
+                    set=seal.fields(data),
                     expiry=self.expiry_of(address),
-                    limit=self.limit_of(address),
+                    limit=seal.limit,
                 ),
             )
         )
@@ -134,20 +131,21 @@ class Callbacks(ABC):
     async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Merge fields into the data, atomically, and return the merged data. Makes a record where there is none."""
         address = self.address(bot, key)
+        seal = self.seal(address)
         applied: Applied = await self.perform(
             Apply(
                 address,
                 Change(
                     write=self.ids(),
-                    set=self.seal(address).fields(data),
+                    set=seal.fields(data),
                     expiry=self.expiry_of(address),
-                    limit=self.limit_of(address),
+                    limit=seal.limit,
                 ),
                 returning=True,
             )
         )
         try:
-            return {} if applied.record is None else await self._data(address, applied.record)
+            return {} if applied.record is None else await self._data(seal, applied.record)
         except StepwellError as error:
             error.add_note("the merge itself was made; only the merged data cannot be shown")
             raise
@@ -178,11 +176,12 @@ class Callbacks(ABC):
     def copy_of_damage(self, address: Address, stored: Stored) -> Apply:
         """The write that puts a damaged record into quarantine."""
         place = _quarantine_of(address)
+        seal = self.seal(place)
         # Sealed anew: the copy must come back as the damaged text that it is.
         torn = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
         head = None if stored.head is None else _bytes_if_torn(stored.head)
-        fields = self.seal(place).fields({"version": list(stored.version), "head": head, "fields": torn})
-        return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=self.limit_of(place)))
+        fields = seal.fields({"version": list(stored.version), "head": head, "fields": torn})
+        return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
 
     async def forget(self, address: Address) -> None:
         """Remove all that is kept at an address, and its copy in quarantine: nothing is left."""
@@ -195,12 +194,16 @@ class Callbacks(ABC):
         stored: Stored | None = await self.perform(Get(place))
         return None if stored is None else self.seal(place).data(stored.fields)
 
-    async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
+    async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
         try:
-            return self.seal(address).data(stored.fields)
+            return seal.data(stored.fields)
         except CorruptRecord as error:
-            await self.quarantine(address, stored, error)
+            await self.quarantine(seal.address, stored, error)
             raise
+
+
+#: Where records may be as large as those of runs.
+_ROOMY = frozenset({RUNS, QUARANTINE})
 
 
 def _quarantine_of(address: Address) -> Address:

@@ -99,13 +99,13 @@ class Cell:
         )
 
     def _claim(self, claim: Claim, now: float) -> Result:
-        ours = self.token == claim.token
-        if self.leased(now):
-            if not ours:
-                return LeaseLost(claim.address.text) if claim.renew else Taken(self.leased_until - now)
-        elif claim.renew:
-            return LeaseLost(claim.address.text)
-        self.token, self.leased_until = claim.token, now + claim.lease
+        address, token, lease, renew = claim
+        if self.token is not None and self.leased_until > now:
+            if self.token != token:
+                return LeaseLost(address.text) if renew else Taken(self.leased_until - now)
+        elif renew:
+            return LeaseLost(address.text)
+        self.token, self.leased_until = token, now + lease
         record = self.stored(parts=False) if self.visible(now) else None
         return Claimed(record, self.base, self.memo if self.memo_until > now else None, now)
 
@@ -114,10 +114,11 @@ class Cell:
             self.token, self.leased_until = None, 0.0
 
     def _apply(self, apply: Apply, now: float) -> Result:
-        change, guard = apply.change, apply.guard
-        held = guard is not None and guard.token is not None
+        address, change, guard, then, lease, returning = apply
+        held = False
         if guard is not None:
-            refused = self._refused(guard, apply.address, now)
+            held = guard.token is not None
+            refused = self._refused(guard, address, now)
             if refused is not None:
                 return refused
         if change.delete:
@@ -129,16 +130,17 @@ class Cell:
         if change.memo is not KEEP and not change.forget:
             self.memo, self.memo_until = change.memo, now + DAY
         if held:
-            self.token, self.leased_until = (self.token, now + apply.lease) if apply.then == "keep" else (None, 0.0)
-        record = self.stored(parts=False) if apply.returning and self.alive else None
+            self.token, self.leased_until = (self.token, now + lease) if then == "keep" else (None, 0.0)
+        record = self.stored(parts=False) if returning and self.alive else None
         return Applied(self.version, self.base, now, record)
 
     def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
-        if guard.token is not None and (guard.token != self.token or self.leased_until <= now):
+        token, base, version = guard
+        if token is not None and (token != self.token or self.leased_until <= now):
             return LeaseLost(address.text)
-        if guard.base is not None and guard.base != self.base:
+        if base is not None and base != self.base:
             return RecordReplaced(address.text)
-        if guard.version is not None and (guard.version != self.version or not self.visible(now)):
+        if version is not None and (version != self.version or not self.visible(now)):
             return VersionChanged(address.text)
         return None
 
@@ -156,35 +158,38 @@ class Cell:
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
-        anew = self.alive and self.expired(now) and (change.fresh or not held)
-        dropped = change.replace or anew
+        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit = change
+        over = self.expires_at is not None and self.expires_at <= now
+        anew = self.alive and over and (fresh or not held)
+        dropped = replace or anew
         size = self._size_after(change, dropped)
-        if size > change.limit and size > self.size:
-            return TooLarge("the record", size, change.limit)
+        if size > limit and size > self.size:
+            return TooLarge("the record", size, limit)
         if dropped:
-            self.fields, self.parts, self.base = {}, {}, change.write
+            self.fields, self.parts, self.base = {}, {}, write
         if anew:
             self.head, self.tags, self.deadline, self.expires_at = None, (), None, None
-        for name in change.unset:
+            over = False
+        for name in unset:
             self.fields.pop(name, None)
-        self.fields.update(change.set)
-        for name, text in change.parts.items():
+        self.fields.update(written)
+        for name, text in parts.items():
             if text is None:
                 self.parts.pop(name, None)
             else:
                 self.parts[name] = text
-        if change.head is not KEEP:
-            self.head = change.head
-        if change.tags is not KEEP:
-            self.tags = change.tags
-        if change.deadline is not KEEP:
-            self.deadline = None if change.deadline is None else now + change.deadline
-        if change.expiry is not KEEP:
-            self.expires_at = None if change.expiry is None else now + change.expiry
-        elif held and self.expired(now):
+        if head is not KEEP:
+            self.head = head
+        if tags is not KEEP:
+            self.tags = tags
+        if deadline is not KEEP:
+            self.deadline = None if deadline is None else now + deadline
+        if expiry is not KEEP:
+            self.expires_at = None if expiry is None else now + expiry
+        elif held and over:
             self.expires_at = None
         number = self.version.number + 1
-        self.version = Version(number if self.alive else max(number, int(now * 1e6)), change.write)
+        self.version = Version(number if self.alive else max(number, int(now * 1e6)), write)
         self.alive, self.written_at, self.size = True, now, size
         return None
 
@@ -195,9 +200,10 @@ class Cell:
         for name in set(change.unset):
             if name in fields and name not in change.set:
                 size -= weight(name, fields[name])
-        for old, new in ((fields, change.set), (parts, change.parts)):
-            for name, text in new.items():
-                size += weight(name, text) - weight(name, old.get(name))
+        for name, text in change.set.items():
+            size += weight(name, text) - weight(name, fields.get(name))
+        for name, part in change.parts.items():
+            size += weight(name, part) - weight(name, parts.get(name))
         return size
 
 

@@ -33,6 +33,8 @@ _NORMAL, _FULL = 1, 2
 PAGE_SIZE: Final = 1024
 #: A WAL of so many pages is copied into the file, and one of eight times as many is also cut off.
 CHECKPOINT_PAGES: Final = 16_000
+#: So is one with so many durable commits: a file that grows is slower to sync than one that is written over.
+CHECKPOINT_COMMITS: Final = 250
 #: File systems whose locks or shared memory SQLite cannot rely on.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "smb2", "smb3", "smbfs", "fuse.glusterfs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs"}
@@ -52,6 +54,8 @@ class SQLiteFile:
         self.memory = path == MEMORY
         #: Pages in the WAL after the last commit of this connection.
         self.wal_pages = 0
+        #: Durable commits since the WAL was last copied into the file.
+        self._commits = 0
         self._patience = patience
         self._until = 0.0
         self._checkpoint_at = CHECKPOINT_PAGES
@@ -124,6 +128,7 @@ class SQLiteFile:
             self._roll_back()
             raise
         if durable:
+            self._commits += 1
             self.check(written=True)
         return result
 
@@ -160,7 +165,7 @@ class SQLiteFile:
 
     def wants_checkpoint(self) -> bool:
         """The WAL has grown enough to be worth copying into the file."""
-        return self.wal_pages >= self._checkpoint_at
+        return self.wal_pages >= self._checkpoint_at or self._commits >= CHECKPOINT_COMMITS
 
     def checkpoint(self, *, cut: bool = False) -> bool:
         """Copy the WAL into the file, and cut it off if asked to. What fails is tried again after some more writes."""
@@ -168,6 +173,7 @@ class SQLiteFile:
         cut = cut or self.wal_pages >= 8 * CHECKPOINT_PAGES
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
+        self._commits = 0
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
         except apsw.BusyError:

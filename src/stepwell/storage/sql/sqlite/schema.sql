@@ -1,4 +1,5 @@
--- A record, or the tombstone of one (alive = 0). Times are seconds since 1970.
+-- A record, or the tombstone of one (alive = 0). Times are seconds since 1970. With a rowid, a row may fill a page;
+-- WITHOUT ROWID what exceeds a quarter of one would go to pages of its own, taken and given back with every update.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -15,7 +16,7 @@ CREATE TABLE record (
     expires_at REAL,              -- of a tombstone: when nobody needs it any more
     deadline   REAL,
     PRIMARY KEY (namespace, key)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE INDEX record_by_flow ON record (namespace, flow, key) WHERE alive = 1;
 CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
@@ -46,7 +47,7 @@ CREATE TABLE memo (
     value     TEXT NOT NULL,
     until     REAL NOT NULL,
     PRIMARY KEY (namespace, key)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE tag (
     namespace TEXT NOT NULL,
