@@ -113,7 +113,7 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Change(NamedTuple):
-    """One atomic write, given by keyword. A backend applies all of it or none.
+    """One atomic write. A backend applies all of it or none.
 
     The order: drop what ``replace`` or ``delete`` drops, then unset, then set.
     """
@@ -146,7 +146,7 @@ class Change(NamedTuple):
     limit: int = 256 * 1024
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Stored:
     """A record as a backend gives it back: texts are the codec's and still sealed."""
 

@@ -8,7 +8,8 @@ import apsw
 import pytest
 
 from stepwell import SQLiteStorage, State
-from stepwell.storage.sqlite_schema import QUERIES, VERSION, migrations, schema
+from stepwell.slot import Slot
+from stepwell.storage.sqlite_schema import APPLICATION, QUERIES, VERSION, migrations, schema
 
 
 def tables(*scripts: str) -> list[tuple[object, ...]]:
@@ -41,6 +42,40 @@ async def test_an_older_file_is_migrated_and_keeps_its_records(tmp_path: Path, m
     connection.close()
 
 
+async def test_a_file_of_the_first_schema_is_migrated_and_keeps_all_it_has(tmp_path: Path) -> None:
+    # Records, fields, memos and tags as the present schema has them, in the tables of the first one.
+    path, old = str(tmp_path / "new.db"), str(tmp_path / "old.db")
+    async with SQLiteStorage(path) as storage:
+        async with Slot(storage, "bot", 1) as slot:
+            slot.flow, slot.state, slot.data["text"] = "a", "b", "x" * 3000
+            await slot.commit(tags=("user:1",), memo=["seen"], deadline=50.0, parts={"p": 1})
+        await storage.set_state("bot", 2, State("c", None, {"n": 2}))
+        await storage.clear("bot", 2)
+    connection = apsw.Connection(old)
+    connection.execute(migrations()[0])
+    connection.execute("ATTACH ? AS new", (path,))
+    for table in ("record", "field", "part", "memo", "tag", "lease"):
+        connection.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")  # noqa: S608 names of ours
+    connection.execute("DETACH new")
+    connection.execute(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1")
+    connection.close()
+
+    async with SQLiteStorage(path) as ours, SQLiteStorage(old) as migrated:
+        for key in (1, 2):
+            assert await migrated.get_state("bot", key) == await ours.get_state("bot", key)
+        assert await migrated.traces("bot", "user:1") == [migrated.address("bot", 1)]
+        assert await migrated.due("bot", before=1e12) == await ours.due("bot", before=1e12)
+        async with Slot(migrated, "bot", 1) as slot:
+            assert (slot.memo, slot.tags, await slot.parts()) == (["seen"], ("user:1",), {"p": 1})
+            slot.data["n"] = 1
+            await slot.commit()
+    connection = apsw.Connection(old)
+    found = sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema"), key=str)
+    assert found == tables(schema())
+    assert connection.pragma("user_version") == VERSION
+    connection.close()
+
+
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,12 +98,12 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
 #: All that reads more than a row by its primary key: what its plan must say, step by step.
 PLANS = {
-    "page": ["SEARCH record USING PRIMARY KEY (namespace=? AND key>?)"],
+    "page": ["SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key>?)"],
     "page_by_flow": ["SEARCH record USING INDEX record_by_flow (namespace=? AND flow=? AND key>?)"],
     "page_by_state": ["SEARCH record USING INDEX record_by_state (namespace=? AND state=? AND key>?)"],
     "page_by_tag": [
         "SEARCH tag USING PRIMARY KEY (namespace=? AND tag=? AND key>?)",
-        "SEARCH record USING PRIMARY KEY (namespace=? AND key=?)",
+        "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)",
     ],
     "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
@@ -76,21 +111,21 @@ PLANS = {
         "SEARCH record USING INDEX record_by_expiry (expires_at>? AND expires_at<?)",
         "CORRELATED SCALAR SUBQUERY 1",
         "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
-        "SEARCH memo USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN",
+        "SEARCH memo USING INDEX sqlite_autoindex_memo_1 (namespace=? AND key=?) LEFT-JOIN",
     ],
     "namespaces": [
         "CO-ROUTINE found",
         "SETUP",
-        "SEARCH record USING PRIMARY KEY",
+        "SEARCH record USING COVERING INDEX sqlite_autoindex_record_1",
         "RECURSIVE STEP",
         "SCAN found",
         "CORRELATED SCALAR SUBQUERY 2",
-        "SEARCH record USING PRIMARY KEY (namespace>?)",
+        "SEARCH record USING COVERING INDEX sqlite_autoindex_record_1 (namespace>?)",
         "SCAN found",
     ],
     # Holds only what is claimed now: looking through it is cheaper than keeping an index.
-    "leases_over": ["SCAN lease", "SEARCH record USING PRIMARY KEY (namespace=? AND key=?) LEFT-JOIN"],
-    "memos_after": ["SEARCH memo USING PRIMARY KEY ((namespace,key)>(?,?))"],
+    "leases_over": ["SCAN lease", "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?) LEFT-JOIN"],
+    "memos_after": ["SEARCH memo USING INDEX sqlite_autoindex_memo_1 ((namespace,key)>(?,?))"],
 }
 
 

@@ -59,7 +59,7 @@ class Seal:
         for name, text in fields.items():
             body = self._opened("f", name, text)
             try:
-                data[decode_name(name)] = values.decode(body, depth)
+                data[name if name[0] != "$" else decode_name(name)] = values.decode(body, depth)
             except values.DecodeError as error:
                 raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
             except StoredDataError as error:
@@ -76,8 +76,8 @@ class Seal:
         if not stack:
             try:
                 return Head(flow, state, self._sealed("h", "", _head_json(place)))
-            except UnicodeEncodeError:
-                pass  # encode() finds the words for it
+            except (UnicodeEncodeError, TypeError):
+                pass  # encode() can do it, or finds the words for it
         return Head(flow, state, self._sealed("h", "", values.encode(list(place), self._limits, "$head")))
 
     def head_back(self, text: str | None) -> Place:
@@ -113,7 +113,8 @@ class Seal:
 
     def _encoded(self, name: str, value: Any) -> bytes:
         kind = type(value)
-        if kind is str or kind is bool or value is None:
+        if kind is str or kind is bool or value is None or (kind is int and _SMALL > value > -_SMALL):
+            # JSON says these exactly, without a walk.
             try:
                 return values.to_json(value)
             except UnicodeEncodeError:
@@ -162,4 +163,6 @@ def _known_place(body: str) -> Place:
     return _place(body, len(body))
 
 
+#: Integers below it need no tag.
+_SMALL = 1 << 53
 _PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

@@ -87,15 +87,15 @@ class Cell:
     def stored(self, parts: bool) -> Stored:
         """A copy for a reader."""
         return Stored(
-            version=self.version,
-            base=self.base,
-            written_at=self.written_at,
-            head=self.head.text if self.head else None,
-            fields=self.fields.copy(),
-            tags=self.tags,
-            expires_at=self.expires_at,
-            deadline=self.deadline,
-            parts=self.parts.copy() if parts else None,
+            self.version,
+            self.base,
+            self.written_at,
+            self.head.text if self.head else None,
+            self.fields.copy(),
+            self.tags,
+            self.expires_at,
+            self.deadline,
+            self.parts.copy() if parts else None,
         )
 
     def _claim(self, claim: Claim, now: float) -> Result:
@@ -159,7 +159,7 @@ class Cell:
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
         write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit = change
-        over = self.expires_at is not None and self.expires_at <= now
+        over = self.expired(now)
         anew = self.alive and over and (fresh or not held)
         dropped = replace or anew
         size = self._size_after(change, dropped)

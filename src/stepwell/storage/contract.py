@@ -11,12 +11,12 @@ import logging
 import random
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
-from stepwell.errors import InvalidOption, StepwellError, StorageClosed, Unsupported, WrongLoop
+from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits, Place, State, Stored, Version
 from stepwell.renewal import Renewals
 from stepwell.storage.callbacks import Callbacks
@@ -294,18 +294,20 @@ class Storage(Callbacks):
     ) -> None:
         await self.close()
 
-    async def perform(self, operation: Operation) -> Any:
+    def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
         """Make one operation, gathered with what other tasks ask for; its error is raised."""
-        if self._loop is not asyncio.get_running_loop():
-            await self.open()
+        # Called without a loop, as for run_until_complete(), this must not raise yet.
+        if self._loop is None or self._loop is not asyncio._get_running_loop():
+            return self._open_and_perform(operation)
         name = self.lane_of(operation)
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = Lane(self._run_batch, ids=self.ids, patience=self._patience)
-        result = await lane.submit(operation)
-        if isinstance(result, StepwellError):
-            raise result
-        return result
+        return lane.submit(operation)
+
+    async def _open_and_perform(self, operation: Operation) -> Any:
+        await self.open()
+        return await Storage.perform(self, operation)
 
     async def _run_batch(self, batch: Batch) -> list[Result]:
         return await self.run(batch)

@@ -10,9 +10,16 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from stepwell.errors import OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
+from stepwell.errors import (
+    OutcomeUnknown,
+    StepwellError,
+    StorageClosed,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
 __all__ = ["Batch", "Lane"]
@@ -42,9 +49,7 @@ class Batch(tuple[Operation, ...]):
         return batch
 
 
-class _Entry(NamedTuple):
-    operation: Operation
-    future: asyncio.Future[Result]
+_Entry: TypeAlias = tuple[Operation, "asyncio.Future[Result]"]
 
 
 class Lane:
@@ -68,34 +73,37 @@ class Lane:
         self._pauses = pauses
         self._id = ids()
         self._number = 0
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[_Entry] = deque()
         self._crowd: deque[asyncio.Future[None]] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def submit(self, operation: Operation) -> Result:
-        """Queue an operation and wait for its result, which may be an error instance."""
+    async def submit(self, operation: Operation) -> Any:
+        """Queue an operation and wait for its result; its error is raised."""
         if self._closed:
             raise StorageClosed
         if self._crowd or len(self._queue) >= MOST_WAITING:
-            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            room: asyncio.Future[None] = self._loop.create_future()
             self._crowd.append(room)
             await room
         future = self._put(operation)
         try:
-            return await future
+            result = await future
         except asyncio.CancelledError:
             # The answer may have come in the very moment of the cancellation.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(operation, future.result())
             raise
+        if isinstance(result, StepwellError):
+            raise result
+        return result
 
     def _put(self, operation: Operation) -> asyncio.Future[Result]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        self._queue.append(_Entry(operation, future))
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._queue.append((operation, future))
         if self._runner is None:
-            self._runner = loop.create_task(self._drain(), name="stepwell-lane")
+            self._runner = self._loop.create_task(self._drain(), name="stepwell-lane")
         return future
 
     async def close(self) -> None:
@@ -116,8 +124,8 @@ class Lane:
         finally:
             self._runner = None
             # Only when the loop itself goes down; nothing else ends this task early.
-            for entry in self._queue:
-                entry.future.cancel()
+            for _, future in self._queue:
+                future.cancel()
             for room in self._crowd:
                 room.cancel()
             self._queue.clear()
@@ -125,14 +133,17 @@ class Lane:
 
     def _take(self) -> list[_Entry]:
         entries: list[_Entry] = []
+        queue = self._queue
         size = 0
-        while self._queue and len(entries) < MOST_OPERATIONS and size < MOST_BYTES:
-            entry = self._queue.popleft()
+        while queue and len(entries) < MOST_OPERATIONS and size < MOST_BYTES:
+            entry = queue.popleft()
+            operation, future = entry
             # A waiter that gave up before sending takes its operation along; a claim must still be ended.
-            if entry.future.cancelled() and type(entry.operation) is not Release:
+            if future.cancelled() and type(operation) is not Release:
                 continue
             entries.append(entry)
-            size += _weight(entry.operation)
+            if type(operation) is Apply:
+                size += _weight(operation)
         for _ in range(min(len(self._crowd), MOST_WAITING - len(self._queue))):
             room = self._crowd.popleft()
             if not room.done():
@@ -146,7 +157,7 @@ class Lane:
             while parts:
                 part = parts[0]
                 self._number += 1
-                batch = Batch.of([entry.operation for entry in part], self._id, self._number)
+                batch = Batch.of([operation for operation, _ in part], self._id, self._number)
                 try:
                     results = await self._insist(batch)
                 except StorageUnavailable as error:
@@ -161,20 +172,23 @@ class Lane:
                         parts.popleft()
                         parts.extendleft([part[half:], part[:half]])
                         continue
-                    for entry in part:
-                        if not entry.future.done():
-                            entry.future.set_exception(copy.copy(error))
+                    for _, future in part:
+                        if not future.done():
+                            future.set_exception(copy.copy(error))
                 else:
-                    for entry, result in zip(part, results, strict=True):
-                        self._settle(entry, result)
+                    for (operation, future), result in zip(part, results, strict=True):
+                        if not future.done():
+                            future.set_result(result)
+                        else:
+                            self._give_back(operation, result)
                 parts.popleft()
         finally:
             for part in parts:
-                for entry in part:
-                    entry.future.cancel()
+                for _, future in part:
+                    future.cancel()
 
     async def _insist(self, batch: Batch) -> list[Result]:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         give_up = loop.time() + self._patience
         sent = False
         attempt = 0
@@ -205,14 +219,8 @@ class Lane:
                 raise StorageUnavailable(f"it failed after its answer was lost ({type(error).__name__})") from error
             await asyncio.sleep(pause)
 
-    def _settle(self, entry: _Entry, result: Result) -> None:
-        if not entry.future.done():
-            entry.future.set_result(result)
-        else:
-            self._give_back(entry.operation, result)
-
     def _give_up(self, entry: _Entry, error: StorageUnavailable) -> None:
-        operation = entry.operation
+        operation, future = entry
         outcome: StorageError = copy.copy(error)
         if error.sent and type(operation) is Apply:
             outcome = OutcomeUnknown(operation.address.text, str(error))
@@ -220,7 +228,8 @@ class Lane:
             # It may have succeeded, and then nobody would be there to end it.
             self._put(Release(operation.address, operation.token))
         outcome.__cause__ = error
-        self._settle(entry, outcome)
+        if not future.done():
+            future.set_result(outcome)
 
     def _give_back(self, operation: Operation, result: Result) -> None:
         """End a claim that nobody is left to use."""
@@ -228,8 +237,7 @@ class Lane:
             self._put(Release(operation.address, operation.token))
 
 
-def _weight(operation: Operation) -> int:
-    if type(operation) is not Apply:
-        return 100
-    change: Any = operation.change
-    return 200 + sum(map(len, change.set.values())) + sum(len(part or "") for part in change.parts.values())
+def _weight(apply: Apply) -> int:
+    change = apply.change
+    size = sum(map(len, change.set.values()))
+    return size + sum([len(part or "") for part in change.parts.values()]) if change.parts else size

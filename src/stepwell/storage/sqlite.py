@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -115,17 +115,16 @@ class SQLiteStorage(Storage):
         do = self._rows.do
         return [do(operation, now) for operation in operations]
 
-    async def perform(self, operation: Operation) -> Any:
-        if isinstance(operation, Apply):
-            return await super().perform(operation)
+    def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
+        # In a crowd all are better off together: one that went ahead would split the next commit in two.
+        if isinstance(operation, Apply) or (self._crowded and not isinstance(operation, Get)):
+            return super().perform(operation)
+        return self._perform_at_once(operation)
+
+    async def _perform_at_once(self, operation: Operation) -> Any:
         if self._loop is not asyncio.get_running_loop():
             await self.open()
-        results = None
-        if isinstance(operation, Get):
-            results = self._read(operation)
-        elif not self._crowded:
-            # In a crowd all are better off together: one that went ahead would split the next commit in two.
-            results = self._at_once((operation,))
+        results = self._read(operation) if isinstance(operation, Get) else self._at_once((operation,))
         if results is None:
             return await super().perform(operation)
         if isinstance(results[0], StepwellError):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
 from stepwell.storage.sqlite_file import Connection
 from stepwell.storage.sqlite_schema import QUERIES
 
@@ -78,6 +78,10 @@ class Rows:
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
+        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
+        if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
+            self._execute(_UPDATE_RECORD, (number, write, base, written_at, head, tags, size, *address))
+            return
         changed = tuple(map(ne, old, new))
         update = self._updates.get(changed)
         if update is None:
@@ -126,16 +130,9 @@ class Rows:
         _, head, number, write, base, written_at, tags, expires_at, deadline, alive = rows[0]
         record = None
         if alive and (expires_at is None or expires_at > now):
-            record = Stored(
-                version=Version(number, write),
-                base=base,
-                written_at=written_at,
-                head=head,
-                fields={row[0]: row[1] for row in rows[1:]},
-                tags=_tags(tags),
-                expires_at=expires_at,
-                deadline=deadline,
-            )
+            fields = {row[0]: row[1] for row in rows[1:]}
+            version = Version(number, write)
+            record = Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline)
         return Claimed(record, base, memo, now)
 
     def _apply(self, apply: Apply, now: float) -> Result:
@@ -146,16 +143,16 @@ class Rows:
         if guard is not None:
             token = guard.token
             lease_row = found[-1] if found and found[-1][0] is None else None
-            refused = _refused(apply, lease_row, old or _NOTHING, now)
+            refused = _refused(address, guard, lease_row, old or _NOTHING, now)
             if refused is not None:
                 return refused
         if change.delete:
-            row = self._delete(apply, old, now)
+            row = self._delete(address, change, token is not None, old, now)
         else:
             if returning:
                 # Read now, they also tell how large they are.
                 fields = self.fields(address) if old is not None and old.alive else {}
-            written = self._write(apply, old, fields, now)
+            written = self._write(address, change, token is not None, old, fields, now)
             if isinstance(written, TooLarge):
                 return written
             row = written
@@ -171,8 +168,7 @@ class Rows:
         record = None if fields is None else _stored(row, fields)
         return Applied(Version(row.number, row.write), row.base, now, record)
 
-    def _delete(self, apply: Apply, old: _Row | None, now: float) -> _Row:
-        address, change, guard, *_ = apply
+    def _delete(self, address: Address, change: Change, held: bool, old: _Row | None, now: float) -> _Row:
         row = old or _NOTHING
         if row.alive:
             self.drop_contents(address)
@@ -181,7 +177,6 @@ class Rows:
             self.retag(address, row.tags, ())
             self._execute(_DROP_RECORD, address)
             self._execute(_DROP_MEMO, address)
-            held = guard is not None and guard.token is not None
             if held or not any(until > now for _, until in self.read(_LEASE, address)):
                 return _NOTHING
             # While somebody else holds it, the base says that what they saw is gone; this mark goes with the lease.
@@ -195,10 +190,10 @@ class Rows:
             self.put(address, old, row)
         return row
 
-    def _write(self, apply: Apply, old: _Row | None, fields: dict[str, str] | None, now: float) -> _Row | TooLarge:
+    def _write(
+        self, address: Address, change: Change, held: bool, old: _Row | None, fields: dict[str, str] | None, now: float
+    ) -> _Row | TooLarge:
         """Make a change; ``fields``, if they are known, become what they are after it."""
-        address, change, guard, *_ = apply
-        held = guard is not None and guard.token is not None
         row = old or _NOTHING
         alive = row.alive
         # An expired record is only hidden: its holder brings it back, anybody else starts anew.
@@ -301,27 +296,19 @@ def stored(rows: list[tuple[Any, ...]], now: float, parts: bool = False) -> Stor
 
 
 def _stored(row: _Row, fields: dict[str, str]) -> Stored:
-    return Stored(
-        version=Version(row.number, row.write),
-        base=row.base,
-        written_at=row.written_at,
-        head=row.head,
-        fields=fields,
-        tags=_tags(row.tags),
-        expires_at=row.expires_at,
-        deadline=row.deadline,
-    )
+    version = Version(row.number, row.write)
+    return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
-def _refused(apply: Apply, lease: Sequence[Any] | None, row: _Row, now: float) -> StepwellError | None:
-    address, _, guard, *_ = apply
-    if guard is None:
-        return None
-    if guard.token is not None and (lease is None or guard.token != lease[1] or lease[3] <= now):
+def _refused(
+    address: Address, guard: Guard, lease: Sequence[Any] | None, row: _Row, now: float
+) -> StepwellError | None:
+    token, base, version = guard
+    if token is not None and (lease is None or token != lease[1] or lease[3] <= now):
         return LeaseLost(address.text)
-    if guard.base is not None and guard.base != row.base:
+    if base is not None and base != row.base:
         return RecordReplaced(address.text)
-    if guard.version is not None and (guard.version != (row.number, row.write) or not row.alive or row.expired(now)):
+    if version is not None and (version != (row.number, row.write) or not row.alive or row.expired(now)):
         return VersionChanged(address.text)
     return None
 
@@ -358,6 +345,7 @@ _TAKE_LEASE = QUERIES["take_lease"]
 _EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
 _ADD_RECORD = QUERIES["add_record"]
+_UPDATE_RECORD = QUERIES["update_record"]
 _DROP_RECORD = QUERIES["drop_record"]
 _DROP_MARK = QUERIES["drop_mark"]
 _SET_FIELD = QUERIES["set_field"]

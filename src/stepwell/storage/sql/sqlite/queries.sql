@@ -1,4 +1,5 @@
--- Every statement of the backend by name, except UPDATE record, whose columns are those that differ.
+-- Every statement of the backend by name, except an UPDATE of record that changes an index: it has the columns that
+-- differ, while update_record has those that are in no index.
 
 -- name: get
 SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
@@ -65,6 +66,10 @@ DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
 INSERT INTO record
     (number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, namespace, key)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
+
+-- name: update_record
+UPDATE record SET number = ?1, write = ?2, base = ?3, written_at = ?4, head = ?5, tags = ?6, size = ?7
+WHERE namespace = ?8 AND key = ?9;
 
 -- name: drop_record
 DELETE FROM record WHERE namespace = ?1 AND key = ?2;
