@@ -55,7 +55,7 @@ async def test_a_file_of_the_first_schema_is_migrated_and_keeps_all_it_has(tmp_p
     connection.execute(migrations()[0])
     connection.execute("ATTACH ? AS new", (path,))
     for table in ("record", "field", "part", "memo", "tag", "lease"):
-        connection.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")  # noqa: S608 names of ours
+        connection.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
     connection.execute("DETACH new")
     connection.execute(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1")
     connection.close()
@@ -124,7 +124,10 @@ PLANS = {
         "SCAN found",
     ],
     # Holds only what is claimed now: looking through it is cheaper than keeping an index.
-    "leases_over": ["SCAN lease", "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?) LEFT-JOIN"],
+    "leases_over": [
+        "SCAN lease",
+        "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?) LEFT-JOIN",
+    ],
     "memos_after": ["SEARCH memo USING INDEX sqlite_autoindex_memo_1 ((namespace,key)>(?,?))"],
 }
 

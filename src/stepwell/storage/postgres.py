@@ -14,6 +14,7 @@ from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres_link import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
 from stepwell.storage.postgres_rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres_schema import checked, migrate
+from stepwell.storage.postgres_usual import Usual
 
 __all__ = ["PostgresStorage"]
 
@@ -51,9 +52,12 @@ class PostgresStorage(Storage):
         self._quoted = checked(schema)
         self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
         #: A lane has its own: what it sends next need not wait for anything but its own last answer.
-        self._writes, self._rest, self._aside = (Link(self._source, options) for _ in range(3))
+        self._links = {(writes, half): Link(self._source, options) for writes in (True, False) for half in (0, 1)}
+        self._aside = Link(self._source, options)
         places = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
         self._run_batch_sql = f"select * from {self._quoted}.run_batch({places})"  # noqa: S608 checked and quoted
+        # Plans that are made once must fit tables of any size, and only our own connections are set up for that.
+        self._usual = Usual(self._quoted) if self._source.lock_timeout is None else None
         self._sent = 0
 
     @classmethod
@@ -83,11 +87,11 @@ class PostgresStorage(Storage):
             await asyncio.sleep(pause)
 
     async def _close(self) -> None:
-        for link in (self._writes, self._rest, self._aside):
+        for link in (*self._links.values(), self._aside):
             await link.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
-        return type(operation) is Apply
+        return type(operation) is Apply, hash(operation.address) & 1
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if not operations:
@@ -99,18 +103,19 @@ class PostgresStorage(Storage):
             if not writes:
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
+        link = self._links[writes, hash(operations[0].address) & 1]
+        if lane is not None and self._usual is not None:
+            statement = self._usual.statement(operations)
+            if statement is not None:
+                found = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
+                if found:
+                    return statement.results(operations, found)
         try:
             sent = columns(operations)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
         rows = await self._fetch(
-            self._writes if writes else self._rest,
-            self._run_batch_sql,
-            lane,
-            number,
-            self._now(),
-            self._source.lock_timeout,
-            *sent,
+            link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent
         )
         return results(operations, rows)
 

@@ -108,6 +108,10 @@ class UrlSource(Source):
                 "jit": "off",
                 # There is an index for all that we ask, and plans are kept while tables grow.
                 "enable_seqscan": "off",
+                "enable_bitmapscan": "off",
+                "enable_hashjoin": "off",
+                "enable_mergejoin": "off",
+                "plan_cache_mode": "force_generic_plan",
             }
 
     async def take(self) -> asyncpg.Connection[Any]:

@@ -22,7 +22,7 @@ from stepwell.storage.operations import (
     Taken,
 )
 
-__all__ = ["COLUMNS", "STORED", "columns", "escaped", "results", "stored"]
+__all__ = ["COLUMNS", "STORED", "columns", "escaped", "is_usual", "results", "small_fields", "stored"]
 
 #: A field whose text is longer is kept apart, so that changes of the others do not write it again.
 LARGE: Final = 1024
@@ -134,15 +134,7 @@ def _apply(apply: Any) -> tuple[int, str | None, float]:
     if token is None:
         if not change.delete or change.memo is not KEEP:
             flags |= _NEEDS_ROW
-    elif (
-        not flags & (_REPLACE | _DELETE | _RETURNING)
-        and guard.base is not None
-        and guard.version is None
-        and not change.unset
-        and not change.parts
-        and change.tags is KEEP
-        and max(map(len, change.set.values()), default=0) <= LARGE
-    ):
+    elif is_usual(apply):
         flags |= _USUAL
     return flags, token, apply.lease
 
@@ -155,18 +147,39 @@ _FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] 
 }
 
 
+def is_usual(apply: Apply) -> bool:
+    """A holder changes small fields, and perhaps flow, state, times and memo."""
+    _, change, guard, _, _, returning = apply
+    return (
+        guard is not None
+        and guard.token is not None
+        and guard.base is not None
+        and guard.version is None
+        and not returning
+        and not change.replace
+        and not change.delete
+        and not change.unset
+        and not change.parts
+        and change.tags is KEEP
+        and max(map(len, change.set.values()), default=0) <= LARGE
+    )
+
+
+def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:
+    """Fields that are kept together, as JSON, and what they weigh."""
+    size = 0
+    for name, text in fields.items():
+        size += weight(name, text)
+    return _json(fields) if fields else None, size
+
+
 def _written(apply: Apply) -> tuple[Any, ...]:
     change, guard = apply.change, apply.guard
-    data = large = None
-    size = 0
-    if change.set:
-        for name, text in change.set.items():
-            size += weight(name, text)
-        if size <= LARGE or max(map(len, change.set.values())) <= LARGE:
-            data = _json(change.set)
-        else:
-            data = _json({name: text for name, text in change.set.items() if len(text) <= LARGE})
-            large = _json({name: text for name, text in change.set.items() if len(text) > LARGE})
+    data, size = small_fields(change.set)
+    large = None
+    if size > LARGE and max(map(len, change.set.values())) > LARGE:
+        data = _json({name: text for name, text in change.set.items() if len(text) <= LARGE})
+        large = _json({name: text for name, text in change.set.items() if len(text) > LARGE})
     parts = None
     if change.parts:
         parts = _json({escaped(name): text for name, text in change.parts.items()})
@@ -242,16 +255,8 @@ def stored(row: Any, first: int) -> Stored:
     fields: dict[str, str] = from_json(data)
     if large is not None:
         fields.update(from_json(large))
-    return Stored(
-        version=Version(version, write),
-        base=base,
-        written_at=written_at,
-        head=head,
-        fields=fields,
-        tags=tuple(map(_unescaped, tags)) if tags else (),
-        expires_at=expires_at,
-        deadline=deadline,
-    )
+    known = tuple(map(_unescaped, tags)) if tags else ()
+    return Stored(Version(version, write), base, written_at, head, fields, known, expires_at, deadline)
 
 
 _ERRORS: Final[dict[int, Callable[[str], StepwellError]]] = {

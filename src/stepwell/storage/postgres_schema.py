@@ -45,7 +45,8 @@ def migrations() -> tuple[Migration, ...]:
     found = []
     for file in folder.iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")
-        found.append(Migration(int(number), name, file.read_text("utf-8")))
+        if number.isdigit():
+            found.append(Migration(int(number), name, file.read_text("utf-8")))
     return tuple(sorted(found))
 
 
