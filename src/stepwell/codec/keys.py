@@ -79,7 +79,9 @@ def encode_key(key: Any, depth: int = 64) -> str:
             raise InvalidKey("a key is nested too deeply; make it flatter")
         if len(key) == 1:
             return f"({encode_key(key[0], depth - 1)},)"
-        # An int is the usual part, and its own text.
+        # An int is the usual part, and its own text; two of them are the usual key.
+        if len(key) == 2 and type(key[0]) is type(key[1]) is int and -_BIG < key[0] < _BIG and -_BIG < key[1] < _BIG:
+            return f"({key[0]},{key[1]})"
         parts = [
             str(part) if type(part) is int and -_BIG < part < _BIG else encode_key(part, depth - 1) for part in key
         ]

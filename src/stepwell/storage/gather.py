@@ -87,7 +87,7 @@ class Lane:
             room: asyncio.Future[None] = self._loop.create_future()
             self._crowd.append(room)
             await room
-        future = self._put(operation)
+        future: asyncio.Future[Result] = self._put(operation)
         try:
             result = await future
         except asyncio.CancelledError:

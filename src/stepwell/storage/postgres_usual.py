@@ -5,11 +5,11 @@ A statement does exactly what the batch function would, or nothing at all: then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from stepwell.record import KEEP, Address, Version
+from stepwell.record import KEEP, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Operation, Result, Taken
 from stepwell.storage.postgres_rows import escaped, is_usual, small_fields, stored
 
@@ -33,12 +33,12 @@ class Usual:
     """The statements for a schema."""
 
     def __init__(self, schema: str) -> None:
-        self.claims_sql, self.writes_sql = (
+        self.claims_sql, self.writes_sql, self.write_sql = (
             (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
-            for name in ("usual_claims.sql", "usual_writes.sql")
+            for name in ("usual_claims.sql", "usual_writes.sql", "usual_write.sql")
         )
 
-    def statement(self, operations: Sequence[Operation]) -> Statement | None:
+    def statement(self, operations: Sequence[Any]) -> Statement | None:
         """The one for a batch; ``None`` for what only the function can do."""
         if len({operation[0] for operation in operations}) < len(operations):
             # One statement cannot do two things to one row.
@@ -46,40 +46,52 @@ class Usual:
         if type(operations[0]) is Claim:
             args = _claims(operations)
             return None if args is None else Statement(self.claims_sql, args, _claimed)
-        args = _writes(operations)
-        return None if args is None else Statement(self.writes_sql, args, _applied)
+        rows = _rows(operations)
+        if rows is None:
+            return None
+        first = operations[0]
+        namespace, lease, limit = first.address.namespace, first.lease, first.change.limit
+        if len(rows) == 1:
+            return Statement(self.write_sql, (namespace, *rows[0], lease, limit), _applied)
+        return Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit), _applied)
 
 
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
-    rows = []
-    lease = operations[0].lease
+    keys, tokens = [], []
+    (namespace, _), _, lease, _ = operations[0]
     for operation in operations:
         if type(operation) is not Claim or operation.renew or operation.lease != lease:
             return None
-        rows.append((*operation.address, operation.token))
-    return *zip(*rows, strict=True), lease
+        (its_namespace, key), token, _, _ = operation
+        if its_namespace != namespace:
+            return None
+        keys.append(key)
+        tokens.append(token)
+    return namespace, keys, _array(tokens), lease
 
 
-def _claimed(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result]:
-    places = {operation.address: at for at, operation in enumerate(operations)}
+def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result]:
+    places = {operation.token: at for at, operation in enumerate(operations)}
     # A row that another process made in this very moment is not seen, and taken.
     found: list[Result] = [Taken(0.001)] * len(operations)
     for row in rows:
-        result: Result = Taken(row[14])
-        if row[14] is None:
-            result = Claimed(None if row[3] is None else stored(row, 3), row[5], row[13], row[2])
-        found[places[Address(row[0], row[1])]] = result
+        result: Result = Taken(row[13])
+        if row[13] is None:
+            result = Claimed(None if row[2] is None else stored(row, 2), row[4], row[12], row[1])
+        found[places[row[0]]] = result
     return found
 
 
-def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
+def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
     rows = []
     first = operations[0]
+    namespace = first.address.namespace
     for operation in operations:
         if type(operation) is not Apply or not is_usual(operation):
             return None
-        (namespace, key), change, guard, then, lease, _ = operation
-        if change.fresh or lease != first.lease or change.limit != first.change.limit:
+        (its_namespace, key), change, guard, then, lease, _ = operation
+        alike = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
+        if change.fresh or not alike:
             return None
         data, size = small_fields(change.set)
         flow = state = head = None
@@ -93,7 +105,6 @@ def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             flags, expiry = flags | _EXPIRY, change.expiry
         rows.append(
             (
-                namespace,
                 key,
                 guard.token,
                 change.write,
@@ -109,8 +120,25 @@ def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
                 expiry,
             )
         )
-    columns = [column if column.count(None) < len(column) else () for column in zip(*rows, strict=True)]
-    return *columns, first.lease, first.change.limit
+    return rows
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    keys, tokens, writes, bases, sizes, all_flags, *rest = zip(*rows, strict=True)
+    return (
+        keys,
+        _array(tokens),
+        _array(writes),
+        _array(bases),
+        _array(map(str, sizes)),
+        _array(map(str, all_flags)),
+        *(column if column.count(None) < len(column) else () for column in rest),
+    )
+
+
+def _array(texts: Iterable[str]) -> str:
+    """An array of ids or numbers as text: the driver looks at each item of a list several times."""
+    return '{"' + '","'.join(texts) + '"}'
 
 
 def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result]:

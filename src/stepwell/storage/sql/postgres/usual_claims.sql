@@ -9,10 +9,10 @@ with lane as materialized (
         set_config('synchronous_commit', 'off', true) as quick
 ), claimed as (
     insert into @schema@.records as r (namespace, key, token, leased_until)
-        select u.namespace, u.key, u.token, at.t + $7
-        from lane, at, unnest($4::text[], $5::text[], $6::text[]) u(namespace, key, token)
+        select $4, u.key, u.token, at.t + $7
+        from lane, at, unnest($5::text[], $6::text::text[]) u(key, token)
         -- The order in which all batches lock their rows: no two of them can wait for each other.
-        order by u.namespace collate "C", u.key collate "C"
+        order by u.key collate "C"
         on conflict (namespace, key) do update set token = excluded.token, leased_until = excluded.leased_until
             where r.token is null or r.leased_until <= (select at.t from at) or r.token = excluded.token
         returning r.*
@@ -20,7 +20,7 @@ with lane as materialized (
     update @schema@.lanes l set number = $2, used_at = clock_timestamp()
         where l.id = $1 and exists (select from claimed)
 )
-select r.namespace, r.key, at.t,
+select r.token, at.t,
     -- Where nothing is to be seen, there still is the base to guard with.
     case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end,
     r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline,
@@ -33,9 +33,10 @@ select r.namespace, r.key, at.t,
 from claimed r, at
 union all
 -- Somebody else has it: for how long yet, as far as we can see.
-select r.namespace, r.key, at.t, null, null, null, null, null, null, null, null, null, null, null,
+select u.token, at.t, null, null, null, null, null, null, null, null, null, null, null,
     greatest(r.leased_until - at.t, 0.001)
-from lane, at, unnest($4::text[], $5::text[]) u(namespace, key)
-join @schema@.records r on r.namespace = u.namespace and r.key = u.key
+from lane, at, unnest($5::text[], $6::text::text[]) u(key, token),
+    -- Looked up one by one, whatever the planner thinks of the size of the table.
+    lateral (select r.leased_until from @schema@.records r where r.namespace = $4 and r.key = u.key offset 0) r
 where (select count(*) from claimed) < cardinality($5::text[])
-    and not exists (select from claimed c where c.namespace = u.namespace and c.key = u.key)
+    and not exists (select from claimed c where c.key = u.key)

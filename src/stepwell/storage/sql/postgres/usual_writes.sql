@@ -4,23 +4,31 @@ with lane as materialized (
     -- Locked first: the same batch, sent again while the first one still runs, waits here.
     select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
 ), mine as materialized (
-    select u.*, r.leased_until as held_until, r.expires_at as seen_until
-    from lane, unnest(
-        $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::bigint[], $10::integer[], $11::text[],
-        $12::text[], $13::text[], $14::jsonb[], $15::text[], $16::double precision[], $17::double precision[]
-    ) with ordinality as u(
-        namespace, key, token, write, base, weight, flags, flow,
-        state, head, data, memo, deadline, expiry, at
-    )
-    join @schema@.records r on r.namespace = u.namespace and r.key = u.key
-    where r.alive and r.token = u.token and r.base = u.base and r.size + u.weight <= $19
-        and case
-            when r.large is null then true
-            else not r.large ?| array(select jsonb_object_keys(u.data))
-        end
-    -- The order in which all batches lock their rows: no two of them can wait for each other.
-    order by r.namespace, r.key
-    for update of r
+    select $4::text as namespace, u.*, r.leased_until as held_until, r.expires_at as seen_until
+    from lane, (
+        select *
+        from unnest(
+            $5::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[], $10::text::integer[],
+            $11::text[], $12::text[], $13::text[], $14::jsonb[], $15::text[],
+            $16::double precision[], $17::double precision[]
+        ) with ordinality as u(
+            key, token, write, base, weight, flags, flow, state, head, data, memo, deadline, expiry, at
+        )
+        -- The order in which all batches lock their rows: no two of them can wait for each other.
+        order by u.key collate "C"
+        -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
+        limit cardinality($5::text[])
+    ) u, lateral (
+        select r.leased_until, r.expires_at
+        from @schema@.records r
+        where r.namespace = $4 and r.key = u.key
+            and r.alive and r.token = u.token and r.base = u.base and r.size + u.weight <= $19
+            and case
+                when r.large is null then true
+                else not r.large ?| array(select jsonb_object_keys(u.data))
+            end
+        for update
+    ) r
 ), at as materialized (
     -- The clock is read when all rows are locked.
     select coalesce($3, date_part('epoch', clock_timestamp())) as t,
@@ -50,10 +58,10 @@ with lane as materialized (
     from at, mine m
     where at.whole and at.held_until > at.t and (at.seen_until is null or at.seen_until > at.t)
         and r.namespace = m.namespace and r.key = m.key
-    returning m.at, r.version, at.t, r.namespace, r.key, m.memo
+    returning m.at, r.version, at.t, r.key, m.memo
 ), memos as (
     insert into @schema@.memos as m (namespace, key, body)
-        select d.namespace, d.key, d.memo from done d where d.memo is not null
+        select $4, d.key, d.memo from done d where d.memo is not null
         on conflict (namespace, key) do update set body = excluded.body
 ), noted as (
     update @schema@.lanes l
