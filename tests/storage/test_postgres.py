@@ -16,10 +16,10 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import NewerSchema, StorageUnavailable
-from stepwell.record import Change
+from stepwell.errors import LeaseLost, NewerSchema, StorageUnavailable
+from stepwell.record import Address, Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Guard, Operation, Query, Release
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres_schema import migrations
@@ -310,9 +310,20 @@ async def _conversation(storage: Storage, n: int) -> None:
         await slot.commit(tags=(f"u{n}",), deadline=n % 7 - 3, expiry=3600, memo=[n], parts={"p": n})
 
 
+async def _step(storage: Storage, n: int) -> None:
+    async with Slot(storage, "bot", n) as slot:
+        slot.flow, slot.state = "form", f"s{n % 3}"
+        slot.data["steps"] = slot.data.get("steps", 0) + 1
+        await slot.commit(memo=[n])
+
+
 async def _use_everything(storage: Storage, n: int) -> None:
     await _conversation(storage, n)
     await _conversation(storage, n)
+    # The usual batches: alone, and several at once.
+    await _step(storage, n)
+    for _ in range(2):
+        await asyncio.gather(*(_step(storage, other) for other in range(n, n + 4)))
     await storage.update_data("bot", n, {"other": "x" * 3000})
     await storage.get_state("bot", n)
     assert isinstance(await storage.perform(Claim(storage.address("bot", n), "t", 0.001)), Claimed)
@@ -367,6 +378,155 @@ async def test_the_same_batch_again_gives_the_same_answers_and_changes_nothing()
         assert str(again[2]) == str(first[2])
         with pytest.raises(Exception, match="SW001"):
             await storage.run(Batch.of(batch, "lane", 6))
+
+
+# The usual batches, which are plain statements
+
+
+def small_write(address: Address, token: str, number: int, base: str = "") -> Apply:
+    change = Change(f"w{number}", set={"n": f"00000000 {number}"}, memo=f"m{number}")
+    return Apply(address, change, Guard(token, base))
+
+
+async def held(storage: Storage, *keys: int) -> list[Address]:
+    """Records that are there and held by their own number."""
+    addresses = [storage.address("bot", key) for key in keys]
+    for address, key in zip(addresses, keys, strict=True):
+        await storage.set_state("bot", key, State("f", "s", {"n": 0}))
+        assert isinstance(await storage.perform(Claim(address, str(key), 30)), Claimed)
+    return addresses
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_usual_writes_sent_again_give_the_same_answers_and_change_nothing(count: int) -> None:
+    async with open_storage(fresh()) as storage:
+        addresses = await held(storage, *range(count))
+        await storage.run(Batch.of([Apply(addresses[0], Change("first", set={}))], "lane", 6))
+        bases = [stored.base for stored in await asyncio.gather(*(storage.perform(Get(each)) for each in addresses))]
+        batch = [small_write(each, str(n), n, bases[n]) for n, each in enumerate(addresses)]
+        first = await storage.run(Batch.of(batch, "lane", 7))
+        assert [(type(result), result.version.write) for result in first] == [(Applied, f"w{n}") for n in range(count)]
+        again = await storage.run(Batch.of(batch, "lane", 7))
+        assert [(result.version, result.base) for result in again] == [
+            (result.version, result.base) for result in first
+        ]
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(Batch.of(batch, "lane", 6))
+        stored = [await storage.perform(Get(each)) for each in addresses]
+        assert [each.version for each in stored] == [result.version for result in first]
+
+
+async def test_one_write_that_is_refused_leaves_the_others_of_its_batch_alone() -> None:
+    async with open_storage(fresh()) as storage:
+        addresses = await held(storage, 0, 1, 2)
+        before = [await storage.perform(Get(each)) for each in addresses]
+        batch = [
+            small_write(address, "nobody" if n == 1 else str(n), n, before[n].base)
+            for n, address in enumerate(addresses)
+        ]
+        await storage.run(Batch.of([Apply(addresses[0], Change("first", set={}))], "lane", 1))
+        before[0] = await storage.perform(Get(addresses[0]))
+        results = await storage.run(Batch.of(batch, "lane", 2))
+        assert [type(result) for result in results] == [Applied, LeaseLost, Applied]
+        after = [await storage.perform(Get(each)) for each in addresses]
+        assert [each.version.number - old.version.number for each, old in zip(after, before, strict=True)] == [1, 0, 1]
+        assert [each.fields["n"] for each in after] == ["00000000 0", before[1].fields["n"], "00000000 2"]
+
+
+async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        (address,) = await held(storage, 1)
+        base = (await storage.perform(Get(address))).base
+        # Also the lanes are there: what follows is the plain statement.
+        await storage.perform(small_write(address, "1", 1, base))
+        assert isinstance(await storage.perform(Claim(address, "x", 30)), Claimed)
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(
+            "update records set token = null, leased_until = 0, write = 'w2', version = version + 1, "
+            "memo_until = memo_until + 1"
+        )
+        await connection.execute("update memos set body = 'm2'")
+        waiting = asyncio.create_task(storage.perform(Claim(address, "y", 30)))
+        await _until_somebody_waits(admin)
+        await transaction.commit()
+        claimed = await waiting
+        assert (claimed.memo, claimed.record.version.write) == ("m2", "w2")
+        await connection.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_write_that_waited_is_judged_by_what_it_finds_then(admin: Any, count: int) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        addresses = await held(storage, *range(count))
+        for n, address in enumerate(addresses):
+            base = (await storage.perform(Get(address))).base
+            await storage.perform(small_write(address, str(n), 10 + n, base))
+            assert isinstance(await storage.perform(Claim(address, str(n), 30)), Claimed)
+        before = [await storage.perform(Get(each)) for each in addresses]
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("update records set token = 'somebody' where key = '0'")
+        writes = [small_write(address, str(n), n, before[n].base) for n, address in enumerate(addresses)]
+        lanes = [lane for name, lane in storage._lanes.items() if name[0]]
+        waiting = asyncio.create_task(storage.run(Batch.of(writes, lanes[0]._id, 1000)))
+        await _until_somebody_waits(admin)
+        await transaction.commit()
+        assert [type(result) for result in await waiting] == [LeaseLost, Applied][:count]
+        after = [await storage.perform(Get(each)) for each in addresses]
+        assert [new.version.number - old.version.number for new, old in zip(after, before, strict=True)] == [0, 1][
+            :count
+        ]
+        await connection.close()
+
+
+async def _until_somebody_waits(admin: Any) -> None:
+    async with asyncio.timeout(10):
+        while not await admin.fetchval(
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'stepwell'"
+        ):
+            await asyncio.sleep(0.01)
+
+
+async def test_usual_batches_of_several_workers_never_wait_in_a_circle_and_lose_nothing(admin: Any) -> None:
+    await admin.execute("create database usual_circles")
+    url = shared().url("usual_circles")
+    workers = [open_storage(url, sweep_every=None) for _ in range(4)]
+    chance = random.Random(11)
+    written = 0
+    try:
+        for key in range(25):
+            await workers[0].set_data("bot", key, {"n": 0})
+
+        async def work(storage: Storage, worker: int) -> None:
+            nonlocal written
+            for turn in range(1, 60):
+                addresses = [storage.address("bot", key) for key in chance.sample(range(25), 12)]
+                claims = [Claim(each, storage.ids(), 30.0) for each in addresses]
+                claimed = await storage.run(Batch.of(claims, f"claims {worker}", turn))
+                writes = []
+                for claim, found in zip(claims, claimed, strict=True):
+                    if isinstance(found, Claimed) and found.record is not None:
+                        count = int(found.record.fields["n"][9:]) + 1
+                        change = Change(storage.ids(), set={"n": f"00000000 {count}"})
+                        writes.append(Apply(claim.address, change, Guard(claim.token, found.base)))
+                chance.shuffle(writes)
+                if writes:
+                    results = await storage.run(Batch.of(writes, f"writes {worker}", turn))
+                    assert all(isinstance(result, Applied) for result in results), results
+                    written += len(results)
+
+        await asyncio.gather(*(work(storage, n) for n, storage in enumerate(workers)))
+        assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'usual_circles'") == 0
+        found = [await workers[0].perform(Get(workers[0].address("bot", key))) for key in range(25)]
+        assert sum(int(stored.fields["n"][9:]) for stored in found) == written > 500
+    finally:
+        for storage in workers:
+            await storage.close()
 
 
 async def test_sweeping_forgets_the_lanes_of_workers_that_are_gone(admin: Any) -> None:

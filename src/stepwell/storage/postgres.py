@@ -107,16 +107,17 @@ class PostgresStorage(Storage):
         if lane is not None and self._usual is not None:
             statement = self._usual.statement(operations)
             if statement is not None:
-                found = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
-                if found:
-                    return statement.results(operations, found)
+                rows = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
+                found = statement.results(operations, rows)
+                if found is not None:
+                    return found
+                if not writes:
+                    self._sent = number = self._sent + 1
         try:
             sent = columns(operations)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
-        rows = await self._fetch(
-            link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent
-        )
+        rows = await self._fetch(link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
         return results(operations, rows)
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:

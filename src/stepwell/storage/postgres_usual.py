@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from stepwell.record import KEEP, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result, Taken
 from stepwell.storage.postgres_rows import escaped, is_usual, small_fields, stored
 
 __all__ = ["Statement", "Usual"]
@@ -25,8 +25,8 @@ class Statement(NamedTuple):
     sql: str
     #: After lane, number and time.
     args: tuple[Any, ...]
-    #: What its rows say, in the order of the operations; without a row nothing was done.
-    results: Callable[[Sequence[Any], Sequence[Any]], list[Result]]
+    #: What its rows say, in the order of the operations; ``None`` if the function must be asked.
+    results: Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]
 
 
 class Usual:
@@ -70,12 +70,16 @@ def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
     return namespace, keys, _array(tokens), lease
 
 
-def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result]:
+def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
+    if not rows:
+        return None
     places = {operation.token: at for at, operation in enumerate(operations)}
     # A row that another process made in this very moment is not seen, and taken.
     found: list[Result] = [Taken(0.001)] * len(operations)
     for row in rows:
         result: Result = Taken(row[13])
+        if row[14]:
+            return None
         if row[13] is None:
             result = Claimed(None if row[2] is None else stored(row, 2), row[4], row[12], row[1])
         found[places[row[0]]] = result
@@ -141,7 +145,9 @@ def _array(texts: Iterable[str]) -> str:
     return '{"' + '","'.join(texts) + '"}'
 
 
-def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result]:
+def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
+    if not rows:
+        return None
     found: list[Result] = [None] * len(operations)
     for at, version, now in rows:
         operation = operations[at - 1]

@@ -152,7 +152,7 @@ class Rows:
             if returning:
                 # Read now, they also tell how large they are.
                 fields = self.fields(address) if old is not None and old.alive else {}
-            written = self._write(address, change, token is not None, old, fields, now)
+            written = self._write(address, change, old, now, held=token is not None, fields=fields)
             if isinstance(written, TooLarge):
                 return written
             row = written
@@ -191,7 +191,14 @@ class Rows:
         return row
 
     def _write(
-        self, address: Address, change: Change, held: bool, old: _Row | None, fields: dict[str, str] | None, now: float
+        self,
+        address: Address,
+        change: Change,
+        old: _Row | None,
+        now: float,
+        *,
+        held: bool,
+        fields: dict[str, str] | None,
     ) -> _Row | TooLarge:
         """Make a change; ``fields``, if they are known, become what they are after it."""
         row = old or _NOTHING

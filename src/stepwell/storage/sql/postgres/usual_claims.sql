@@ -1,5 +1,5 @@
 -- Claims of different addresses, as run_batch makes them, in one plain statement. No row at all: nothing was claimed,
--- and the batch function finds out why.
+-- and the batch function finds out why; it is also asked where the last column says that a memo was missed.
 with lane as materialized (
     -- Locked first: the same claims, sent again while the first still run, wait here.
     select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
@@ -29,12 +29,17 @@ select r.token, at.t,
             select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key
         )
     end,
-    null::double precision
+    null::double precision,
+    -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
+    r.memo_until > at.t and (
+        select s.write = r.write and s.memo_until = r.memo_until
+        from @schema@.records s where s.namespace = r.namespace and s.key = r.key
+    ) is not true
 from claimed r, at
 union all
 -- Somebody else has it: for how long yet, as far as we can see.
 select u.token, at.t, null, null, null, null, null, null, null, null, null, null, null,
-    greatest(r.leased_until - at.t, 0.001)
+    greatest(r.leased_until - at.t, 0.001), false
 from lane, at, unnest($5::text[], $6::text::text[]) u(key, token),
     -- Looked up one by one, whatever the planner thinks of the size of the table.
     lateral (select r.leased_until from @schema@.records r where r.namespace = $4 and r.key = u.key offset 0) r
