@@ -26,7 +26,7 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
 class PostgresStorage(Storage):
     """Keeps records in a schema of a PostgreSQL database, shared by any number of workers.
 
-    ``source`` is a URL, or an ``asyncpg.Pool``, which is used and never closed. With a URL it has three
+    ``source`` is a URL, or an ``asyncpg.Pool``, which is used and never closed. With a URL it has up to five
     connections of its own. ``prepared_statements=False`` is for PgBouncer. A call takes at most ``timeout``
     seconds; what cannot be delivered is tried again for ``patience`` seconds.
     """
@@ -51,7 +51,8 @@ class PostgresStorage(Storage):
         self._timeout = timeout
         self._quoted = checked(schema)
         self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
-        #: A lane has its own: what it sends next need not wait for anything but its own last answer.
+        #: A lane has its own: what it sends next need not wait for anything but its own last answer. Each half of the
+        #: keys has its lanes: the server works for one half while we work for the other.
         self._links = {(writes, half): Link(self._source, options) for writes in (True, False) for half in (0, 1)}
         self._aside = Link(self._source, options)
         places = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))

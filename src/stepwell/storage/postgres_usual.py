@@ -91,9 +91,10 @@ def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
     first = operations[0]
     namespace = first.address.namespace
     for operation in operations:
-        if type(operation) is not Apply or not is_usual(operation):
+        if type(operation) is not Apply or operation.guard is None or not is_usual(operation):
             return None
-        (its_namespace, key), change, guard, then, lease, _ = operation
+        guard = operation.guard
+        (its_namespace, key), change, _, then, lease, _ = operation
         alike = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
         if change.fresh or not alike:
             return None
