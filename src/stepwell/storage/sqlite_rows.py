@@ -136,37 +136,55 @@ class Rows:
         return Claimed(record, base, memo, now)
 
     def _apply(self, apply: Apply, now: float) -> Result:
-        address, change, guard, then, lease, returning = apply
-        token, fields = None, None
-        found = self.read(_RECORD if guard is None else _HELD, address)
-        old = _Row._make(found[0]) if found and found[0][0] is not None else None
+        address, change, guard, then, _, returning = apply
+        found = self.read(_RECORD, address)
+        old = _Row._make(found[0]) if found else None
+        row = old or _NOTHING
+        token = fields = refused = None
         if guard is not None:
             token = guard.token
-            lease_row = found[-1] if found and found[-1][0] is None else None
-            refused = _refused(address, guard, lease_row, old or _NOTHING, now)
-            if refused is not None:
-                return refused
+            refused = _refused(address, guard, row, now)
+        size, anew = 0, False
+        if refused is None and not change.delete:
+            if returning:
+                # Read now, they also tell how large they are.
+                fields = self.fields(address) if row.alive else {}
+            # An expired record is only hidden: its holder brings it back, anybody else starts anew.
+            anew = bool(row.alive) and row.expired(now) and (change.fresh or token is None)
+            size = self._size_after(address, change, row, anew or change.replace, fields)
+            if size > change.limit and size > row.size:
+                refused = TooLarge("the record", size, change.limit)
+        if token is not None and not self._holds(apply, token, now, refused is not None):
+            return LeaseLost(address.text)
+        if refused is not None:
+            return refused
         if change.delete:
             row = self._delete(address, change, token is not None, old, now)
         else:
-            if returning:
-                # Read now, they also tell how large they are.
-                fields = self.fields(address) if old is not None and old.alive else {}
-            written = self._write(address, change, old, now, held=token is not None, fields=fields)
-            if isinstance(written, TooLarge):
-                return written
-            row = written
+            row = self._write(address, change, old, now, size=size, anew=anew, held=token is not None)
+            if fields is not None:
+                if anew or change.replace:
+                    fields.clear()
+                for name in change.unset:
+                    fields.pop(name, None)
+                fields.update(change.set)
         if change.memo is not KEEP and not change.forget:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
-        if token is not None:
-            if then == "keep":
-                self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
-            else:
-                self._execute(_END_LEASE, (*address, token))
-                if not row.number:
-                    self._execute(_DROP_MARK, (*address, now))
+        if not row.number and token is not None and then == "release":
+            self._execute(_DROP_MARK, (*address, now))
         record = None if fields is None else _stored(row, fields)
         return Applied(Version(row.number, row.write), row.base, now, record)
+
+    def _holds(self, apply: Apply, token: str, now: float, refused: bool) -> bool:
+        """Whether the token's lease runs; if so, it is ended or extended, unless the write is refused."""
+        address = apply.address
+        if refused:
+            return any(mine == token and until > now for mine, until in self.read(_LEASE, address))
+        if apply.then == "keep":
+            self._execute(_EXTEND_LEASE, (*address, token, now + apply.lease, now))
+        else:
+            self._execute(_END_RUNNING_LEASE, (*address, token, now))
+        return bool(self._connection.changes())
 
     def _delete(self, address: Address, change: Change, held: bool, old: _Row | None, now: float) -> _Row:
         row = old or _NOTHING
@@ -191,28 +209,11 @@ class Rows:
         return row
 
     def _write(
-        self,
-        address: Address,
-        change: Change,
-        old: _Row | None,
-        now: float,
-        *,
-        held: bool,
-        fields: dict[str, str] | None,
-    ) -> _Row | TooLarge:
-        """Make a change; ``fields``, if they are known, become what they are after it."""
+        self, address: Address, change: Change, old: _Row | None, now: float, *, size: int, anew: bool, held: bool
+    ) -> _Row:
         row = old or _NOTHING
         alive = row.alive
-        # An expired record is only hidden: its holder brings it back, anybody else starts anew.
-        anew = bool(alive) and row.expired(now) and (change.fresh or not held)
         dropped = change.replace or anew
-        if dropped or not alive:
-            size = sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
-        else:
-            size = self._size_after(address, change, row.size, fields)
-        if size > change.limit and size > row.size:
-            return TooLarge("the record", size, change.limit)
-
         flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
         expires_at = row.expires_at if alive else None
         if anew:
@@ -246,12 +247,6 @@ class Rows:
         if tags != row.tags:
             self.retag(address, row.tags, _tags(tags))
         self._write_contents(address, change, bool(alive) and dropped)
-        if fields is not None:
-            if dropped:
-                fields.clear()
-            for name in change.unset:
-                fields.pop(name, None)
-            fields.update(change.set)
         return new
 
     def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
@@ -269,7 +264,12 @@ class Rows:
             else:
                 execute(_SET_PART, (namespace, key, name, part))
 
-    def _size_after(self, address: Address, change: Change, size: int, fields: dict[str, str] | None) -> int:
+    def _size_after(
+        self, address: Address, change: Change, row: _Row, dropped: bool, fields: dict[str, str] | None
+    ) -> int:
+        if dropped or not row.alive:
+            return sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
+        size = row.size
         for name in change.unset:
             if name not in change.set:
                 size -= self._weight(_FIELD_SIZE, address, name, fields)
@@ -307,12 +307,9 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
     return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
-def _refused(
-    address: Address, guard: Guard, lease: Sequence[Any] | None, row: _Row, now: float
-) -> StepwellError | None:
-    token, base, version = guard
-    if token is not None and (lease is None or token != lease[1] or lease[3] <= now):
-        return LeaseLost(address.text)
+def _refused(address: Address, guard: Guard, row: _Row, now: float) -> StepwellError | None:
+    """What the guard says of the record; who holds it is not looked at here."""
+    _, base, version = guard
     if base is not None and base != row.base:
         return RecordReplaced(address.text)
     if version is not None and (version != (row.number, row.write) or not row.alive or row.expired(now)):
@@ -344,13 +341,13 @@ _GET_WITH_PARTS = QUERIES["get_with_parts"]
 _LEASE = QUERIES["lease"]
 _CLAIMED = QUERIES["claimed"]
 _RECORD = QUERIES["record"]
-_HELD = QUERIES["held"]
 _FIELDS = QUERIES["fields"]
 _FIELD_SIZE = QUERIES["field_size"]
 _PART_SIZE = QUERIES["part_size"]
 _TAKE_LEASE = QUERIES["take_lease"]
 _EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
+_END_RUNNING_LEASE = QUERIES["end_running_lease"]
 _ADD_RECORD = QUERIES["add_record"]
 _UPDATE_RECORD = QUERIES["update_record"]
 _DROP_RECORD = QUERIES["drop_record"]
@@ -371,7 +368,7 @@ _WIDTHS = {
     **dict.fromkeys((_GET, _GET_WITH_PARTS), 9),
     **{QUERIES[name]: 9 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
     _CLAIMED: 10,
-    **dict.fromkeys((_RECORD, _HELD), 12),
+    _RECORD: 12,
     _FIELDS: 2,
     _LEASE: 2,
     QUERIES["over"]: 6,

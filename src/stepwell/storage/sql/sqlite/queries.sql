@@ -35,13 +35,6 @@ SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
 FROM record WHERE namespace = ?1 AND key = ?2;
 
--- name: held
-SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
-FROM record WHERE namespace = ?1 AND key = ?2
-UNION ALL
-SELECT NULL, token, NULL, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM lease WHERE namespace = ?1 AND key = ?2;
-
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
 
@@ -61,6 +54,9 @@ UPDATE lease SET until = ?4 WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND
 
 -- name: end_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
+
+-- name: end_running_lease
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4;
 
 -- name: add_record
 INSERT INTO record
