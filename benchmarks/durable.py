@@ -208,7 +208,7 @@ async def beside_langgraph(folder: Path) -> int:
         n: int
         text: str
 
-    names = [f"n{number}" for number in range(100)]
+    names = [f"n{number}" for number in range(NODES)]
 
     async def count(shared: Shared) -> dict[str, int]:
         return {"n": shared["n"] + 1}

@@ -14,7 +14,7 @@ from zlib import crc32
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
-from stepwell.record import NOWHERE, Address, Head, Limits, Place
+from stepwell.record import NOWHERE, RUNS, Address, Head, Limits, Place
 
 __all__ = ["Seal"]
 
@@ -73,12 +73,14 @@ class Seal:
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
+        # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
+        found_by = None if self.address.namespace == RUNS else state
         if not stack:
             try:
-                return Head(flow, state, self._sealed("h", "", _head_json(place)))
+                return Head(flow, found_by, self._sealed("h", "", _head_json(place)))
             except (UnicodeEncodeError, TypeError):
                 pass  # encode() can do it, or finds the words for it
-        return Head(flow, state, self._sealed("h", "", values.encode(list(place), self._limits, "$head")))
+        return Head(flow, found_by, self._sealed("h", "", values.encode(list(place), self._limits, "$head")))
 
     def head_back(self, text: str | None) -> Place:
         """What ``head`` was given."""

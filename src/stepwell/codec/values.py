@@ -89,7 +89,7 @@ def _plain(value: Any, left: int) -> Any:
     if left == 0:
         raise _RefusedError("is nested too deeply, or contains itself; make it flatter")
     if kind is list:
-        return [_plain(item, left - 1) for item in value]
+        return _items(value, left - 1)
     if kind is dict:
         plain = {}
         for key, item in value.items():
@@ -143,7 +143,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def _items(value: Any, left: int) -> list[Any]:
-    return [_plain(item, left) for item in value]
+    return [item if type(item) is str else _plain(item, left) for item in value]
 
 
 def _sorted_items(value: Any, left: int) -> list[Any]:

@@ -10,7 +10,7 @@ __all__ = ["pack", "unpack"]
 
 def pack(counts: Iterable[int]) -> str:
     """``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``: equal neighbours together, without the zeros at the end."""
-    runs = [(count, sum(1 for _ in group)) for count, group in groupby(counts)]
+    runs = [(count, len(list(group))) for count, group in groupby(counts)]
     if runs and runs[-1][0] == 0:
         runs.pop()
     return ",".join(f"{count}x{times}" if times > 1 else str(count) for count, times in runs)
