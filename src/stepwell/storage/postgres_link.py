@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -75,14 +76,16 @@ class Source(ABC):
     place: str
     #: What the batch function must set for itself, because the connection may not be ours to set up.
     lock_timeout: str | None
+    #: A connection may be used for one call after the other.
+    keeps: bool
 
     @abstractmethod
     async def take(self) -> asyncpg.Connection[Any]:
         """A connection that nobody else uses."""
 
     @abstractmethod
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> bool:
-        """The caller is done with a connection for now. ``True`` if it may go on using it."""
+    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
+        """The caller is done with a connection: it broke, or it is not to be kept."""
 
     @abstractmethod
     async def end(self, connection: asyncpg.Connection[Any]) -> None:
@@ -91,6 +94,8 @@ class Source(ABC):
 
 class UrlSource(Source):
     """Connections of our own."""
+
+    keeps = True
 
     def __init__(self, url: str, options: Options) -> None:
         self._url = url
@@ -125,10 +130,8 @@ class UrlSource(Source):
         )
         return connection
 
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> bool:
-        if broken:
-            connection.terminate()
-        return not broken
+    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
+        connection.terminate()
 
     async def end(self, connection: asyncpg.Connection[Any]) -> None:
         try:
@@ -140,6 +143,8 @@ class UrlSource(Source):
 class PoolSource(Source):
     """Connections of somebody else's pool, each only for one call. The pool is never closed here."""
 
+    keeps = False
+
     def __init__(self, pool: Pool, options: Options) -> None:
         self._pool = pool
         self._options = options
@@ -149,11 +154,10 @@ class PoolSource(Source):
     async def take(self) -> asyncpg.Connection[Any]:
         return cast("asyncpg.Connection[Any]", await self._pool.acquire(timeout=self._options.connect_timeout))
 
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> bool:
+    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
         if broken:
             connection.terminate()
         await self.end(connection)
-        return False
 
     async def end(self, connection: asyncpg.Connection[Any]) -> None:
         with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -172,7 +176,7 @@ class Link:
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
         """The rows of one statement, which is one transaction."""
-        async with self.connection() as connection:
+        async with _Use(self) as connection:
             if self._options.prepared_statements:
                 rows: list[Any] = await connection.fetch(query, *args, timeout=self._options.timeout)
                 return rows
@@ -180,26 +184,9 @@ class Link:
             async with asyncio.timeout(self._options.timeout), connection.transaction():
                 return await connection.fetch(query, *args)
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """The connection itself, for several statements. Driver errors come out as ours."""
-        async with self._lock:
-            connection = await self._ready()
-            broken = True
-            try:
-                yield connection
-                broken = False
-            except StepwellError:
-                broken = False
-                raise
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
-                broken = not _survived(error)
-                raise _explained(error, self._source.place, sent=True) from _without_secrets(error)
-            finally:
-                # Also after a cancellation: an answer that nobody waits for must not meet the next question.
-                self._connection = None
-                if await self._source.give_back(connection, broken=broken):
-                    self._connection = connection
+    def connection(self) -> _Use:
+        """``async with`` the connection itself, for several statements. Driver errors come out as ours."""
+        return _Use(self)
 
     async def close(self) -> None:
         """Give the connection up, when the call that is under way is over."""
@@ -223,8 +210,50 @@ class Link:
         self._loop = asyncio.get_running_loop()
         try:
             return await self._source.take()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
+        except _DRIVER_ERRORS as error:
             raise _explained(error, self._source.place, sent=False) from _without_secrets(error)
+
+
+class _Use:
+    """A link's connection for as long as somebody has it; nobody else does then."""
+
+    __slots__ = ("_connection", "_link")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def __aenter__(self) -> asyncpg.Connection[Any]:
+        link = self._link
+        await link._lock.acquire()
+        try:
+            self._connection = await link._ready()
+        except BaseException:
+            link._lock.release()
+            raise
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        link, connection = self._link, self._connection
+        source = link._source
+        theirs = isinstance(error, _DRIVER_ERRORS) and not isinstance(error, StepwellError)
+        # Also after a cancellation: an answer that nobody waits for must not meet the next question.
+        broken = error is not None and not isinstance(error, StepwellError)
+        if theirs:
+            assert error is not None
+            broken = not _survived(error)
+        try:
+            link._connection = connection if source.keeps and not broken else None
+            if link._connection is None:
+                await source.give_back(connection, broken=broken)
+        finally:
+            link._lock.release()
+        if theirs and error is not None:
+            raise _explained(error, source.place, sent=True) from _without_secrets(error)
+
+
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError)
 
 
 def _place(url: str) -> str:

@@ -150,19 +150,15 @@ _FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] 
 def is_usual(apply: Apply) -> bool:
     """A holder changes small fields, and perhaps flow, state, times and memo."""
     _, change, guard, _, _, returning = apply
-    return (
-        guard is not None
-        and guard.token is not None
-        and guard.base is not None
-        and guard.version is None
-        and not returning
-        and not change.replace
-        and not change.delete
-        and not change.unset
-        and not change.parts
-        and change.tags is KEEP
-        and max(map(len, change.set.values()), default=0) <= LARGE
-    )
+    if guard is None or returning:
+        return False
+    token, base, version = guard
+    if token is None or base is None or version is not None:
+        return False
+    _, replace, delete, _, _, _, written, unset, tags, _, _, _, parts, _ = change
+    if replace or delete or unset or parts or tags is not KEEP:
+        return False
+    return not written or max(map(len, written.values())) <= LARGE
 
 
 def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:

@@ -23,7 +23,7 @@ with lane as materialized (
 select r.token, at.t,
     -- Where nothing is to be seen, there still is the base to guard with.
     case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end,
-    r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline,
+    r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline,
     case
         when r.memo_until > at.t then (
             select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key
