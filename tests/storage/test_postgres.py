@@ -433,6 +433,45 @@ async def test_one_write_that_is_refused_leaves_the_others_of_its_batch_alone() 
         assert [each.fields["n"] for each in after] == ["00000000 0", before[1].fields["n"], "00000000 2"]
 
 
+async def test_names_of_any_kind_come_through_the_usual_batches() -> None:
+    odd = [
+        'say "hi"',
+        "back\\slash",
+        "NULL",
+        "null",
+        "{a,b}",
+        "a,b",
+        " ",
+        "'",
+        "é\u2028",
+        '"',
+        "\\",
+        '","',
+        '\\"',
+        "\0",
+    ]
+    async with open_storage(fresh()) as storage:
+
+        async def step(name: str, turn: int) -> None:
+            async with Slot(storage, "bot", (name, 1)) as slot:
+                assert slot.data == ({"turn": turn - 1, "name": name} if turn else {})
+                # Some have no flow, so that there are nulls among the others.
+                somewhere = turn == 4 or len(name) % 2
+                slot.flow, slot.state = (name, name) if somewhere else (None, None)
+                slot.data = {"turn": turn, "name": name}
+                await slot.commit(memo=[name])
+
+        for turn in range(4):
+            await asyncio.gather(*(step(name, turn) for name in odd))
+            await step(odd[turn], turn + 1)
+            await storage.set_data("bot", (odd[turn], 1), {"turn": turn, "name": odd[turn]})
+        await asyncio.gather(*(step(name, 4) for name in odd))
+        for name in odd:
+            assert await storage.get_state("bot", (name, 1)) == State(name, name, {"turn": 4, "name": name})
+            found = [entry.key async for entry in storage.scan("bot", flow=name, state=name)]
+            assert found == [(name, 1)]
+
+
 async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:

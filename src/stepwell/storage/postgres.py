@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
@@ -11,7 +12,7 @@ from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres_link import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
+from stepwell.storage.postgres_link import Link, NotWhole, Options, Pool, PoolSource, Source, UrlSource, split_url
 from stepwell.storage.postgres_rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres_schema import checked, migrate
 from stepwell.storage.postgres_usual import Usual
@@ -108,10 +109,11 @@ class PostgresStorage(Storage):
         if lane is not None and self._usual is not None:
             statement = self._usual.statement(operations)
             if statement is not None:
-                rows = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
-                found = statement.results(operations, rows)
-                if found is not None:
-                    return found
+                with suppress(NotWhole):
+                    rows = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
+                    found = statement.results(operations, rows)
+                    if found is not None:
+                        return found
                 if not writes:
                     self._sent = number = self._sent + 1
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     asyncpg = require("asyncpg", "postgres")
 
-__all__ = ["Link", "Options", "Pool", "PoolSource", "Source", "UrlSource", "split_url"]
+__all__ = ["Link", "NotWhole", "Options", "Pool", "PoolSource", "Source", "UrlSource", "split_url"]
 
 Pool: TypeAlias = "asyncpg.Pool[Any]"
 
@@ -162,6 +162,10 @@ class PoolSource(Source):
     async def end(self, connection: asyncpg.Connection[Any]) -> None:
         with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await self._pool.release(cast("PoolConnectionProxy[Any]", connection), timeout=self._options.timeout)
+
+
+class NotWhole(StorageError):
+    """A statement that does all or nothing could only have done a part. Never seen outside."""
 
 
 class Link:
@@ -325,6 +329,8 @@ def _explained_state(error: asyncpg.PostgresError, state: str, place: str, sent:
             "and add target_session_attrs=read-write",
             sent=False,
         )
+    if state == "22012":
+        return NotWhole(place)
     if state in ("53100", "53000"):
         return StorageFull(f"{place} has no room left; nothing was written")
     if state == "08P01" and "startup parameter" in str(error):

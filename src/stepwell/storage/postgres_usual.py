@@ -53,7 +53,7 @@ class Usual:
         namespace, lease, limit = first.address.namespace, first.lease, first.change.limit
         if len(rows) == 1:
             return Statement(self.write_sql, (namespace, *rows[0], lease, limit), _applied)
-        return Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit), _applied)
+        return Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit, len(rows)), _applied)
 
 
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -67,7 +67,7 @@ def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             return None
         keys.append(key)
         tokens.append(token)
-    return namespace, keys, _array(tokens), lease
+    return namespace, _array(keys), _array(tokens), lease
 
 
 def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
@@ -129,28 +129,39 @@ def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    keys, tokens, writes, bases, sizes, all_flags, *rest = zip(*rows, strict=True)
+    keys, tokens, writes, bases, sizes, all_flags, flows, states, *rest = zip(*rows, strict=True)
     return (
-        keys,
+        _array(keys),
         _array(tokens),
         _array(writes),
         _array(bases),
         _array(map(str, sizes)),
         _array(map(str, all_flags)),
+        _array(flows),
+        _array(states),
         *(column if column.count(None) < len(column) else () for column in rest),
     )
 
 
-def _array(texts: Iterable[str]) -> str:
-    """An array of ids or numbers as text: the driver looks at each item of a list several times."""
-    return '{"' + '","'.join(texts) + '"}'
+def _array(texts: Iterable[str | None]) -> str:
+    """An array of short texts as one: the driver looks at each item of a list several times."""
+    items = list(texts)
+    if None not in items:
+        joined = '","'.join(map(str, items))
+        if "\\" not in joined and joined.count('"') == 2 * len(items) - 2:
+            return f'{{"{joined}"}}'
+    return "{" + ",".join(["NULL" if item is None else _quoted(item) for item in items]) + "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
     if not rows:
         return None
     found: list[Result] = [None] * len(operations)
-    for at, version, now in rows:
+    for at, version, now, *_ in rows:
         operation = operations[at - 1]
         found[at - 1] = Applied(Version(version, operation.change.write), operation.guard.base, now)
     return found

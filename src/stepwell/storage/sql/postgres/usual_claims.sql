@@ -10,7 +10,7 @@ with lane as materialized (
 ), claimed as (
     insert into @schema@.records as r (namespace, key, token, leased_until)
         select $4, u.key, u.token, at.t + $7
-        from lane, at, unnest($5::text[], $6::text::text[]) u(key, token)
+        from lane, at, unnest($5::text::text[], $6::text::text[]) u(key, token)
         -- The order in which all batches lock their rows: no two of them can wait for each other.
         order by u.key collate "C"
         on conflict (namespace, key) do update set token = excluded.token, leased_until = excluded.leased_until
@@ -40,8 +40,8 @@ union all
 -- Somebody else has it: for how long yet, as far as we can see.
 select u.token, at.t, null, null, null, null, null, null, null, null, null, null, null,
     greatest(r.leased_until - at.t, 0.001), false
-from lane, at, unnest($5::text[], $6::text::text[]) u(key, token),
+from lane, at, unnest($5::text::text[], $6::text::text[]) u(key, token),
     -- Looked up one by one, whatever the planner thinks of the size of the table.
     lateral (select r.leased_until from @schema@.records r where r.namespace = $4 and r.key = u.key offset 0) r
-where (select count(*) from claimed) < cardinality($5::text[])
+where (select count(*) from claimed) < cardinality($5::text::text[])
     and not exists (select from claimed c where c.key = u.key)

@@ -1,15 +1,35 @@
 -- Holders write small fields to records that are there, each to another one, as run_batch makes them, in one plain
--- statement. All of them or none: without a row nothing was written, and the batch function finds out why.
+-- statement. All of them or none: without a row, or with an error, nothing was written, and the batch function finds
+-- out why.
 with lane as materialized (
     -- Locked first: the same batch, sent again while the first one still runs, waits here.
     select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
-), mine as materialized (
-    select $4::text as namespace, u.*, r.leased_until as held_until, r.expires_at as seen_until
-    from lane, (
-        select *
+), at as materialized (
+    select coalesce($3, date_part('epoch', clock_timestamp())) as t,
+        case
+            when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
+        end as durable
+), done as (
+    update @schema@.records r set
+        version = r.version + 1,
+        write = u.write,
+        written_at = at.t,
+        size = r.size + u.weight,
+        expires_at = case when u.flags & 32 <> 0 then at.t + u.expiry else r.expires_at end,
+        removable_at = case when u.flags & 32 <> 0 then at.t + u.expiry else r.expires_at end,
+        deadline = case when u.flags & 16 <> 0 then at.t + u.deadline else r.deadline end,
+        memo_until = case when u.memo is not null then at.t + 86400 else r.memo_until end,
+        token = case when u.flags & 64 <> 0 then r.token end,
+        leased_until = case when u.flags & 64 <> 0 then at.t + $18 else 0 end,
+        flow = case when u.head is not null then @schema@.indexed(u.flow) else r.flow end,
+        state = case when u.head is not null then @schema@.indexed(u.state) else r.state end,
+        head = coalesce(u.head, r.head),
+        data = case when u.data is null then r.data else r.data || u.data end
+    from lane, at, (
+        select $4::text as namespace, u.*
         from unnest(
-            $5::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[], $10::text::integer[],
-            $11::text[], $12::text[], $13::text[], $14::jsonb[], $15::text[],
+            $5::text::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[],
+            $10::text::integer[], $11::text::text[], $12::text::text[], $13::text[], $14::jsonb[], $15::text[],
             $16::double precision[], $17::double precision[]
         ) with ordinality as u(
             key, token, write, base, weight, flags, flow, state, head, data, memo, deadline, expiry, at
@@ -17,48 +37,16 @@ with lane as materialized (
         -- The order in which all batches lock their rows: no two of them can wait for each other.
         order by u.key collate "C"
         -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
-        limit cardinality($5::text[])
-    ) u, lateral (
-        select r.leased_until, r.expires_at
-        from @schema@.records r
-        where r.namespace = $4 and r.key = u.key
-            and r.alive and r.token = u.token and r.base = u.base and r.size + u.weight <= $19
-            and case
-                when r.large is null then true
-                else not r.large ?| array(select jsonb_object_keys(u.data))
-            end
-        for update
-    ) r
-), at as materialized (
-    -- The clock is read when all rows are locked.
-    select coalesce($3, date_part('epoch', clock_timestamp())) as t,
-        count(*) = cardinality($5::text[]) as whole,
-        min(m.held_until) as held_until,
-        min(m.seen_until) as seen_until,
-        case
-            when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
-        end as durable
-    from mine m
-), done as (
-    update @schema@.records r set
-        version = r.version + 1,
-        write = m.write,
-        written_at = at.t,
-        size = r.size + m.weight,
-        expires_at = case when m.flags & 32 <> 0 then at.t + m.expiry else r.expires_at end,
-        removable_at = case when m.flags & 32 <> 0 then at.t + m.expiry else r.expires_at end,
-        deadline = case when m.flags & 16 <> 0 then at.t + m.deadline else r.deadline end,
-        memo_until = case when m.memo is not null then at.t + 86400 else r.memo_until end,
-        token = case when m.flags & 64 <> 0 then r.token end,
-        leased_until = case when m.flags & 64 <> 0 then at.t + $18 else 0 end,
-        flow = case when m.head is not null then @schema@.indexed(m.flow) else r.flow end,
-        state = case when m.head is not null then @schema@.indexed(m.state) else r.state end,
-        head = coalesce(m.head, r.head),
-        data = case when m.data is null then r.data else r.data || m.data end
-    from at, mine m
-    where at.whole and at.held_until > at.t and (at.seen_until is null or at.seen_until > at.t)
-        and r.namespace = m.namespace and r.key = m.key
-    returning m.at, r.version, at.t, r.key, m.memo
+        limit $20
+    ) u
+    where r.namespace = u.namespace and r.key = u.key
+        and r.alive and (r.expires_at is null or r.expires_at > at.t)
+        and r.token = u.token and r.leased_until > at.t and r.base = u.base and r.size + u.weight <= $19
+        and case
+            when r.large is null then true
+            else not r.large ?| array(select jsonb_object_keys(u.data))
+        end
+    returning u.at, r.version, at.t, r.key, u.memo
 ), memos as (
     insert into @schema@.memos as m (namespace, key, body)
         select $4, d.key, d.memo from done d where d.memo is not null
@@ -70,4 +58,7 @@ with lane as materialized (
         from (select array_agg(d.at) as ats, array_agg(d.version) as versions from done d) d
         where l.id = $1 and d.ats is not null
 )
-select d.at, d.version, d.t from done d
+select d.at, d.version, d.t,
+    -- Some, but not all: the error takes back what was done.
+    1 / case when (select count(*) from done) = $20 then 1 else 0 end
+from done d
