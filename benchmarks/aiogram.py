@@ -28,7 +28,7 @@ from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, fsm_st
 from stepwell.fsm import FSM, Context, Flow, state
 
 USERS, EACH, ROUNDS = 50, 20, 9
-#: The issue's lines: at least so many times as fast.
+#: At least so many times as fast.
 TARGET_MANY, TARGET_ONE = 3, 20
 
 _ids = count(1)
