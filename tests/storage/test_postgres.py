@@ -472,6 +472,16 @@ async def test_names_of_any_kind_come_through_the_usual_batches() -> None:
             assert found == [(name, 1)]
 
 
+async def test_one_token_may_claim_several_keys_in_one_batch() -> None:
+    async with open_storage(fresh()) as storage:
+        for key in range(3):
+            await storage.set_data("bot", key, {"n": key})
+        claims = [Claim(storage.address("bot", key), "t", 30.0) for key in range(3)]
+        for turn in (1, 2):
+            found = await storage.run(Batch.of(claims, "lane", turn))
+            assert [each.record.fields["n"][9:] for each in found] == ["0", "1", "2"]
+
+
 async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:

@@ -67,6 +67,9 @@ def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             return None
         keys.append(key)
         tokens.append(token)
+    if len(set(tokens)) < len(tokens):
+        # By its token we know which of them a row is about.
+        return None
     return namespace, _array(keys), _array(tokens), lease
 
 
