@@ -445,3 +445,12 @@ async def test_a_merge_into_a_damaged_record_says_that_it_was_made() -> None:
             await storage.update_data("bot", 1, {"b": 2})
         assert "the merge itself was made" in caught.value.__notes__[0]
         assert "b" in cell.fields
+
+
+async def test_keys_that_are_equal_but_of_different_types_are_not_taken_for_each_other(storage: Storage) -> None:
+    await storage.set_state("bot", 1, State("f", "s", {1: "one thing"}))
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data = {True: " ".join(["one", "thing"])}
+        assert await slot.commit()
+    assert list(await storage.get_data("bot", 1) or {}) == [True]
+    assert [type(key) for key in await storage.get_data("bot", 1) or {}] == [bool]

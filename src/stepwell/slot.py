@@ -245,13 +245,19 @@ class Slot:
                 head = self._seal.head(place)
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
                 return False
-            expiry = self.storage.expiry_of(self.address) if expiry is KEEP else expiry
-            memo = memo if memo is KEEP else self._sealed_memo(memo)
-            sealed = self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING
-            limit = self._seal.limit
-            # In the order of its fields: twice as quick as by their names, and made with every update.
             change = Change(
-                write, anew, False, False, not found, head, written, gone, tags, deadline, expiry, memo, sealed, limit
+                write,
+                replace=anew,
+                fresh=not found,
+                head=head,
+                set=written,
+                unset=gone,
+                tags=tags,
+                deadline=deadline,
+                expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
+                memo=memo if memo is KEEP else self._sealed_memo(memo),
+                parts=self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING,
+                limit=self._seal.limit,
             )
         if self._lost:
             raise LeaseLost(self.address.text)
@@ -276,7 +282,7 @@ class Slot:
         for key, value in data.items():
             # What cannot be mutated, and is what was loaded, needs no second look. Equal floats may differ: 0.0, -0.0.
             kind = type(value)
-            if kind in _IMMUTABLE:
+            if kind in _IMMUTABLE and type(key) is str:
                 known = loaded.get(key, loaded)
                 if known is value or (type(known) is kind and kind is not float and known == value):
                     kept += 1

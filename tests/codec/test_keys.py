@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.codec import decode_key, decode_namespace, encode_key, encode_namespace
+from stepwell.codec import Seal, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.errors import CorruptRecord, InvalidKey, TooLarge
-from stepwell.record import RUNS, Address, Limits
+from stepwell.record import RUNS, Address, Limits, Place
 
 PARTS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(st.characters(exclude_categories=["Cs"])), st.binary()
@@ -145,3 +145,12 @@ def test_different_addresses_have_different_texts(one: tuple[str, str], other: t
 def test_a_bots_name_beyond_its_limit_is_refused() -> None:
     with pytest.raises(TooLarge):
         encode_namespace("x" * 600, Limits())
+
+
+def test_a_head_is_written_as_it_is_whatever_equal_ones_were_written_before() -> None:
+    seal = Seal(Address("bot", "1"), Limits(), 1000)
+    heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
+    assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']
+    shared = seal.head_back(seal.seal_body("h", "", '["flow","state",1,[{"x":[]}]]'))
+    shared.history[0]["x"].append(1)  # type: ignore[index]
+    assert seal.head_back(seal.seal_body("h", "", '["flow","state",1,[{"x":[]}]]')).history == ({"x": []},)

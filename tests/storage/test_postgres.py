@@ -16,10 +16,10 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import LeaseLost, NewerSchema, StorageUnavailable
+from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.slot import Slot
-from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres_schema import migrations
@@ -487,9 +487,10 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
     async with PostgresStorage(shared().url(), schema=name) as storage:
         (address,) = await held(storage, 1)
         base = (await storage.perform(Get(address))).base
-        # Also the lanes are there: what follows is the plain statement.
         await storage.perform(small_write(address, "1", 1, base))
-        assert isinstance(await storage.perform(Claim(address, "x", 30)), Claimed)
+        # Free, as far as the claim can see, and the lane is known: what follows is the plain statement.
+        await storage.perform(Claim(address, "x", 30))
+        await storage.perform(Release(address, "x"))
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
@@ -539,6 +540,82 @@ async def _until_somebody_waits(admin: Any) -> None:
             "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'stepwell'"
         ):
             await asyncio.sleep(0.01)
+
+
+async def test_claims_of_old_and_new_keys_and_writes_to_them_do_not_wait_for_each_other_in_a_circle(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
+        # Claims and writes of one half of the keys, so that each are one batch; the first use makes the lanes.
+        old, new, *others = [key for key in range(50) if hash(storage.address("bot", key)) & 1]
+        for key in others[:2]:
+            assert isinstance(await storage.perform(Claim(storage.address("bot", key), f"t{key}", 30)), Claimed)
+            await storage.set_data("bot", key, {})
+        await storage.set_data("bot", old, {})
+        before = await admin.fetchval("select sum(deadlocks) from pg_stat_database")
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(f"select from records where key = '{old}' for update")
+        keys = (old, new)
+        claims = asyncio.gather(*(storage.perform(Claim(storage.address("bot", key), f"c{key}", 5)) for key in keys))
+        await _until_somebody_waits(admin)
+        writes = asyncio.gather(*(storage.update_data("bot", key, {"n": 1}) for key in keys))
+        await asyncio.sleep(0.1)
+        await transaction.commit()
+        async with asyncio.timeout(10):
+            assert [type(result) for result in await claims] == [Claimed, Claimed]
+            assert await writes == [{"n": 1}, {"n": 1}]
+        await connection.close()
+        await admin.execute("select pg_stat_clear_snapshot()")
+        assert await admin.fetchval("select sum(deadlocks) from pg_stat_database") == before
+
+
+async def test_a_claim_that_comes_late_claims_nothing_also_if_the_later_one_found_all_taken() -> None:
+    async with open_storage(fresh()) as storage:
+        address = storage.address("bot", 1)
+        await storage.run(Batch.of([Claim(address, "other", 30)], "lane", 1))
+        assert isinstance((await storage.run(Batch.of([Claim(address, "mine", 30)], "lane", 2)))[0], Taken)
+        await storage.run([Release(address, "other")])
+        storage._sent -= 2  # as if this were the first sending, on its way for all this time
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(Batch.of([Claim(address, "mine", 30)], "lane", 2))
+
+
+async def test_a_name_that_no_database_can_hold_is_refused_in_a_usual_write_too() -> None:
+    async with open_storage(fresh()) as storage:
+        (address,) = await held(storage, 1)
+        base = (await storage.perform(Get(address))).base
+        with pytest.raises(EncodeError, match="surrogate"):
+            await storage.perform(Apply(address, Change("w", set={"a\ud800": "x"}), Guard("1", base)))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_call_that_a_closed_loop_left_behind_does_not_end_the_use_of_the_next() -> None:
+    storage = PostgresStorage(shared().url(), schema=schema(), sweep_every=None)
+    loop = asyncio.new_event_loop()
+
+    async def leave() -> asyncio.Task[Any]:
+        await storage.open()
+        task = asyncio.ensure_future(storage._aside.fetch("select pg_sleep(5)"))
+        await asyncio.sleep(0.1)
+        return task
+
+    left: list[Any] = [loop.run_until_complete(leave())]
+    loop.close()
+
+    async def go_on() -> None:
+        await storage.open()
+        link = storage._aside
+        using = asyncio.ensure_future(link.fetch("select pg_sleep(0.3)"))
+        await asyncio.sleep(0.1)
+        left[0]._log_destroy_pending = False
+        left.clear()
+        gc.collect()
+        assert link._lock.locked()
+        await asyncio.gather(using, link.fetch("select 1"))
+        await storage.close()
+
+    asyncio.run(go_on())
 
 
 async def test_usual_batches_of_several_workers_never_wait_in_a_circle_and_lose_nothing(admin: Any) -> None:

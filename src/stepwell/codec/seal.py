@@ -69,18 +69,18 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
-        flow, state, _, _, stack = place
+        flow, state, revision, _, stack = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
         # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
         found_by = None if self.address.namespace == RUNS else state
-        if not stack:
+        if not stack and (revision is None or type(revision) is int):
             try:
                 return Head(flow, found_by, self._sealed("h", "", _head_json(place)))
             except (UnicodeEncodeError, TypeError):
                 pass  # encode() can do it, or finds the words for it
-        return Head(flow, found_by, self._sealed("h", "", values.encode(list(place), self._limits, "$head")))
+        return Head(flow, found_by, self._sealed("h", "", values.encode(_row(place), self._limits, "$head")))
 
     def head_back(self, text: str | None) -> Place:
         """What ``head`` was given."""
@@ -89,7 +89,8 @@ class Seal:
         body = self._opened("h", "", text)
         try:
             # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
-            return _known_place(body) if body.count("[") < 3 else _place(body, self._limits.depth)
+            plain = body.count("[") < 3 and "{" not in body
+            return _known_place(body) if plain else _place(body, self._limits.depth)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
 
@@ -147,10 +148,14 @@ class Seal:
 @lru_cache(maxsize=1024)
 def _head_json(place: Place) -> bytes:
     """The JSON of a place where no flow waits: names and numbers only, the same few ones all the time."""
+    return values.to_json(_row(place))
+
+
+def _row(place: Place) -> list[Any]:
     row = list(place)
     while len(row) > 2 and not row[-1]:
         row.pop()
-    return values.to_json(row)
+    return row
 
 
 def _place(body: str, depth: int) -> Place:
@@ -162,7 +167,8 @@ def _place(body: str, depth: int) -> Place:
 
 @lru_cache(maxsize=1024)
 def _known_place(body: str) -> Place:
-    return _place(body, len(body))
+    # Two brackets are no depth to speak of.
+    return _place(body, 2)
 
 
 #: Integers below it need no tag.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
@@ -12,7 +11,7 @@ from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres_link import Link, NotWhole, Options, Pool, PoolSource, Source, UrlSource, split_url
+from stepwell.storage.postgres_link import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
 from stepwell.storage.postgres_rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres_schema import checked, migrate
 from stepwell.storage.postgres_usual import Usual
@@ -106,21 +105,31 @@ class PostgresStorage(Storage):
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
         link = self._links[writes, hash(operations[0].address) & 1]
-        if lane is not None and self._usual is not None:
-            statement = self._usual.statement(operations)
-            if statement is not None:
-                with suppress(NotWhole):
-                    rows = await self._fetch(link, statement.sql, lane, number, self._now(), *statement.args)
+        claimed = False
+        try:
+            if lane is not None and self._usual is not None:
+                statement = self._usual.statement(operations)
+                if statement is not None:
+                    if self._loop is not asyncio.get_running_loop():
+                        await self.open()
+                    rows = await link.fetch_whole(statement.sql, lane, number, self._now(), *statement.args)
                     found = statement.results(operations, rows)
                     if found is not None:
                         return found
-                if not writes:
-                    self._sent = number = self._sent + 1
-        try:
+                    if not writes:
+                        claimed = bool(rows)
+                        self._sent = number = self._sent + 1
             sent = columns(operations)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
-        rows = await self._fetch(link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
+        try:
+            rows = await self._fetch(
+                link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent
+            )
+        except StorageUnavailable as error:
+            # What was claimed before must be given back.
+            error.sent = error.sent or claimed
+            raise
         return results(operations, rows)
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     asyncpg = require("asyncpg", "postgres")
 
-__all__ = ["Link", "NotWhole", "Options", "Pool", "PoolSource", "Source", "UrlSource", "split_url"]
+__all__ = ["Link", "Options", "Pool", "PoolSource", "Source", "UrlSource", "split_url"]
 
 Pool: TypeAlias = "asyncpg.Pool[Any]"
 
@@ -124,7 +124,7 @@ class UrlSource(Source):
             self._url,
             timeout=self._options.connect_timeout,
             statement_cache_size=100 if self._options.prepared_statements else 0,
-            # Two statements for as long as the connection lives: planning them again would be waste.
+            # A few statements for as long as the connection lives: planning them again would be waste.
             max_cached_statement_lifetime=0,
             server_settings=self._settings,
         )
@@ -164,10 +164,6 @@ class PoolSource(Source):
             await self._pool.release(cast("PoolConnectionProxy[Any]", connection), timeout=self._options.timeout)
 
 
-class NotWhole(StorageError):
-    """A statement that does all or nothing could only have done a part. Never seen outside."""
-
-
 class Link:
     """One connection at a time, one call at a time."""
 
@@ -187,6 +183,15 @@ class Link:
             # Without a name for the statement its two halves must reach the same server.
             async with asyncio.timeout(self._options.timeout), connection.transaction():
                 return await connection.fetch(query, *args)
+
+    async def fetch_whole(self, query: str, *args: Any) -> list[Any]:
+        """As ``fetch``, of a statement that divides by zero rather than do only a part; then there are no rows."""
+        try:
+            return await self.fetch(query, *args)
+        except StorageError as error:
+            if isinstance(error.__cause__, asyncpg.DivisionByZeroError):
+                return []
+            raise
 
     def connection(self) -> _Use:
         """``async with`` the connection itself, for several statements. Driver errors come out as ours."""
@@ -221,39 +226,38 @@ class Link:
 class _Use:
     """A link's connection for as long as somebody has it; nobody else does then."""
 
-    __slots__ = ("_connection", "_link")
+    __slots__ = ("_connection", "_link", "_lock")
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        # Of this loop: one that was closed may have left calls behind, which end when they are thrown away.
+        self._lock = link._lock
 
     async def __aenter__(self) -> asyncpg.Connection[Any]:
-        link = self._link
-        await link._lock.acquire()
+        await self._lock.acquire()
         try:
-            self._connection = await link._ready()
+            self._connection = await self._link._ready()
         except BaseException:
-            link._lock.release()
+            self._lock.release()
             raise
         return self._connection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        link, connection = self._link, self._connection
-        source = link._source
-        theirs = isinstance(error, _DRIVER_ERRORS) and not isinstance(error, StepwellError)
+        link, source = self._link, self._link._source
+        ours = error is None or isinstance(error, StepwellError)
         # Also after a cancellation: an answer that nobody waits for must not meet the next question.
-        broken = error is not None and not isinstance(error, StepwellError)
-        if theirs:
-            assert error is not None
-            broken = not _survived(error)
+        broken = not ours and not (isinstance(error, _DRIVER_ERRORS) and _survived(error))
         try:
-            link._connection = connection if source.keeps and not broken else None
-            if link._connection is None:
-                await source.give_back(connection, broken=broken)
+            kept = source.keeps and not broken
+            if link._lock is self._lock:
+                link._connection = self._connection if kept else None
+            if not kept:
+                await source.give_back(self._connection, broken=broken)
         finally:
-            link._lock.release()
-        if theirs and error is not None:
+            self._lock.release()
+        if isinstance(error, _DRIVER_ERRORS) and not ours:
             raise _explained(error, source.place, sent=True) from _without_secrets(error)
 
 
@@ -329,8 +333,6 @@ def _explained_state(error: asyncpg.PostgresError, state: str, place: str, sent:
             "and add target_session_attrs=read-write",
             sent=False,
         )
-    if state == "22012":
-        return NotWhole(place)
     if state in ("53100", "53000"):
         return StorageFull(f"{place} has no room left; nothing was written")
     if state == "08P01" and "startup parameter" in str(error):

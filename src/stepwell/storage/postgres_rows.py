@@ -22,15 +22,27 @@ from stepwell.storage.operations import (
     Taken,
 )
 
-__all__ = ["COLUMNS", "STORED", "columns", "escaped", "is_usual", "results", "small_fields", "stored"]
+__all__ = [
+    "COLUMNS",
+    "DEADLINE_FLAG",
+    "EXPIRY_FLAG",
+    "KEEP_FLAG",
+    "STORED",
+    "columns",
+    "escaped",
+    "is_usual",
+    "results",
+    "small_fields",
+    "stored",
+]
 
 #: A field whose text is longer is kept apart, so that changes of the others do not write it again.
 LARGE: Final = 1024
 
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
 _KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
-_REPLACE, _DELETE, _FORGET, _FRESH, _DEADLINE, _EXPIRY = 1, 2, 4, 8, 16, 32
-_KEEP, _RETURNING, _RENEW, _PARTS, _USUAL, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
+_REPLACE, _DELETE, _FORGET, _FRESH, DEADLINE_FLAG, EXPIRY_FLAG = 1, 2, 4, 8, 16, 32
+KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _USUAL, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
 _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
 
 #: How many columns there are, and how many of them only Apply fills.
@@ -124,11 +136,11 @@ def _apply(apply: Any) -> tuple[int, str | None, float]:
     if change.fresh:
         flags |= _FRESH
     if change.deadline is not KEEP:
-        flags |= _DEADLINE
+        flags |= DEADLINE_FLAG
     if change.expiry is not KEEP:
-        flags |= _EXPIRY
+        flags |= EXPIRY_FLAG
     if apply.then == "keep":
-        flags |= _KEEP
+        flags |= KEEP_FLAG
     if apply.returning:
         flags |= _RETURNING
     if token is None:
@@ -150,15 +162,19 @@ _FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] 
 def is_usual(apply: Apply) -> bool:
     """A holder changes small fields, and perhaps flow, state, times and memo."""
     _, change, guard, _, _, returning = apply
-    if guard is None or returning:
-        return False
-    token, base, version = guard
-    if token is None or base is None or version is not None:
-        return False
-    _, replace, delete, _, _, _, written, unset, tags, _, _, _, parts, _ = change
-    if replace or delete or unset or parts or tags is not KEEP:
-        return False
-    return not written or max(map(len, written.values())) <= LARGE
+    return (
+        guard is not None
+        and guard.token is not None
+        and guard.base is not None
+        and guard.version is None
+        and not returning
+        and not change.replace
+        and not change.delete
+        and not change.unset
+        and not change.parts
+        and change.tags is KEEP
+        and max(map(len, change.set.values()), default=0) <= LARGE
+    )
 
 
 def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:

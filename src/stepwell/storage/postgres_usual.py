@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 
 from stepwell.record import KEEP, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result, Taken
-from stepwell.storage.postgres_rows import escaped, is_usual, small_fields, stored
+from stepwell.storage.postgres_rows import (
+    DEADLINE_FLAG,
+    EXPIRY_FLAG,
+    KEEP_FLAG,
+    escaped,
+    is_usual,
+    small_fields,
+    stored,
+)
 
 __all__ = ["Statement", "Usual"]
 
 _FOLDER = files("stepwell.storage") / "sql" / "postgres"
-_DEADLINE, _EXPIRY, _KEEP = 16, 32, 64
 
 
 class Statement(NamedTuple):
@@ -67,25 +74,25 @@ def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             return None
         keys.append(key)
         tokens.append(token)
-    if len(set(tokens)) < len(tokens):
-        # By its token we know which of them a row is about.
-        return None
-    return namespace, _array(keys), _array(tokens), lease
+    return namespace, _array(keys), _array(tokens), lease, len(keys)
 
 
 def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
     if not rows:
         return None
-    places = {operation.token: at for at, operation in enumerate(operations)}
+    places = {operation.address.key: at for at, operation in enumerate(operations)}
     # A row that another process made in this very moment is not seen, and taken.
     found: list[Result] = [Taken(0.001)] * len(operations)
     for row in rows:
-        result: Result = Taken(row[13])
-        if row[14]:
+        result: Result
+        if row["missed"]:
             return None
-        if row[13] is None:
-            result = Claimed(None if row[2] is None else stored(row, 2), row[4], row[12], row[1])
-        found[places[row[0]]] = result
+        if row["remaining"] is not None:
+            result = Taken(row["remaining"])
+        else:
+            record = None if row["version"] is None else stored(row, 2)
+            result = Claimed(record, row["base"], row["memo"], row["t"])
+        found[places[row["key"]]] = result
     return found
 
 
@@ -105,12 +112,12 @@ def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
         flow = state = head = None
         if change.head is not KEEP:
             flow, state, head = change.head
-        flags = _KEEP if then == "keep" else 0
+        flags = KEEP_FLAG if then == "keep" else 0
         deadline = expiry = None
         if change.deadline is not KEEP:
-            flags, deadline = flags | _DEADLINE, change.deadline
+            flags, deadline = flags | DEADLINE_FLAG, change.deadline
         if change.expiry is not KEEP:
-            flags, expiry = flags | _EXPIRY, change.expiry
+            flags, expiry = flags | EXPIRY_FLAG, change.expiry
         rows.append(
             (
                 key,

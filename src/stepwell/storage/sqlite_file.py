@@ -128,7 +128,7 @@ class SQLiteFile:
             self._roll_back()
             raise
         if durable:
-            self._commits += 1
+            self._commits += not self.memory
             self.check(written=True)
         return result
 

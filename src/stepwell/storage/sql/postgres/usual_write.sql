@@ -7,6 +7,7 @@ with lane as materialized (
         case
             when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
         end as durable
+    from lane
 ), done as (
     update @schema@.records r set
         version = r.version + 1,
@@ -18,12 +19,12 @@ with lane as materialized (
         deadline = case when $10 & 16 <> 0 then at.t + $16 else r.deadline end,
         memo_until = case when $15::text is not null then at.t + 86400 else r.memo_until end,
         token = case when $10 & 64 <> 0 then r.token end,
-        leased_until = case when $10::integer & 64 <> 0 then at.t + $18 else 0 end,
+        leased_until = case when $10::integer & 64 <> 0 then coalesce($3, date_part('epoch', clock_timestamp())) + $18 else 0 end,
         flow = case when $13::text is not null then @schema@.indexed($11) else r.flow end,
         state = case when $13 is not null then @schema@.indexed($12) else r.state end,
         head = coalesce($13, r.head),
         data = case when $14::jsonb is null then r.data else r.data || $14 end
-    from lane, at
+    from at
     where r.namespace = $4 and r.key = $5
         and r.alive and (r.expires_at is null or r.expires_at > at.t)
         and r.token = $6 and r.leased_until > at.t and r.base = $8 and r.size + $9 <= $19

@@ -9,6 +9,7 @@ with lane as materialized (
         case
             when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
         end as durable
+    from lane
 ), done as (
     update @schema@.records r set
         version = r.version + 1,
@@ -20,12 +21,12 @@ with lane as materialized (
         deadline = case when u.flags & 16 <> 0 then at.t + u.deadline else r.deadline end,
         memo_until = case when u.memo is not null then at.t + 86400 else r.memo_until end,
         token = case when u.flags & 64 <> 0 then r.token end,
-        leased_until = case when u.flags & 64 <> 0 then at.t + $18 else 0 end,
+        leased_until = case when u.flags & 64 <> 0 then coalesce($3, date_part('epoch', clock_timestamp())) + $18 else 0 end,
         flow = case when u.head is not null then @schema@.indexed(u.flow) else r.flow end,
         state = case when u.head is not null then @schema@.indexed(u.state) else r.state end,
         head = coalesce(u.head, r.head),
         data = case when u.data is null then r.data else r.data || u.data end
-    from lane, at, (
+    from at, (
         select $4::text as namespace, u.*
         from unnest(
             $5::text::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[],
