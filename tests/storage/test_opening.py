@@ -12,7 +12,8 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import WrongLoop
-from stepwell.storage.operations import Operation, Result
+from stepwell.storage.operations import Claim, Claimed, Operation, Result
+from tests.backends import Backend
 
 
 class Logged(MemoryStorage):
@@ -149,3 +150,26 @@ async def test_a_storage_that_everybody_let_go_of_is_not_kept_by_its_timer() -> 
     del storage
     gc.collect()
     assert watched() is None
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_all_that_was_asked_for_is_answered_when_it_closes_meanwhile(backend: Backend, cancelled: bool) -> None:
+    storage = backend.storage()
+    await storage.open()
+    claims = [Claim(storage.address("bot", key), f"t{key}", 5.0) for key in range(40)]
+    asked = [asyncio.create_task(storage.perform(claim)) for claim in claims[:20]]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    asked += [asyncio.create_task(storage.perform(claim)) for claim in claims[20:]]
+    await asyncio.sleep(0)
+    if cancelled:
+        # What they had claimed is given back, by a batch that begins while it closes.
+        for task in asked[::2]:
+            task.cancel()
+    async with asyncio.timeout(20):
+        await storage.close()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers[1::2]] == [Claimed] * 20
+    if cancelled:
+        assert {type(answer) for answer in answers[::2]} <= {asyncio.CancelledError, Claimed}
+    assert not storage.is_open

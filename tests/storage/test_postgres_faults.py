@@ -21,6 +21,7 @@ from stepwell.errors import (
     StorageUnavailable,
 )
 from stepwell.record import Change
+from stepwell.slot import Slot
 from stepwell.storage import Apply, Query
 from stepwell.storage.postgres import PostgresStorage
 from tests.servers.postgres import PostgresServer, shared
@@ -280,3 +281,30 @@ async def until(asked: Any, wanted: Any) -> None:
             return
         assert time.monotonic() < give_up, found
         await asyncio.sleep(0.05)
+
+
+async def test_connections_that_the_server_ends_all_the_time_are_replaced_unseen(
+    server: PostgresServer, admin: Any
+) -> None:
+    async with PostgresStorage(server.url(), schema="ended", sweep_every=None) as storage:
+        written = 0
+        over = False
+
+        async def work(key: int) -> None:
+            nonlocal written
+            while not over:
+                async with Slot(storage, "ended", key) as slot:
+                    slot.data["n"] = slot.data.get("n", 0) + 1
+                    await slot.commit()
+                written += 1
+
+        tasks = [asyncio.create_task(work(key)) for key in range(3)]
+        for _ in range(60):
+            await asyncio.sleep(0.03)
+            await admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'stepwell'"
+            )
+        over = True
+        await asyncio.gather(*tasks)
+        counts = [(await storage.get_data("ended", key) or {})["n"] for key in range(3)]
+        assert sum(counts) == written > 60

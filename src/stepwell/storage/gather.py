@@ -86,7 +86,13 @@ class Lane:
         if self._crowd or len(self._queue) >= MOST_WAITING:
             room: asyncio.Future[None] = self._loop.create_future()
             self._crowd.append(room)
-            await room
+            try:
+                await room
+            except asyncio.CancelledError:
+                if type(operation) is Release:
+                    # A claim must be ended, whoever gave up waiting for it.
+                    self._put(operation)
+                raise
         future: asyncio.Future[Result] = self._put(operation)
         try:
             result = await future

@@ -105,13 +105,14 @@ class PostgresStorage(Storage):
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
         link = self._links[writes, hash(operations[0].address) & 1]
+        if self._closing is None:
+            # A lane's last batches are sent while the storage closes, and must not wait for that to end.
+            await self.open()
         claimed = False
         try:
             if lane is not None and self._usual is not None:
                 statement = self._usual.statement(operations)
                 if statement is not None:
-                    if self._loop is not asyncio.get_running_loop():
-                        await self.open()
                     rows = await link.fetch_whole(statement.sql, lane, number, self._now(), *statement.args)
                     found = statement.results(operations, rows)
                     if found is not None:
@@ -123,9 +124,7 @@ class PostgresStorage(Storage):
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
         try:
-            rows = await self._fetch(
-                link, self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent
-            )
+            rows = await link.fetch(self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
         except StorageUnavailable as error:
             # What was claimed before must be given back.
             error.sent = error.sent or claimed

@@ -261,7 +261,15 @@ class _Use:
             raise _explained(error, source.place, sent=True) from _without_secrets(error)
 
 
-_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError)
+#: Internal errors too: a connection that the server is just ending has them.
+_DRIVER_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+    ValueError,
+)
 
 
 def _place(url: str) -> str:
