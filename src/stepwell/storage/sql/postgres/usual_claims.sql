@@ -8,34 +8,38 @@ with lane as materialized (
     select coalesce($3, date_part('epoch', clock_timestamp())) as t,
         set_config('synchronous_commit', 'off', true) as quick
     from lane
-), made as (
-    -- As all batches do: first the rows that are not there, then locks on those that are, both in order of their keys.
-    -- No two batches can wait for each other then.
-    insert into @schema@.records as r (namespace, key, token, leased_until)
-        select $4, u.key, u.token, at.t + $7
-        from at, unnest($5::text::text[], $6::text::text[]) u(key, token)
-        left join lateral (
-            select true as there from @schema@.records s where s.namespace = $4 and s.key = u.key offset 0
-        ) s on true
-        where s.there is null
+), seen as materialized (
+    -- In the order in which all batches lock their rows.
+    select $4::text as namespace, u.key, u.token, s.write, s.memo_until, s.leased_until
+    from at, (
+        select u.*
+        from unnest($5::text::text[], $6::text::text[]) u(key, token)
         order by u.key collate "C"
+        -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
+        limit $8
+    ) u
+    left join lateral (
+        select s.write, s.memo_until, s.leased_until
+        from @schema@.records s where s.namespace = $4 and s.key = u.key
+        offset 0
+    ) s on true
+), made as (
+    -- First the rows that are not there, then those that are, as in the function: no two batches can wait for each other.
+    insert into @schema@.records as r (namespace, key, token, leased_until)
+        select s.namespace, s.key, s.token, at.t + $7 from at, seen s where s.write is null
         on conflict (namespace, key) do nothing
-        returning r.*
+        returning r.*, false as missed
 ), held as (
     update @schema@.records r
-        -- Of the moment when it is ours, if we had to wait for it.
-        set token = u.token, leased_until = coalesce($3, date_part('epoch', clock_timestamp())) + $7
-        from at, (
-            select $4::text as namespace, u.*
-            from unnest($5::text::text[], $6::text::text[]) u(key, token)
-            where (select count(*) from made) >= 0
-            order by u.key collate "C"
-            -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
-            limit $8
-        ) u
-        where r.namespace = u.namespace and r.key = u.key
-            and (r.token is null or r.leased_until <= at.t or r.token = u.token)
-        returning r.*
+        -- From the moment when it is ours, if we had to wait for somebody who changed it.
+        set token = s.token, leased_until = coalesce($3, date_part('epoch', clock_timestamp())) + $7
+        from at, seen s
+        where (select count(*) from made) >= 0
+            and r.namespace = s.namespace and r.key = s.key
+            and (r.token is null or r.leased_until <= at.t or r.token = s.token)
+        returning r.*,
+            -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
+            r.memo_until > at.t and (r.write <> s.write or r.memo_until <> s.memo_until) as missed
 ), claimed as (
     select * from made union all select * from held
 ), noted as (
@@ -52,18 +56,12 @@ select r.key, at.t,
         )
     end as memo,
     null::double precision as remaining,
-    -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
-    r.memo_until > at.t and (
-        select s.write = r.write and s.memo_until = r.memo_until
-        from @schema@.records s where s.namespace = r.namespace and s.key = r.key
-    ) is not true as missed
+    r.missed
 from claimed r, at
 union all
 -- Somebody else has it: for how long yet, as far as we can see.
-select u.key, at.t, null, null, null, null, null, null, null, null, null, null, null,
-    greatest(r.leased_until - at.t, 0.001), false
-from at, unnest($5::text::text[]) u(key),
-    -- Looked up one by one, whatever the planner thinks of the size of the table.
-    lateral (select r.leased_until from @schema@.records r where r.namespace = $4 and r.key = u.key offset 0) r
+select s.key, at.t, null, null, null, null, null, null, null, null, null, null, null,
+    greatest(s.leased_until - at.t, 0.001), false
+from at, seen s
 where (select count(*) from claimed) < $8
-    and not exists (select from claimed c where c.key = u.key)
+    and not exists (select from claimed c where c.key = s.key)
