@@ -39,9 +39,14 @@ class Worker:
 
     async def says(self, what: str, *, timeout: float = 60.0) -> None:
         """Wait until it says so."""
-        async with asyncio.timeout(timeout):
-            while not self.said(what):
-                await asyncio.sleep(0.002)
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.said(what):
+                    alive = self.alive()
+                    assert alive or self.said(what), f"it has ended without a word of {what!r}: {self.said()[-5:]}"
+                    await asyncio.sleep(0.002)
+        except TimeoutError:
+            raise AssertionError(f"it has not said {what!r} in {timeout:g} s, only {self.said()[-5:]}") from None
 
     async def kill(self) -> None:
         """kill -9, and wait until it is gone."""
