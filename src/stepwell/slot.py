@@ -228,7 +228,7 @@ class Slot:
             _check(tags, deadline, expiry)
         write = self.storage.ids()
         found = self.version is not None
-        if self._deleted and self._deletes():
+        if self._deletes():
             if not found and not force:
                 return False
             change = Change(write, delete=True, memo=self._sealed_memo(memo))
@@ -361,11 +361,9 @@ class Slot:
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                place = self._place = self._seal.head_back(stored.head)
-                self.flow, self.state, self.revision, self.history, self.stack = place
+                self.place = self._place = self._seal.head_back(stored.head)
             # Decoding later would let a handler run on a record that cannot be read.
-            self._data = self._seal.data(stored.fields)
-            self._loaded = self._data.copy()
+            _ = self.data
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise

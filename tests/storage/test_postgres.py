@@ -19,7 +19,19 @@ from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.slot import Slot
-from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
+from stepwell.storage import (
+    Applied,
+    Apply,
+    Claim,
+    Claimed,
+    Get,
+    Guard,
+    Operation,
+    Query,
+    Release,
+    Taken,
+    postgres_usual,
+)
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres_schema import migrations
@@ -568,6 +580,36 @@ async def test_claims_of_old_and_new_keys_and_writes_to_them_do_not_wait_for_eac
         await connection.close()
         await admin.execute("select pg_stat_clear_snapshot()")
         assert await admin.fetchval("select sum(deadlocks) from pg_stat_database") == before
+
+
+async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_storage(fresh()) as storage:
+        address = storage.address("bot", 1)
+        await storage.set_data("bot", 1, {})
+        # The first claim makes the lane known.
+        await storage.perform(Claim(address, "first", 30))
+        await storage.perform(Release(address, "first"))
+        link = storage._links[storage.lane_of(Claim(address, "", 30))]
+        fetch, calls = link.fetch, 0
+
+        async def once(query: str, *args: Any) -> list[Any]:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise StorageUnavailable("no connection", sent=False, final=True)
+            return await fetch(query, *args)
+
+        with monkeypatch.context() as patch:
+            # As if a memo had been missed.
+            patch.setattr(postgres_usual, "_claimed", lambda operations, rows: None)
+            patch.setattr(link, "fetch", once)
+            with pytest.raises(StorageUnavailable, match="no connection"):
+                await storage.perform(Claim(address, "mine", 30))
+        # Behind the release in the same lane.
+        assert isinstance(await storage.perform(Claim(address, "next", 30)), Claimed)
+        assert calls >= 2
 
 
 async def test_a_claim_that_comes_late_claims_nothing_also_if_the_later_one_found_all_taken() -> None:

@@ -59,7 +59,7 @@ class Seal:
         for name, text in fields.items():
             body = self._opened("f", name, text)
             try:
-                data[name if name[0] != "$" else decode_name(name)] = values.decode(body, depth)
+                data[decode_name(name)] = values.decode(body, depth)
             except values.DecodeError as error:
                 raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
             except StoredDataError as error:

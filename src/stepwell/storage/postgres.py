@@ -92,7 +92,7 @@ class PostgresStorage(Storage):
             await link.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
-        return type(operation) is Apply, hash(operation.address) & 1
+        return type(operation) is Apply, _half(operation.address)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if not operations:
@@ -104,7 +104,7 @@ class PostgresStorage(Storage):
             if not writes:
                 # Claims may be repeated, but not after a later batch: every sending has its own number.
                 self._sent = number = self._sent + 1
-        link = self._links[writes, hash(operations[0].address) & 1]
+        link = self._links[writes, _half(operations[0].address)]
         if self._closing is None:
             # A lane's last batches are sent while the storage closes, and must not wait for that to end.
             await self.open()
@@ -226,6 +226,11 @@ class PostgresStorage(Storage):
 
 #: Our clock if there is one, else the server's. ``now()`` is constant in a statement, so an index can be used.
 _NOW = "coalesce(${}::float8, date_part('epoch', now()))"
+
+
+def _half(address: Address) -> int:
+    """Which half of the keys an address belongs to, in this process."""
+    return hash(address) & 1
 
 
 def _typed(found: dict[str, str]) -> dict[str, Any]:
