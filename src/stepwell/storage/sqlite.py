@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from stepwell.errors import InvalidOption, StepwellError, StorageClosed
+from stepwell.errors import InvalidOption, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
+from stepwell.storage.gather import outcome
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite_file import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite_listing import Listing
@@ -61,6 +62,7 @@ class SQLiteStorage(Storage):
         self._listing: Listing
         self._restarting = True
         self._crowded = False
+        self._writes_to: Address | None = None
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -117,9 +119,26 @@ class SQLiteStorage(Storage):
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
         # In a crowd all are better off together: one that went ahead would split the next commit in two.
-        if isinstance(operation, Apply) or (self._crowded and not isinstance(operation, Get)):
+        if type(operation) is Apply:
+            last, self._writes_to = self._writes_to, operation.address
+            if last == operation.address and self._idle():
+                return self._apply_alone(operation)
+            return super().perform(operation)
+        if self._crowded and not isinstance(operation, Get):
             return super().perform(operation)
         return self._perform_at_once(operation)
+
+    async def _apply_alone(self, apply: Apply) -> Any:
+        """The only one that writes, such as a run, goes straight to the thread: a lane turns the loop twice more."""
+        if self._loop is not asyncio.get_running_loop():
+            await self.open()
+        try:
+            (result,) = await self.run((apply,))
+        except StorageUnavailable as error:
+            raise outcome(apply, error) from error
+        if isinstance(result, StepwellError):
+            raise result
+        return result
 
     async def _perform_at_once(self, operation: Operation) -> Any:
         if self._loop is not asyncio.get_running_loop():

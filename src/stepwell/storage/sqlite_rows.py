@@ -42,14 +42,27 @@ class _Row(NamedTuple):
 _NOTHING = _Row()
 
 
+class _Held(NamedTuple):
+    """A record as this connection left it to a holder. While its row has the same write, this is what is stored."""
+
+    token: str
+    row: _Row
+    fields: dict[str, str]
+
+
+#: So many records that are held are remembered.
+MOST_HELD = 4096
+
+
 class Rows:
     """The operations on a connection's rows."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.cursor().execute
-        #: By which columns differ: the statement that writes them.
-        self._updates: dict[tuple[bool, ...], str] = {}
+        #: By which columns differ: the statements that write them.
+        self._updates: dict[tuple[bool, ...], tuple[str, str]] = {}
+        self._held: dict[Address, _Held] = {}
 
     def do(self, operation: Operation, now: float) -> Result:
         """Make one operation; an error is returned, with nothing changed."""
@@ -59,6 +72,7 @@ class Rows:
             return self._claim(operation, now)
         if isinstance(operation, Get):
             return self.get(operation, now)
+        self._held.pop(operation.address, None)
         self._execute(_END_LEASE, (*operation.address, operation.token))
         if self._connection.changes():
             self._execute(_DROP_MARK, (*operation.address, now))
@@ -78,18 +92,26 @@ class Rows:
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
+        (update, _), values = self._update(old, new)
+        self._execute(update, (*values, *address))
+
+    def _put_held(self, held: _Held, new: _Row, address: Sequence[str], now: float) -> bool:
+        """The same, if the row is as it was left to the holder, whose lease still runs."""
+        (_, update), values = self._update(held.row, new)
+        self._execute(update, (*values, *address, held.row.write, *address, held.token, now))
+        return bool(self._connection.changes())
+
+    def _update(self, old: _Row, new: _Row) -> tuple[tuple[str, str], Sequence[Any]]:
+        """The statements that write what differs, for ``put`` and ``_put_held``, and the values to write."""
         number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
         if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
-            self._execute(_UPDATE_RECORD, (number, write, base, written_at, head, tags, size, *address))
-            return
+            return _UPDATES, (number, write, base, written_at, head, tags, size)
         changed = tuple(map(ne, old, new))
-        update = self._updates.get(changed)
-        if update is None:
+        updates = self._updates.get(changed)
+        if updates is None:
             columns = ", ".join(f"{name} = ?" for name in compress(_Row._fields, changed))
-            # Column names are ours; values are always bound.
-            update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
-            self._updates[changed] = update
-        self._execute(update, (*compress(new, changed), *address))
+            updates = self._updates[changed] = _updates(columns)
+        return updates, tuple(compress(new, changed))
 
     def read(self, query: str, bindings: Any) -> list[Any]:
         """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
@@ -123,19 +145,63 @@ class Rows:
         rows = self.read(_CLAIMED, address)
         memo = None
         if rows and rows[-1][0] is None and rows[-1][2] is None:
-            _, text, _, _, _, _, _, until, _, _ = rows.pop()
+            _, text, _, _, _, _, _, until, *_ = rows.pop()
             memo = text if until > now else None
         if not rows:
             return Claimed(None, "", memo, now)
-        _, head, number, write, base, written_at, tags, expires_at, deadline, alive = rows[0]
+        _, head, number, write, base, written_at, tags, expires_at, deadline, alive, flow, state, size = rows[0]
         record = None
         if alive and (expires_at is None or expires_at > now):
+            row = _Row(number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline)
             fields = {row[0]: row[1] for row in rows[1:]}
-            version = Version(number, write)
-            record = Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline)
+            self._remember(address, _Held(token, row, fields.copy()))
+            record = _stored(row, fields)
         return Claimed(record, base, memo, now)
 
+    def _remember(self, address: Address, held: _Held) -> None:
+        if len(self._held) >= MOST_HELD:
+            # Leases that nobody ended; without this their holders are only slower.
+            del self._held[next(iter(self._held))]
+        self._held[address] = held
+
     def _apply(self, apply: Apply, now: float) -> Result:
+        guard = apply.guard
+        held = self._held.pop(apply.address, None) if guard is not None else None
+        if guard is not None and held is not None and held.token == guard.token:
+            applied = self._apply_held(apply, guard, held, now)
+            if applied is not None:
+                return applied
+        return self._apply_any(apply, now)
+
+    def _apply_held(self, apply: Apply, guard: Guard, held: _Held, now: float) -> Applied | None:
+        """A holder's usual write, with nothing read first; ``None``, and nothing changed, if it is not usual."""
+        address, change, _, then, lease, returning = apply
+        token, row, fields = held
+        if change.delete or change.replace or returning or guard.version is not None or row.expired(now):
+            return None
+        size = self._size_after(address, change, row, False, fields)
+        new = _written(row, change, now, size=size)
+        if guard.base not in (None, row.base) or (size > change.limit and size > row.size):
+            return None
+        if not self._put_held(held, new, address, now):
+            return None
+        if then == "keep":
+            self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
+            fields.update(change.set)
+            for name in change.unset:
+                if name not in change.set:
+                    fields.pop(name, None)
+            self._remember(address, _Held(token, new, fields))
+        else:
+            self._execute(_END_LEASE, (*address, token))
+        if new.tags != row.tags:
+            self.retag(address, row.tags, _tags(new.tags))
+        self._write_contents(address, change, False)
+        if change.memo is not KEEP:
+            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
+        return Applied(Version(new.number, new.write), new.base, now, None)
+
+    def _apply_any(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, _, returning = apply
         found = self.read(_RECORD, address)
         old = _Row._make(found[0]) if found else None
@@ -161,7 +227,15 @@ class Rows:
         if change.delete:
             row = self._delete(address, change, token is not None, old, now)
         else:
-            row = self._write(address, change, old, now, size=size, anew=anew, held=token is not None)
+            new = _written(row, change, now, size=size, anew=anew, held=token is not None)
+            self.put(address, old, new)
+            if new.tags != row.tags:
+                self.retag(address, row.tags, _tags(new.tags))
+            dropped = change.replace or anew or not row.alive
+            self._write_contents(address, change, dropped and bool(row.alive))
+            if dropped and token is not None and then == "keep":
+                self._remember(address, _Held(token, new, dict(change.set)))
+            row = new
             if fields is not None:
                 if anew or change.replace:
                     fields.clear()
@@ -207,47 +281,6 @@ class Rows:
         if row is not _NOTHING and row != old:
             self.put(address, old, row)
         return row
-
-    def _write(
-        self, address: Address, change: Change, old: _Row | None, now: float, *, size: int, anew: bool, held: bool
-    ) -> _Row:
-        row = old or _NOTHING
-        alive = row.alive
-        dropped = change.replace or anew
-        flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
-        expires_at = row.expires_at if alive else None
-        if anew:
-            flow = state = head = tags = deadline = expires_at = None
-        if change.head is not KEEP:
-            flow, state, head = change.head
-        if change.tags is not KEEP:
-            tags = json.dumps(change.tags, ensure_ascii=False) if change.tags else None
-        if change.deadline is not KEEP:
-            deadline = None if change.deadline is None else now + change.deadline
-        if change.expiry is not KEEP:
-            expires_at = None if change.expiry is None else now + change.expiry
-        elif held and expires_at is not None and expires_at <= now:
-            expires_at = None
-        number = row.number + 1
-        new = _Row(
-            number if alive else max(number, int(now * 1e6)),
-            change.write,
-            change.write if dropped else row.base,
-            now,
-            1,
-            flow,
-            state,
-            head,
-            tags,
-            size,
-            expires_at,
-            deadline,
-        )
-        self.put(address, old, new)
-        if tags != row.tags:
-            self.retag(address, row.tags, _tags(tags))
-        self._write_contents(address, change, bool(alive) and dropped)
-        return new
 
     def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
         execute = self._execute
@@ -307,6 +340,49 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
     return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
+def _written(
+    row: _Row, change: Change, now: float, *, size: int, anew: bool = False, held: bool = True
+) -> _Row:
+    """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back."""
+    alive = row.alive
+    flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
+    expires_at = row.expires_at if alive else None
+    if anew:
+        flow = state = head = tags = deadline = expires_at = None
+    if change.head is not KEEP:
+        flow, state, head = change.head
+    if change.tags is not KEEP:
+        tags = json.dumps(change.tags, ensure_ascii=False) if change.tags else None
+    if change.deadline is not KEEP:
+        deadline = None if change.deadline is None else now + change.deadline
+    if change.expiry is not KEEP:
+        expires_at = None if change.expiry is None else now + change.expiry
+    elif held and expires_at is not None and expires_at <= now:
+        expires_at = None
+    number = row.number + 1
+    return _Row(
+        number if alive else max(number, int(now * 1e6)),
+        change.write,
+        change.write if change.replace or anew else row.base,
+        now,
+        1,
+        flow,
+        state,
+        head,
+        tags,
+        size,
+        expires_at,
+        deadline,
+    )
+
+
+def _updates(columns: str) -> tuple[str, str]:
+    """The statements that set columns of a record: any record, and one that is as its holder was given it."""
+    # Column names are ours; values are always bound.
+    update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
+    return update, f"{update} AND write = ? AND EXISTS ({QUERIES['running_lease']})"
+
+
 def _refused(address: Address, guard: Guard, row: _Row, now: float) -> StepwellError | None:
     """What the guard says of the record; who holds it is not looked at here."""
     _, base, version = guard
@@ -349,7 +425,8 @@ _EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
 _END_RUNNING_LEASE = QUERIES["end_running_lease"]
 _ADD_RECORD = QUERIES["add_record"]
-_UPDATE_RECORD = QUERIES["update_record"]
+#: Those for the columns that are in no index.
+_UPDATES = _updates("number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, size = ?")
 _DROP_RECORD = QUERIES["drop_record"]
 _DROP_MARK = QUERIES["drop_mark"]
 _SET_FIELD = QUERIES["set_field"]
@@ -367,7 +444,7 @@ _UNSET_TAG = QUERIES["unset_tag"]
 _WIDTHS = {
     **dict.fromkeys((_GET, _GET_WITH_PARTS), 9),
     **{QUERIES[name]: 9 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
-    _CLAIMED: 10,
+    _CLAIMED: 13,
     _RECORD: 12,
     _FIELDS: 2,
     _LEASE: 2,

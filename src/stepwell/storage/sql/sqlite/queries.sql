@@ -1,5 +1,4 @@
--- Every statement of the backend by name, except an UPDATE of record that changes an index: it has the columns that
--- differ, while update_record has those that are in no index.
+-- Every statement of the backend by name, except the UPDATEs of record: they have the columns that differ.
 
 -- name: get
 SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
@@ -19,17 +18,21 @@ SELECT name, value, -1, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
 -- name: claimed
-SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline, alive
+SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline,
+       alive, flow, state, size
 FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT NULL, value, NULL, NULL, NULL, NULL, NULL, until, NULL, NULL
+SELECT NULL, value, NULL, NULL, NULL, NULL, NULL, until, NULL, NULL, NULL, NULL, NULL
 FROM memo WHERE namespace = ?1 AND key = ?2;
 
 -- name: lease
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: running_lease
+SELECT 1 FROM lease WHERE namespace = ? AND key = ? AND token = ? AND until > ?;
 
 -- name: record
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
@@ -62,10 +65,6 @@ DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?
 INSERT INTO record
     (number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, namespace, key)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
-
--- name: update_record
-UPDATE record SET number = ?1, write = ?2, base = ?3, written_at = ?4, head = ?5, tags = ?6, size = ?7
-WHERE namespace = ?8 AND key = ?9;
 
 -- name: drop_record
 DELETE FROM record WHERE namespace = ?1 AND key = ?2;
