@@ -9,6 +9,7 @@ import pytest
 
 from stepwell import SQLiteStorage, State
 from stepwell.slot import Slot
+from stepwell.storage.sqlite_rows import updates
 from stepwell.storage.sqlite_schema import APPLICATION, QUERIES, VERSION, migrations, schema
 
 
@@ -145,6 +146,17 @@ def test_a_query_uses_the_index_that_was_made_for_it(name: str) -> None:
             assert "TEMP B-TREE" not in step, steps
             if step.startswith("SEARCH"):
                 assert "(namespace=? AND key=?" in step or "(namespace=? AND tag=?" in step, steps
+
+
+def test_writing_a_record_that_is_held_looks_at_two_rows() -> None:
+    connection = apsw.Connection(":memory:")
+    connection.execute(schema())
+    steps = connection.execute(f"EXPLAIN QUERY PLAN {updates('head = ?').held}", (None,) * 6)
+    assert [row[3] for row in steps] == [
+        "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)",
+        "CORRELATED SCALAR SUBQUERY 1",
+        "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
+    ]
 
 
 def plan(connection: apsw.Connection, query: str) -> list[str]:

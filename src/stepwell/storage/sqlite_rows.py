@@ -15,7 +15,7 @@ from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Gua
 from stepwell.storage.sqlite_file import Connection
 from stepwell.storage.sqlite_schema import QUERIES
 
-__all__ = ["Rows", "stored"]
+__all__ = ["Rows", "stored", "updates"]
 
 
 class _Row(NamedTuple):
@@ -42,16 +42,15 @@ class _Row(NamedTuple):
 _NOTHING = _Row()
 
 
-class _Held(NamedTuple):
-    """A record as this connection left it to a holder. While its row has the same write, this is what is stored."""
+class _Known(NamedTuple):
+    """A record as this connection saw or left it. While its row has the same write, this is what is stored."""
 
-    token: str
     row: _Row
     fields: dict[str, str]
 
 
-#: So many records that are held are remembered.
-MOST_HELD = 4096
+#: So many records are known at a time, of so many bytes together.
+MOST_KNOWN, MOST_BYTES = 4096, 8 * 1024 * 1024
 
 
 class Rows:
@@ -61,8 +60,9 @@ class Rows:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.cursor().execute
         #: By which columns differ: the statements that write them.
-        self._updates: dict[tuple[bool, ...], tuple[str, str]] = {}
-        self._held: dict[Address, _Held] = {}
+        self._updates: dict[tuple[bool, ...], _Updates] = {}
+        self._known: dict[Address, _Known] = {}
+        self._known_bytes = 0
 
     def do(self, operation: Operation, now: float) -> Result:
         """Make one operation; an error is returned, with nothing changed."""
@@ -72,7 +72,6 @@ class Rows:
             return self._claim(operation, now)
         if isinstance(operation, Get):
             return self.get(operation, now)
-        self._held.pop(operation.address, None)
         self._execute(_END_LEASE, (*operation.address, operation.token))
         if self._connection.changes():
             self._execute(_DROP_MARK, (*operation.address, now))
@@ -92,26 +91,29 @@ class Rows:
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
-        (update, _), values = self._update(old, new)
+        (update, _, _), values = self._update(old, new)
         self._execute(update, (*values, *address))
 
-    def _put_held(self, held: _Held, new: _Row, address: Sequence[str], now: float) -> bool:
-        """The same, if the row is as it was left to the holder, whose lease still runs."""
-        (_, update), values = self._update(held.row, new)
-        self._execute(update, (*values, *address, held.row.write, *address, held.token, now))
+    def _put_known(self, address: Sequence[str], old: _Row, new: _Row, token: str | None, now: float) -> bool:
+        """The same, if the row is the old one, and the lease of the token, if there is one, runs."""
+        (_, unchanged, held), values = self._update(old, new)
+        if token is None:
+            self._execute(unchanged, (*values, *address, old.write))
+        else:
+            self._execute(held, (*values, *address, old.write, token, now))
         return bool(self._connection.changes())
 
-    def _update(self, old: _Row, new: _Row) -> tuple[tuple[str, str], Sequence[Any]]:
-        """The statements that write what differs, for ``put`` and ``_put_held``, and the values to write."""
+    def _update(self, old: _Row, new: _Row) -> tuple[_Updates, Sequence[Any]]:
+        """The statements that write what differs, and the values to write."""
         number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
         if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
-            return _UPDATES, (number, write, base, written_at, head, tags, size)
+            return _UNINDEXED, (number, write, base, written_at, head, tags, size)
         changed = tuple(map(ne, old, new))
-        updates = self._updates.get(changed)
-        if updates is None:
+        statements = self._updates.get(changed)
+        if statements is None:
             columns = ", ".join(f"{name} = ?" for name in compress(_Row._fields, changed))
-            updates = self._updates[changed] = _updates(columns)
-        return updates, tuple(compress(new, changed))
+            statements = self._updates[changed] = updates(columns)
+        return statements, tuple(compress(new, changed))
 
     def read(self, query: str, bindings: Any) -> list[Any]:
         """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
@@ -154,54 +156,62 @@ class Rows:
         if alive and (expires_at is None or expires_at > now):
             row = _Row(number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline)
             fields = {row[0]: row[1] for row in rows[1:]}
-            self._remember(address, _Held(token, row, fields.copy()))
+            self._remember(address, _Known(row, fields.copy()))
             record = _stored(row, fields)
         return Claimed(record, base, memo, now)
 
-    def _remember(self, address: Address, held: _Held) -> None:
-        if len(self._held) >= MOST_HELD:
-            # Leases that nobody ended; without this their holders are only slower.
-            del self._held[next(iter(self._held))]
-        self._held[address] = held
+    def _remember(self, address: Address, known: _Known) -> None:
+        self._forget(address)
+        self._known[address] = known
+        self._known_bytes += known.row.size
+        while len(self._known) > MOST_KNOWN or (self._known_bytes > MOST_BYTES and len(self._known) > 1):
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, address: Address) -> _Known | None:
+        known = self._known.pop(address, None)
+        if known is not None:
+            self._known_bytes -= known.row.size
+        return known
 
     def _apply(self, apply: Apply, now: float) -> Result:
-        guard = apply.guard
-        held = self._held.pop(apply.address, None) if guard is not None else None
-        if guard is not None and held is not None and held.token == guard.token:
-            applied = self._apply_held(apply, guard, held, now)
-            if applied is not None:
-                return applied
-        return self._apply_any(apply, now)
+        known = self._forget(apply.address)
+        applied = None if known is None else self._apply_to_known(apply, known, now)
+        return self._apply_to_any(apply, now) if applied is None else applied
 
-    def _apply_held(self, apply: Apply, guard: Guard, held: _Held, now: float) -> Applied | None:
-        """A holder's usual write, with nothing read first; ``None``, and nothing changed, if it is not usual."""
-        address, change, _, then, lease, returning = apply
-        token, row, fields = held
-        if change.delete or change.replace or returning or guard.version is not None or row.expired(now):
+    def _apply_to_known(self, apply: Apply, known: _Known, now: float) -> Applied | None:
+        """A usual write, with nothing read first; ``None``, and nothing changed, if it is not usual."""
+        address, change, guard, then, lease, returning = apply
+        row, fields = known
+        token = None
+        if change.delete or change.replace or row.expired(now):
             return None
+        if guard is not None:
+            token, base, version = guard
+            if version is not None or base not in (None, row.base):
+                return None
         size = self._size_after(address, change, row, False, fields)
+        if size > change.limit and size > row.size:
+            return None
         new = _written(row, change, now, size=size)
-        if guard.base not in (None, row.base) or (size > change.limit and size > row.size):
+        if not self._put_known(address, row, new, token, now):
             return None
-        if not self._put_held(held, new, address, now):
-            return None
-        if then == "keep":
+        if token is not None and then == "keep":
             self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
-            fields.update(change.set)
-            for name in change.unset:
-                if name not in change.set:
-                    fields.pop(name, None)
-            self._remember(address, _Held(token, new, fields))
-        else:
+        elif token is not None:
             self._execute(_END_LEASE, (*address, token))
         if new.tags != row.tags:
             self.retag(address, row.tags, _tags(new.tags))
         self._write_contents(address, change, False)
         if change.memo is not KEEP:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
-        return Applied(Version(new.number, new.write), new.base, now, None)
+        for name in change.unset:
+            fields.pop(name, None)
+        fields.update(change.set)
+        self._remember(address, _Known(new, fields))
+        record = _stored(new, fields.copy()) if returning else None
+        return Applied(Version(new.number, new.write), new.base, now, record)
 
-    def _apply_any(self, apply: Apply, now: float) -> Result:
+    def _apply_to_any(self, apply: Apply, now: float) -> Result:
         address, change, guard, then, _, returning = apply
         found = self.read(_RECORD, address)
         old = _Row._make(found[0]) if found else None
@@ -233,20 +243,19 @@ class Rows:
                 self.retag(address, row.tags, _tags(new.tags))
             dropped = change.replace or anew or not row.alive
             self._write_contents(address, change, dropped and bool(row.alive))
-            if dropped and token is not None and then == "keep":
-                self._remember(address, _Held(token, new, dict(change.set)))
-            row = new
+            if dropped:
+                fields = {}
             if fields is not None:
-                if anew or change.replace:
-                    fields.clear()
                 for name in change.unset:
                     fields.pop(name, None)
                 fields.update(change.set)
+                self._remember(address, _Known(new, fields))
+            row = new
         if change.memo is not KEEP and not change.forget:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
         if not row.number and token is not None and then == "release":
             self._execute(_DROP_MARK, (*address, now))
-        record = None if fields is None else _stored(row, fields)
+        record = _stored(row, dict(fields or {})) if returning and not change.delete else None
         return Applied(Version(row.number, row.write), row.base, now, record)
 
     def _holds(self, apply: Apply, token: str, now: float, refused: bool) -> bool:
@@ -340,9 +349,7 @@ def _stored(row: _Row, fields: dict[str, str]) -> Stored:
     return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
-def _written(
-    row: _Row, change: Change, now: float, *, size: int, anew: bool = False, held: bool = True
-) -> _Row:
+def _written(row: _Row, change: Change, now: float, *, size: int, anew: bool = False, held: bool = True) -> _Row:
     """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back."""
     alive = row.alive
     flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
@@ -376,11 +383,23 @@ def _written(
     )
 
 
-def _updates(columns: str) -> tuple[str, str]:
-    """The statements that set columns of a record: any record, and one that is as its holder was given it."""
+class _Updates(NamedTuple):
+    """The statements that set some columns of a record."""
+
+    any: str
+    #: Only if its last write is the one that is given.
+    unchanged: str
+    #: And only if a lease runs.
+    held: str
+
+
+def updates(columns: str) -> _Updates:
+    """The statements for some columns, as ``number = ?, write = ?``."""
     # Column names are ours; values are always bound.
     update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
-    return update, f"{update} AND write = ? AND EXISTS ({QUERIES['running_lease']})"
+    unchanged = f"{update} AND write = ?"
+    lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ? AND until > ?"
+    return _Updates(update, unchanged, f"{unchanged} AND EXISTS (SELECT 1 FROM lease WHERE {lease})")  # noqa: S608
 
 
 def _refused(address: Address, guard: Guard, row: _Row, now: float) -> StepwellError | None:
@@ -426,7 +445,7 @@ _END_LEASE = QUERIES["end_lease"]
 _END_RUNNING_LEASE = QUERIES["end_running_lease"]
 _ADD_RECORD = QUERIES["add_record"]
 #: Those for the columns that are in no index.
-_UPDATES = _updates("number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, size = ?")
+_UNINDEXED = updates("number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, size = ?")
 _DROP_RECORD = QUERIES["drop_record"]
 _DROP_MARK = QUERIES["drop_mark"]
 _SET_FIELD = QUERIES["set_field"]

@@ -31,9 +31,6 @@ FROM memo WHERE namespace = ?1 AND key = ?2;
 -- name: lease
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
 
--- name: running_lease
-SELECT 1 FROM lease WHERE namespace = ? AND key = ? AND token = ? AND until > ?;
-
 -- name: record
 SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
 FROM record WHERE namespace = ?1 AND key = ?2;
