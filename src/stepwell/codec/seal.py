@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 from zlib import crc32
 
@@ -75,9 +76,12 @@ class Seal:
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
         # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
         found_by = None if self.address.namespace == RUNS else state
-        if not stack and (revision is None or type(revision) is int):
+        if revision is None or type(revision) is int:
             try:
-                return Head(flow, found_by, self._sealed("h", "", _head_json(place)))
+                if not stack:
+                    return Head(flow, found_by, self._sealed("h", "", _head_json(place)))
+                if len(stack) == 1 and _is_flat(stack[0]):
+                    return Head(flow, found_by, self._sealed("h", "", values.to_json(_row(place))))
             except (UnicodeEncodeError, TypeError):
                 pass  # encode() can do it, or finds the words for it
         return Head(flow, found_by, self._sealed("h", "", values.encode(_row(place), self._limits, "$head")))
@@ -151,6 +155,13 @@ def _head_json(place: Place) -> bytes:
     return values.to_json(_row(place))
 
 
+def _is_flat(table: Any) -> bool:
+    """A dict that JSON says exactly, known without a walk, such as the table of a run."""
+    if type(table) is not dict or not all([type(key) is str and key[:1] != "$" for key in table]):
+        return False
+    return all([type(value) in _EXACT or (type(value) is float and isfinite(value)) for value in table.values()])
+
+
 def _row(place: Place) -> list[Any]:
     row = list(place)
     while len(row) > 2 and not row[-1]:
@@ -173,4 +184,5 @@ def _known_place(body: str) -> Place:
 
 #: Integers below it need no tag.
 _SMALL = 1 << 53
+_EXACT = frozenset({str, bool, type(None)})
 _PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
-from stepwell.nodes.tally import pack, unpack
+from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
 from stepwell.record import KEEP, Keep, Place
 from stepwell.slot import Sealed, Slot
@@ -65,7 +65,7 @@ class Journal:
         #: What is under way inside a node, by its path; also the last action of flows and branches that have ended.
         self.open: dict[str, Any] = {}
         #: How often each stage was visited, by its index; counts a node when it has completed.
-        self.visits = [0] * len(program.stages)
+        self.visits = Tally(len(program.stages))
         self.trail: deque[str] = deque(maxlen=TRAIL)
         self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
         #: The parts that are there, by the path of the node that they belong to.
@@ -129,7 +129,7 @@ class Journal:
         table: dict[str, Any] = {
             "status": status,
             "graph": self._digest,
-            "visits": pack(self.visits),
+            "visits": self.visits.text,
             "started": self.started_at,
         }
         if self.keep:

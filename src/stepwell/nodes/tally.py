@@ -1,23 +1,58 @@
-"""Counts as a short text: a run of four hundred nodes must not write four hundred numbers per node."""
+"""Counts with a short text: a run of four hundred nodes must not write four hundred numbers per node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
-
-__all__ = ["pack", "unpack"]
+__all__ = ["Tally", "unpack"]
 
 
-def pack(counts: Iterable[int]) -> str:
-    """``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``: equal neighbours together, without the zeros at the end."""
-    runs = [(count, len(list(group))) for count, group in groupby(counts)]
-    if runs and runs[-1][0] == 0:
-        runs.pop()
-    return ",".join(f"{count}x{times}" if times > 1 else str(count) for count, times in runs)
+class Tally:
+    """A list of counts whose text costs no more than what has changed in it.
+
+    ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``: equal neighbours together, without the zeros at the end.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._counts = [0] * length
+        #: Each count and how often it is repeated, up to ``_known``; what comes after has changed, or is zero.
+        self._runs: list[tuple[int, int]] = []
+        self._known = 0
+        #: Behind the last count that is not zero.
+        self._end = 0
+
+    def __getitem__(self, index: int) -> int:
+        return self._counts[index]
+
+    def __setitem__(self, index: int, count: int) -> None:
+        """Counts do not go back to zero."""
+        self._counts[index] = count
+        self._end = max(self._end, index + 1)
+        runs = self._runs
+        while self._known > index:
+            known, times = runs.pop()
+            self._known -= times
+            if self._known < index:
+                runs.append((known, index - self._known))
+                self._known = index
+
+    def copy(self) -> list[int]:
+        """The counts."""
+        return self._counts.copy()
+
+    @property
+    def text(self) -> str:
+        """The counts as a text."""
+        runs = self._runs
+        for count in self._counts[self._known : self._end]:
+            if runs and runs[-1][0] == count:
+                runs[-1] = count, runs[-1][1] + 1
+            else:
+                runs.append((count, 1))
+        self._known = self._end
+        return ",".join([f"{count}x{times}" if times > 1 else str(count) for count, times in runs])
 
 
 def unpack(text: str) -> list[int]:
-    """The counts back, without the zeros at the end."""
+    """The counts of a text, without the zeros at the end."""
     counts: list[int] = []
     for part in text.split(",") if text else ():
         count, _, times = part.partition("x")
