@@ -194,6 +194,7 @@ async def nodes_on_postgres(server: PostgresServer) -> int:
 
 
 async def beside_langgraph(folder: Path) -> int:
+    """A chain of nodes, alone and with other runs beside it. LangGraph's cost of a node grows with the chain."""
     try:
         from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
         from langgraph.graph import END, START, StateGraph
@@ -208,37 +209,46 @@ async def beside_langgraph(folder: Path) -> int:
         n: int
         text: str
 
-    names = [f"n{number}" for number in range(NODES)]
-
     async def count(shared: Shared) -> dict[str, int]:
         return {"n": shared["n"] + 1}
 
-    graph = StateGraph(Shared)
-    for name, before in zip(names, [START, *names], strict=False):
-        graph.add_node(name, count)
-        graph.add_edge(before, name)
-    graph.add_edge(names[-1], END)
-    flow = linear(*[Count(name=name) for name in names], name="chain")
-    async with (
-        AsyncSqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver,
-        SQLiteStorage(str(folder / "beside.db")) as storage,
-    ):
-        await saver.setup()
-        await saver.conn.execute("PRAGMA synchronous = FULL")
-        compiled = graph.compile(checkpointer=saver)
-        threads = iter(range(1_000_000))
+    threads = iter(range(1_000_000))
 
-        async def theirs() -> None:
-            config: Any = {"configurable": {"thread_id": str(next(threads))}, "recursion_limit": len(names) + 10}
-            # As ours: each node is kept before the next one runs.
-            final = await compiled.ainvoke({"n": 0, "text": TEXT}, config, durability="sync")
-            assert final["n"] == len(names)
+    async def side_by_side(nodes: int, runs: int) -> int:
+        names = [f"n{number}" for number in range(nodes)]
+        graph = StateGraph(Shared)
+        for name, before in zip(names, [START, *names], strict=False):
+            graph.add_node(name, count)
+            graph.add_edge(before, name)
+        graph.add_edge(names[-1], END)
+        flow = linear(*[Count(name=name) for name in names], name="chain")
+        async with (
+            AsyncSqliteSaver.from_conn_string(str(folder / f"langgraph-{nodes}-{runs}.db")) as saver,
+            SQLiteStorage(str(folder / f"beside-{nodes}-{runs}.db")) as storage,
+        ):
+            await saver.setup()
+            await saver.conn.execute("PRAGMA synchronous = FULL")
+            compiled = graph.compile(checkpointer=saver)
 
-        ours, peer = await compared(
-            lambda: flow.run({"n": 0, "text": TEXT}, storage=storage, keep=True), theirs, len(names)
+            async def theirs() -> None:
+                config: Any = {"configurable": {"thread_id": str(next(threads))}, "recursion_limit": nodes + 10}
+                # As ours: each node is kept before the next one runs.
+                final = await compiled.ainvoke({"n": 0, "text": TEXT}, config, durability="sync")
+                assert final["n"] == nodes
+
+            async def ours() -> None:
+                await flow.run({"n": 0, "text": TEXT}, storage=storage, keep=True)
+
+            async def at_once(run: Callable[[], Awaitable[None]]) -> None:
+                await asyncio.gather(*(run() for _ in range(runs)))
+
+            mine, peer = await compared(lambda: at_once(ours), lambda: at_once(theirs), nodes * runs)
+        told(f"a node of {nodes}, runs at once: {runs}", mine, "a node with LangGraph's SQLite saver", peer)
+        return bound(
+            "LangGraph's node over ours", [one / other for one, other in zip(peer, mine, strict=True)], least=10
         )
-    told("a node on SQLite, FULL", ours, "a node with LangGraph's SQLite saver", peer)
-    return bound("LangGraph's node over ours", [one / other for one, other in zip(peer, ours, strict=True)], least=10)
+
+    return await side_by_side(NODES, 1) + await side_by_side(1000, 1) + await side_by_side(100, 20)
 
 
 if __name__ == "__main__":
