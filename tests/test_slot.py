@@ -19,9 +19,9 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import RUNS
+from stepwell.record import RUNS, Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Get
+from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
 from tests.backends import Backend
 
@@ -370,6 +370,28 @@ async def test_what_is_set_after_a_delete_is_a_record_of_its_own(storage: Storag
     async with Slot(storage, "bot", 1) as slot:
         assert (slot.flow, slot.data, slot.deadline) == (None, {"b": 2}, None)
         assert await slot.parts() == {}
+
+
+async def test_parts_of_a_record_that_is_not_ours_any_more_are_not_read(storage: Storage) -> None:
+    address = storage.address("bot", 1)
+    async with Slot(storage, "bot", 1) as slot:
+        await slot.commit(parts={"p": 1})
+    async with Slot(storage, "bot", 1) as slot:
+        await storage.update_data("bot", 1, {"merged": "by somebody who holds nothing"})
+        assert await slot.parts() == {"p": 1}
+        await storage.perform(Release(address, slot._token))
+        claimed = await storage.perform(Claim(address, "another", 30.0))
+        assert isinstance(claimed, Claimed)
+        change = Change("w" * 16, parts={"p": None})
+        await storage.perform(Apply(address, change, Guard("another", claimed.base), "release"))
+        with pytest.raises(LeaseLost):
+            await slot.parts()
+    for remove in (storage.clear("bot", 1), storage.set_data("bot", 1, {"a": 1})):
+        async with Slot(storage, "bot", 1) as slot:
+            await slot.commit(keep=True, parts={"p": 1})
+            await remove
+            with pytest.raises(RecordReplaced):
+                await slot.parts()
 
 
 async def test_parts_are_added_and_dropped_and_each_has_its_limit(storage: Storage) -> None:

@@ -14,7 +14,16 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal
-from stepwell.errors import Busy, Conflict, CorruptRecord, InvalidOption, LeaseLost, TooLarge, UsageError
+from stepwell.errors import (
+    Busy,
+    Conflict,
+    CorruptRecord,
+    InvalidOption,
+    LeaseLost,
+    RecordReplaced,
+    TooLarge,
+    UsageError,
+)
 from stepwell.line import Line, enter_line, leave_line
 from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
@@ -335,8 +344,13 @@ class Slot:
             self._memo, self._memo_json = change.memo, None
 
     async def parts(self) -> dict[str, Any]:
-        """The parts beside the record, read now."""
+        """The parts beside the record, read now. As a commit, it raises if the record is not ours any more."""
         stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        if (None if stored is None else stored.version) != self.version:
+            # A merge by somebody who holds nothing leaves the parts alone; a removal or another holder may not.
+            await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            if stored is None or stored.base != self._base:
+                raise RecordReplaced(self.address.text)
         found = (stored.parts or {}) if stored is not None else {}
         return {name: self._seal.value("p", name, text) for name, text in found.items()}
 

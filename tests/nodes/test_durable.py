@@ -346,6 +346,27 @@ async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Sto
         await flow.status("s")
 
 
+async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    perform = storage.perform
+
+    async def late(operation: Any) -> Any:
+        if isinstance(operation, Get) and operation.parts:
+            await StateStorage(storage).cleanup("r")
+        return await perform(operation)
+
+    monkeypatch.setattr(storage, "perform", late)
+    with pytest.raises(RecordReplaced) as caught:
+        await flow.resume("r")
+    assert any("taken over" in note and "before it went on here" in note for note in caught.value.__notes__)
+    assert ran == ["r/a/1", "r/b/1"]
+
+
 async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> None:
     class Cancels(Node):
         async def exec(self, prep_res: Any) -> None:

@@ -174,14 +174,13 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
 ) -> None:
     choose = seeded()
     wanted = await undisturbed()
-    url = shared_backend.place()
-    storage = shared_backend.storage(url, sweep_every=None)
-    await storage.open()
     limit = asyncio.Semaphore(5)
 
     async def contend(number: int) -> tuple[int, int]:
         async with limit:
             flow_id = f"run-{number}"
+            # Of its own: a process that is stopped in the middle of a commit to a file stops all that write there.
+            url = shared_backend.place()
             first = workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05)
             await first.says("committed")
             others = [workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05) for _ in range(2)]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
+from stepwell.errors import Conflict, EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
@@ -101,7 +101,11 @@ class Journal:
         assert table is not None
         if slot.flow != self.flow:
             raise FlowChanged(self.flow_id, [f"it is a run of flow {slot.flow!r}, not of {self.flow!r}"])
-        parts = await slot.parts()
+        try:
+            parts = await slot.parts()
+        except Conflict as lost:
+            self._explained(None, lost)
+            raise
         if table["graph"] != self._digest:
             raise FlowChanged(self.flow_id, difference(parts.get("graph::", {}), self._shape))
         self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
@@ -244,12 +248,14 @@ class Journal:
             raise self._broken from error
         self._clock_at, self._clock_base = self._clock(), slot.now
 
-    def _explained(self, node: str, error: Exception) -> Exception:
-        if isinstance(error, EncodeError):
+    def _explained(self, node: str | None, error: Exception) -> Exception:
+        """An error after a node, or before the first one here, with what it means for the run."""
+        if isinstance(error, EncodeError) and node is not None:
             return Unstorable(node, error.path, error.type_name, error.why)
         if isinstance(error, LeaseLost | RecordReplaced):
+            when = "before it went on here" if node is None else f"while {node!r} ran here"
             error.add_note(
-                f"run {self.flow_id!r} was taken over by another runner, or removed, while {node!r} ran here; "
+                f"run {self.flow_id!r} was taken over by another runner, or removed, {when}; "
                 "flow.status() tells how it goes on"
             )
         else:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
 from stepwell.errors import (
+    Conflict,
     FlowChanged,
     InvalidOption,
     Parked,
-    RunBusy,
     RunFinished,
     StepwellError,
     StorageError,
@@ -133,8 +133,8 @@ class Worker:
             await runs.take_over(flow, self._storage, flow_id)
         except (Parked, RunFinished, UnknownRun):
             pass
-        except RunBusy:
-            # Its runner is alive, in the middle of a long node.
+        except Conflict:
+            # Its runner is alive, in the middle of a long node; or another one has taken it from us.
             self._pause(address)
             return
         except FlowChanged as changed:

@@ -103,6 +103,9 @@ class SQLiteStorage(Storage):
             thread.end()
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        if all(type(operation) is Get for operation in operations):
+            # Readers wait for no writer, not even for one that was stopped in the middle of a commit.
+            return await self._look(lambda now: self._do(operations, now))
         # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
         durable = any(type(operation) is Apply for operation in operations)
         results = None if durable else self._at_once(operations)
