@@ -56,16 +56,8 @@ class Seal:
     def data(self, fields: Mapping[str, str]) -> dict[Any, Any]:
         """The data back from its stored fields."""
         depth = self._limits.depth
-        seed, short = self._seed, min(_SHORT, self.limit)
         data = {}
         for name, text in fields.items():
-            if len(text) < short and text[9:10] not in _CONTAINERS:
-                try:
-                    key, value = _known_field(seed, name, text)
-                    data[key] = value
-                    continue
-                except (StoredDataError, ValueError):
-                    pass  # what follows finds the words for it
             body = self._opened("f", name, text)
             try:
                 data[decode_name(name)] = values.decode(body, depth)
@@ -98,15 +90,11 @@ class Seal:
         """What ``head`` was given."""
         if text is None:
             return NOWHERE
-        # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
-        if "{" not in text and text.count("[") < 3:
-            try:
-                return _known_place(self._seed, text)
-            except (StoredDataError, ValueError):
-                pass  # what follows finds the words for it
         body = self._opened("h", "", text)
         try:
-            return _place(body, self._limits.depth)
+            # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
+            plain = body.count("[") < 3 and "{" not in body
+            return _known_place(body) if plain else _place(body, self._limits.depth)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
 
@@ -144,35 +132,21 @@ class Seal:
         if len(body) > self.limit:
             raise TooLarge(f"the value of {name!r}", len(body), self.limit)
         text = body.decode()
-        return _checksum(self._seed, kind, name, text) + text
+        check = crc32(f"{kind}{name}\n{text}".encode(), self._seed)
+        return f"{check:08x} {text}"
 
     def _opened(self, kind: str, name: str, text: str) -> str:
         if len(text) > self.limit + 9:
             raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self.limit)
+        body = text[9:]
         try:
-            return _body(self._seed, kind, name, text)
-        except ValueError:
+            check = crc32(f"{kind}{name}\n{body}".encode(), self._seed)
+        except UnicodeEncodeError:
+            check = -1
+        if text[:9] != f"{check:08x} ":
             what = f"the field {name!r}" if kind == "f" else _PLACE.get(kind, f"the part {name!r}")
-            raise CorruptRecord(self.address.text, what, "does not match its checksum") from None
-
-
-def _checksum(seed: int, kind: str, name: str, body: str) -> str:
-    """What a text begins with. The seed stands for the address."""
-    return f"{crc32(f'{kind}{name}{_BREAK}{body}'.encode(), seed):08x} "
-
-
-def _body(seed: int, kind: str, name: str, text: str) -> str:
-    """The JSON of a sealed text, or ``ValueError``; a lone surrogate is one too."""
-    body = text[9:]
-    if text[:9] != _checksum(seed, kind, name, body):
-        raise ValueError
-    return body
-
-
-@lru_cache(maxsize=8192)
-def _known_field(seed: int, name: str, text: str) -> tuple[Any, Any]:
-    """Key and value of a field that holds one plain value: most fields are as they were at the last update."""
-    return decode_name(name), values.from_json(_body(seed, "f", name, text))
+            raise CorruptRecord(self.address.text, what, "does not match its checksum")
+        return body
 
 
 @lru_cache(maxsize=1024)
@@ -207,16 +181,11 @@ def _place(body: str, depth: int) -> Place:
 
 
 @lru_cache(maxsize=1024)
-def _known_place(seed: int, text: str) -> Place:
-    """The place of a head without waiting flows."""
+def _known_place(body: str) -> Place:
     # Two brackets are no depth to speak of.
-    return _place(_body(seed, "h", "", text), 2)
+    return _place(body, 2)
 
 
-_BREAK = "\n"
-#: Fields shorter than this are remembered, if nobody can change what is in them.
-_SHORT = 256
-_CONTAINERS = ("[", "{", "")
 #: Integers below it need no tag.
 _SMALL = 1 << 53
 _EXACT = frozenset({str, bool, type(None)})
