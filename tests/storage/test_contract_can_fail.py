@@ -195,6 +195,16 @@ class RefusesToShrink(FaultyStorage):
             )
 
 
+class LetsWritesOvertake(FaultyStorage):
+    writes = 0
+
+    async def perform(self, operation: Operation) -> Any:
+        if isinstance(operation, Apply):
+            self.writes += 1
+            await asyncio.sleep(0.001 * (self.writes % 2))
+        return await super().perform(operation)
+
+
 class AnswersLastWriteOnly(FaultyStorage):
     class _cell(Cell):
         def _apply(self, apply: Apply, now: float) -> Result:
@@ -233,6 +243,7 @@ CAUGHT_BY = {
     FreesTheLeaseAtARefusal: "test_a_write_that_is_refused_leaves_the_lease_and_the_memo_alone",
     RefusesToShrink: "test_a_record_beyond_a_limit_that_was_lowered_may_still_shrink",
     SweepsWhatIsHeld: "test_a_sweep_leaves_held_records_to_their_holder",
+    LetsWritesOvertake: "test_writes_to_one_key_are_made_in_the_order_of_their_calls",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
 }
 

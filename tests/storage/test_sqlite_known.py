@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import apsw
 import pytest
 
-from stepwell import SQLiteStorage
+from stepwell import MemoryStorage, SQLiteStorage, copy_records
 from stepwell.errors import LeaseLost, RecordReplaced, StorageFull, TooLarge
-from stepwell.record import Limits
+from stepwell.record import Limits, Stored, Version
 from stepwell.slot import Slot
-from stepwell.storage import sqlite_rows
+from stepwell.storage import Get, sqlite_known
 from stepwell.testing import Clock
 
 BOT, KEY = "bot", 1
@@ -119,23 +120,60 @@ async def test_an_expired_record_is_not_known(two: tuple[SQLiteStorage, SQLiteSt
     assert await one.update_data(BOT, KEY, {"b": 2}) == {"b": 2}
 
 
-async def test_a_write_that_was_rolled_back_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [1, 2], ids=["and done again", "and given up"])
+async def test_a_write_that_was_rolled_back_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
         await storage.update_data(BOT, KEY, {"a": 1})
-        contents = sqlite_rows.Rows._write_contents
-        failing = [StorageFull("no room"), StorageFull("no room")]
+        # Whoever did not write last is gathered: the two that follow are one batch.
+        await storage.clear(BOT, "somebody else")
+        do = SQLiteStorage._do
+        failing = [StorageFull("no room")] * times
 
-        def full(*args: Any) -> None:
-            contents(*args)
+        def full(self: SQLiteStorage, operations: Any, now: float) -> Any:
+            done = do(self, operations, now)
+            assert len(self._rows.known) == 1, "what is rolled back now has been remembered"
             if failing:
                 raise failing.pop()
+            return done
 
-        monkeypatch.setattr(sqlite_rows.Rows, "_write_contents", full)
-        with pytest.raises(StorageFull):
-            await storage.update_data(BOT, KEY, {"a": 2, "b": 2})
-        assert await storage.update_data(BOT, KEY, {"c": 3}) == {"a": 1, "c": 3}
+        monkeypatch.setattr(SQLiteStorage, "_do", full)
+        merges = [storage.update_data(BOT, KEY, {"a": 2}), storage.update_data(BOT, KEY, {"b": "longer"})]
+        outcomes = await asyncio.gather(*merges, return_exceptions=True)
+        written: dict[str, Any] = {"a": 1}
+        if times == 1:
+            written = {"a": 2, "b": "longer"}
+            assert outcomes == [{"a": 2}, written]
+        else:
+            assert [type(outcome) for outcome in outcomes] == [StorageFull, StorageFull]
+        assert await storage.update_data(BOT, KEY, {"c": 3}) == {**written, "c": 3}
         said, found = stored_size(storage)
         assert said == found
+
+
+async def test_a_version_that_was_copied_over_again_is_not_known(tmp_path: Path) -> None:
+    """Copying writes the same id a second time, over what came after the first."""
+    source = MemoryStorage()
+    await source.set_data(BOT, KEY, {"a": 1})
+    path = str(tmp_path / "bot.db")
+    async with SQLiteStorage(path) as bot, SQLiteStorage(path) as other:
+        await copy_records(source, bot)
+        async with Slot(bot, BOT, KEY) as slot:
+            assert slot.data == {"a": 1}
+        for number in range(2):
+            await other.update_data(BOT, KEY, {"b": number})
+        await copy_records(source, other)
+        before = await version(bot)
+        assert await bot.update_data(BOT, KEY, {"c": 3}) == {"a": 1, "c": 3}
+        assert (await version(bot)).number == before.number + 1
+
+
+async def version(storage: SQLiteStorage) -> Version:
+    """Of the record."""
+    stored: Stored | None = await storage.perform(Get(storage.address(BOT, KEY)))
+    assert stored is not None
+    return stored.version
 
 
 async def test_too_large_is_refused_and_the_holder_goes_on(tmp_path: Path) -> None:
@@ -152,17 +190,19 @@ async def test_too_large_is_refused_and_the_holder_goes_on(tmp_path: Path) -> No
 
 
 async def test_only_so_much_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_rows, "MOST_KNOWN", 10)
-    monkeypatch.setattr(sqlite_rows, "MOST_BYTES", 2000)
+    monkeypatch.setattr(sqlite_known, "MOST_RECORDS", 10)
+    monkeypatch.setattr(sqlite_known, "MOST_TEXT", 2000)
     async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
         for key in range(30):
             await storage.update_data(BOT, key, {"a": key})
-        rows = storage._rows
-        assert len(rows._known) == 10
+        known = storage._rows.known
+        assert len(known) == 10
         for key in range(30):
             await storage.update_data(BOT, key, {"b": "x" * 900})
-        assert len(rows._known) == 2
-        assert rows._known_bytes == sum(known.row.size for known in rows._known.values())
+        assert len(known) == 2
+        for key in range(30):
+            known.take(storage.address(BOT, key))
+        assert known.weight == 0
         assert [await storage.get_data(BOT, key) for key in range(30)] == [
             {"a": key, "b": "x" * 900} for key in range(30)
         ]

@@ -116,7 +116,8 @@ class Journal:
         # The same nodes may have been declared in another order.
         indexes = {path: index for index, path in enumerate(self._shape)}
         for path, count in zip(parts["graph::"], unpack(table["visits"]), strict=False):
-            self.visits[indexes[path]] = count
+            if count:
+                self.visits[indexes[path]] = count
         for name, value in parts.items():
             self.parts.setdefault(_owner(name), {})[name] = value
         timed = {path: wait["until"] for path, wait in self.waits().items() if wait["until"] is not None}

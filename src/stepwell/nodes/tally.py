@@ -6,7 +6,7 @@ __all__ = ["Tally", "unpack"]
 
 
 class Tally:
-    """A list of counts whose text costs no more than what has changed in it.
+    """Counts that only grow, and their text, of which only what comes after a change is made again.
 
     ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``: equal neighbours together, without the zeros at the end.
     """
@@ -23,7 +23,7 @@ class Tally:
         return self._counts[index]
 
     def __setitem__(self, index: int, count: int) -> None:
-        """Counts do not go back to zero."""
+        assert count > 0
         self._counts[index] = count
         self._end = max(self._end, index + 1)
         runs = self._runs

@@ -22,7 +22,7 @@ from stepwell.errors import (
 )
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
-__all__ = ["Batch", "Lane", "outcome"]
+__all__ = ["Batch", "Lane"]
 
 #: A batch is full at either.
 MOST_OPERATIONS = 100
@@ -78,6 +78,11 @@ class Lane:
         self._crowd: deque[asyncio.Future[None]] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits here, and nothing is under way."""
+        return self._runner is None and not self._crowd
 
     async def submit(self, operation: Operation) -> Any:
         """Queue an operation and wait for its result; its error is raised."""
@@ -227,25 +232,20 @@ class Lane:
 
     def _give_up(self, entry: _Entry, error: StorageUnavailable) -> None:
         operation, future = entry
-        if error.sent and isinstance(operation, Claim) and not operation.renew:
+        outcome: StorageError = copy.copy(error)
+        if error.sent and type(operation) is Apply:
+            outcome = OutcomeUnknown(operation.address.text, str(error))
+        elif error.sent and isinstance(operation, Claim) and not operation.renew:
             # It may have succeeded, and then nobody would be there to end it.
             self._put(Release(operation.address, operation.token))
+        outcome.__cause__ = error
         if not future.done():
-            future.set_result(outcome(operation, error))
+            future.set_result(outcome)
 
     def _give_back(self, operation: Operation, result: Result) -> None:
         """End a claim that nobody is left to use."""
         if type(result) is Claimed and isinstance(operation, Claim) and not operation.renew:
             self._put(Release(operation.address, operation.token))
-
-
-def outcome(operation: Operation, error: StorageUnavailable) -> StorageError:
-    """What to tell who asked for an operation when a batch with it has failed."""
-    told: StorageError = copy.copy(error)
-    if error.sent and type(operation) is Apply:
-        told = OutcomeUnknown(operation.address.text, str(error))
-    told.__cause__ = error
-    return told
 
 
 def _weight(apply: Apply) -> int:

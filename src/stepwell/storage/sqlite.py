@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from stepwell.errors import InvalidOption, StepwellError, StorageClosed, StorageUnavailable
+from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
-from stepwell.storage.gather import outcome
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite_file import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite_listing import Listing
@@ -60,9 +59,9 @@ class SQLiteStorage(Storage):
         self._rows: Rows
         self._reading: Rows
         self._listing: Listing
-        self._restarting = True
         self._crowded = False
-        self._writes_to: Address | None = None
+        #: Where the last write went.
+        self._last_address: Address | None = None
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -90,7 +89,6 @@ class SQLiteStorage(Storage):
         self._rows = Rows(file.writer)
         self._reading = Rows(file.reader)
         self._listing = Listing(file.writer.cursor().execute, self._rows)
-        self._restarting = True
 
     async def _close(self) -> None:
         thread, self._thread = self._thread, None
@@ -111,7 +109,6 @@ class SQLiteStorage(Storage):
         results = None if durable else self._at_once(operations)
         if results is None:
             results = await self._write(lambda now: self._do(operations, now), durable)
-            self._restarting = False
             self._keep_small()
         self._crowded = len(operations) > 1
         return results
@@ -121,14 +118,15 @@ class SQLiteStorage(Storage):
         return [do(operation, now) for operation in operations]
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        # In a crowd all are better off together: one that went ahead would split the next commit in two.
-        if type(operation) is Apply:
-            last, self._writes_to = self._writes_to, operation.address
-            if last == operation.address and self._idle():
-                return self._apply_alone(operation)
-            return super().perform(operation)
-        if self._crowded and not isinstance(operation, Get):
-            return super().perform(operation)
+        if type(operation) is not Get:
+            last = self._last_address
+            if type(operation) is Apply:
+                self._last_address = operation.address
+            # In a crowd all are better off together: one that went ahead would split the next commit in two.
+            if self._crowded or not self._lane_is_idle() or not self._idle():
+                return super().perform(operation)
+            if type(operation) is Apply:
+                return self._apply_alone(operation) if last == operation.address else super().perform(operation)
         return self._perform_at_once(operation)
 
     async def _apply_alone(self, apply: Apply) -> Any:
@@ -136,9 +134,13 @@ class SQLiteStorage(Storage):
         if self._loop is not asyncio.get_running_loop():
             await self.open()
         try:
-            (result,) = await self.run((apply,))
+            (result,) = await self._write(lambda now: self._do((apply,), now), durable=True)
         except StorageUnavailable as error:
-            raise outcome(apply, error) from error
+            if error.sent:
+                raise OutcomeUnknown(apply.address.text, str(error)) from error
+            raise
+        finally:
+            self._keep_small()
         if isinstance(result, StepwellError):
             raise result
         return result
@@ -165,8 +167,7 @@ class SQLiteStorage(Storage):
 
     def _at_once(self, operations: Sequence[Operation]) -> list[Result] | None:
         """Claims do not wait for the disk: with nobody ahead of them, a hop to the thread would cost more."""
-        # But the first write into a WAL that starts anew does.
-        if self._restarting or not self._idle():
+        if not self._idle() or self._file.restarts:
             return None
         try:
             results = self._file.write(lambda: self._do(operations, self._now()), durable=False, wait=False)
@@ -178,9 +179,12 @@ class SQLiteStorage(Storage):
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0
 
+    def _lane_is_idle(self) -> bool:
+        lane = self._lanes.get(None)
+        return lane is None or lane.idle
+
     def _keep_small(self) -> None:
         if self._thread is not None and self._file.wants_checkpoint():
-            self._restarting = True
             self._thread.start(self._file.checkpoint)
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:

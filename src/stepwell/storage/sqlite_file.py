@@ -54,6 +54,8 @@ class SQLiteFile:
         self.memory = path == MEMORY
         #: Pages in the WAL after the last commit of this connection.
         self.wal_pages = 0
+        #: The next write may be the first of a WAL that starts anew, which waits for the disk however it commits.
+        self.restarts = True
         #: Durable commits since the WAL was last copied into the file.
         self._commits = 0
         self._patience = patience
@@ -127,6 +129,7 @@ class SQLiteFile:
         except BaseException:
             self._roll_back()
             raise
+        self.restarts = False
         if durable:
             self._commits += not self.memory
             self.check(written=True)
@@ -174,6 +177,7 @@ class SQLiteFile:
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
         self._commits = 0
+        self.restarts = True
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
         except apsw.BusyError:

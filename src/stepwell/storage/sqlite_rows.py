@@ -13,44 +13,13 @@ from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
 from stepwell.storage.sqlite_file import Connection
+from stepwell.storage.sqlite_known import Known, KnownRecords, Row
 from stepwell.storage.sqlite_schema import QUERIES
 
 __all__ = ["Rows", "stored", "updates"]
 
 
-class _Row(NamedTuple):
-    """The columns of a record."""
-
-    number: int = 0
-    write: str = ""
-    base: str = ""
-    written_at: float = 0.0
-    alive: int = 0
-    flow: str | None = None
-    state: str | None = None
-    head: str | None = None
-    tags: str | None = None
-    size: int = 0
-    expires_at: float | None = None
-    deadline: float | None = None
-
-    def expired(self, now: float) -> bool:
-        """Its time is over; a tombstone is never asked."""
-        return self.expires_at is not None and self.expires_at <= now
-
-
-_NOTHING = _Row()
-
-
-class _Known(NamedTuple):
-    """A record as this connection saw or left it. While its row has the same write, this is what is stored."""
-
-    row: _Row
-    fields: dict[str, str]
-
-
-#: So many records are known at a time, of so many bytes together.
-MOST_KNOWN, MOST_BYTES = 4096, 8 * 1024 * 1024
+_NOTHING = Row()
 
 
 class Rows:
@@ -61,8 +30,7 @@ class Rows:
         self._execute: Callable[..., Any] = connection.cursor().execute
         #: By which columns differ: the statements that write them.
         self._updates: dict[tuple[bool, ...], _Updates] = {}
-        self._known: dict[Address, _Known] = {}
-        self._known_bytes = 0
+        self.known = KnownRecords()
 
     def do(self, operation: Operation, now: float) -> Result:
         """Make one operation; an error is returned, with nothing changed."""
@@ -86,24 +54,24 @@ class Rows:
         """All fields of a record."""
         return dict(self.read(_FIELDS, address))
 
-    def put(self, address: Sequence[str], old: _Row | None, new: _Row) -> None:
+    def put(self, address: Sequence[str], old: Row | None, new: Row) -> None:
         """Write what differs of a record's row: an index is touched only if one of its columns is."""
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
-        (update, _, _), values = self._update(old, new)
-        self._execute(update, (*values, *address))
+        updates, values = self._update(old, new)
+        self._execute(updates.always, (*values, *address))
 
-    def _put_known(self, address: Sequence[str], old: _Row, new: _Row, token: str | None, now: float) -> bool:
+    def _put_known(self, address: Sequence[str], old: Row, new: Row, token: str | None, now: float) -> bool:
         """The same, if the row is the old one, and the lease of the token, if there is one, runs."""
-        (_, unchanged, held), values = self._update(old, new)
+        updates, values = self._update(old, new)
         if token is None:
-            self._execute(unchanged, (*values, *address, old.write))
+            self._execute(updates.unchanged, (*values, *address, old.number, old.write))
         else:
-            self._execute(held, (*values, *address, old.write, token, now))
+            self._execute(updates.held, (*values, *address, old.number, old.write, token, now))
         return bool(self._connection.changes())
 
-    def _update(self, old: _Row, new: _Row) -> tuple[_Updates, Sequence[Any]]:
+    def _update(self, old: Row, new: Row) -> tuple[_Updates, Sequence[Any]]:
         """The statements that write what differs, and the values to write."""
         number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
         if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
@@ -111,7 +79,7 @@ class Rows:
         changed = tuple(map(ne, old, new))
         statements = self._updates.get(changed)
         if statements is None:
-            columns = ", ".join(f"{name} = ?" for name in compress(_Row._fields, changed))
+            columns = ", ".join(f"{name} = ?" for name in compress(Row._fields, changed))
             statements = self._updates[changed] = updates(columns)
         return statements, tuple(compress(new, changed))
 
@@ -154,34 +122,22 @@ class Rows:
         _, head, number, write, base, written_at, tags, expires_at, deadline, alive, flow, state, size = rows[0]
         record = None
         if alive and (expires_at is None or expires_at > now):
-            row = _Row(number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline)
+            row = Row(number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline)
             fields = {row[0]: row[1] for row in rows[1:]}
-            self._remember(address, _Known(row, fields.copy()))
+            self.known.put(address, Known.of(row, fields.copy()))
             record = _stored(row, fields)
         return Claimed(record, base, memo, now)
 
-    def _remember(self, address: Address, known: _Known) -> None:
-        self._forget(address)
-        self._known[address] = known
-        self._known_bytes += known.row.size
-        while len(self._known) > MOST_KNOWN or (self._known_bytes > MOST_BYTES and len(self._known) > 1):
-            self._forget(next(iter(self._known)))
-
-    def _forget(self, address: Address) -> _Known | None:
-        known = self._known.pop(address, None)
-        if known is not None:
-            self._known_bytes -= known.row.size
-        return known
-
     def _apply(self, apply: Apply, now: float) -> Result:
-        known = self._forget(apply.address)
+        # Forgotten with that: work that is rolled back is done again, with the same write id.
+        known = self.known.take(apply.address)
         applied = None if known is None else self._apply_to_known(apply, known, now)
         return self._apply_to_any(apply, now) if applied is None else applied
 
-    def _apply_to_known(self, apply: Apply, known: _Known, now: float) -> Applied | None:
-        """A usual write, with nothing read first; ``None``, and nothing changed, if it is not usual."""
-        address, change, guard, then, lease, returning = apply
-        row, fields = known
+    def _apply_to_known(self, apply: Apply, known: Known, now: float) -> Applied | None:
+        """A usual write, without reading the record first; ``None``, and nothing changed, if it is not usual."""
+        address, change, guard, _, _, _ = apply
+        row = known.row
         token = None
         if change.delete or change.replace or row.expired(now):
             return None
@@ -189,32 +145,20 @@ class Rows:
             token, base, version = guard
             if version is not None or base not in (None, row.base):
                 return None
-        size = self._size_after(address, change, row, False, fields)
+        size = self._size_after(address, change, row, False, known.fields)
         if size > change.limit and size > row.size:
             return None
-        new = _written(row, change, now, size=size)
+        new = _written(row, change, now, size=size, held=token is not None)
         if not self._put_known(address, row, new, token, now):
             return None
-        if token is not None and then == "keep":
-            self._execute(_EXTEND_LEASE, (*address, token, now + lease, now))
-        elif token is not None:
-            self._execute(_END_LEASE, (*address, token))
-        if new.tags != row.tags:
-            self.retag(address, row.tags, _tags(new.tags))
-        self._write_contents(address, change, False)
-        if change.memo is not KEEP:
-            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
-        for name in change.unset:
-            fields.pop(name, None)
-        fields.update(change.set)
-        self._remember(address, _Known(new, fields))
-        record = _stored(new, fields.copy()) if returning else None
-        return Applied(Version(new.number, new.write), new.base, now, record)
+        if token is not None:
+            self._holds(apply, token, now, refused=False)
+        return self._finish(apply, row, new, known.after(change, new), now)
 
     def _apply_to_any(self, apply: Apply, now: float) -> Result:
-        address, change, guard, then, _, returning = apply
+        address, change, guard, _, _, returning = apply
         found = self.read(_RECORD, address)
-        old = _Row._make(found[0]) if found else None
+        old = Row._make(found[0]) if found else None
         row = old or _NOTHING
         token = fields = refused = None
         if guard is not None:
@@ -230,33 +174,34 @@ class Rows:
             size = self._size_after(address, change, row, anew or change.replace, fields)
             if size > change.limit and size > row.size:
                 refused = TooLarge("the record", size, change.limit)
-        if token is not None and not self._holds(apply, token, now, refused is not None):
+        if token is not None and not self._holds(apply, token, now, refused=refused is not None):
             return LeaseLost(address.text)
         if refused is not None:
             return refused
         if change.delete:
-            row = self._delete(address, change, token is not None, old, now)
-        else:
-            new = _written(row, change, now, size=size, anew=anew, held=token is not None)
-            self.put(address, old, new)
-            if new.tags != row.tags:
-                self.retag(address, row.tags, _tags(new.tags))
-            dropped = change.replace or anew or not row.alive
-            self._write_contents(address, change, dropped and bool(row.alive))
-            if dropped:
-                fields = {}
-            if fields is not None:
-                for name in change.unset:
-                    fields.pop(name, None)
-                fields.update(change.set)
-                self._remember(address, _Known(new, fields))
-            row = new
-        if change.memo is not KEEP and not change.forget:
+            return self._delete(apply, old, now)
+        new = _written(row, change, now, size=size, anew=anew, held=token is not None)
+        self.put(address, old, new)
+        if change.replace or anew or not row.alive:
+            if row.alive:
+                self.drop_contents(address)
+            fields = {}
+        known = None if fields is None else Known.of(row, fields).after(change, new)
+        return self._finish(apply, row, new, known, now)
+
+    def _finish(self, apply: Apply, old: Row, new: Row, known: Known | None, now: float) -> Applied:
+        """Write what belongs to a row that was written, and remember the record if all of it is known."""
+        address, change = apply.address, apply.change
+        if new.tags != old.tags:
+            self.retag(address, old.tags, _tags(new.tags))
+        self._write_contents(address, change)
+        if change.memo is not KEEP:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
-        if not row.number and token is not None and then == "release":
-            self._execute(_DROP_MARK, (*address, now))
-        record = _stored(row, dict(fields or {})) if returning and not change.delete else None
-        return Applied(Version(row.number, row.write), row.base, now, record)
+        record = None
+        if known is not None:
+            self.known.put(address, known)
+            record = _stored(new, known.fields.copy()) if apply.returning else None
+        return Applied(Version(new.number, new.write), new.base, now, record)
 
     def _holds(self, apply: Apply, token: str, now: float, refused: bool) -> bool:
         """Whether the token's lease runs; if so, it is ended or extended, unless the write is refused."""
@@ -269,33 +214,46 @@ class Rows:
             self._execute(_END_RUNNING_LEASE, (*address, token, now))
         return bool(self._connection.changes())
 
-    def _delete(self, address: Address, change: Change, held: bool, old: _Row | None, now: float) -> _Row:
+    def _delete(self, apply: Apply, old: Row | None, now: float) -> Applied:
+        address, change, guard, then, _, _ = apply
+        held = guard is not None and guard.token is not None
+        row = self._forget(apply, old, held, now) if change.forget else self._bury(apply, old, now)
+        if held and then == "release" and not row.number:
+            self._execute(_DROP_MARK, (*address, now))
+        return Applied(Version(row.number, row.write), row.base, now, None)
+
+    def _bury(self, apply: Apply, old: Row | None, now: float) -> Row:
+        """Leave a tombstone."""
+        address, change = apply.address, apply.change
         row = old or _NOTHING
         if row.alive:
             self.drop_contents(address)
-            row = _Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
-        if change.forget:
-            self.retag(address, row.tags, ())
-            self._execute(_DROP_RECORD, address)
-            self._execute(_DROP_MEMO, address)
-            if held or not any(until > now for _, until in self.read(_LEASE, address)):
-                return _NOTHING
-            # While somebody else holds it, the base says that what they saw is gone; this mark goes with the lease.
-            row = _NOTHING._replace(base=change.write, expires_at=now)
-            self.put(address, None, row)
-            return row
+            row = Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
         if change.memo is not KEEP:
             # A memo always has a row to be swept with.
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
+            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
         if row is not _NOTHING and row != old:
             self.put(address, old, row)
         return row
 
-    def _write_contents(self, address: Address, change: Change, dropped: bool) -> None:
+    def _forget(self, apply: Apply, old: Row | None, held: bool, now: float) -> Row:
+        """Leave nothing."""
+        address = apply.address
+        self.drop_contents(address)
+        self.retag(address, None if old is None else old.tags, ())
+        self._execute(_DROP_RECORD, address)
+        self._execute(_DROP_MEMO, address)
+        if held or not any(until > now for _, until in self.read(_LEASE, address)):
+            return _NOTHING
+        # While somebody else holds it, the base says that what they saw is gone; this mark goes with the lease.
+        row = _NOTHING._replace(base=apply.change.write, expires_at=now)
+        self.put(address, None, row)
+        return row
+
+    def _write_contents(self, address: Address, change: Change) -> None:
         execute = self._execute
         namespace, key = address
-        if dropped:
-            self.drop_contents(address)
         for name in change.unset:
             execute(_UNSET_FIELD, (namespace, key, name))
         for name, text in change.set.items():
@@ -307,7 +265,7 @@ class Rows:
                 execute(_SET_PART, (namespace, key, name, part))
 
     def _size_after(
-        self, address: Address, change: Change, row: _Row, dropped: bool, fields: dict[str, str] | None
+        self, address: Address, change: Change, row: Row, dropped: bool, fields: dict[str, str] | None
     ) -> int:
         if dropped or not row.alive:
             return sum([weight(name, text) for name, text in (*change.set.items(), *change.parts.items())])
@@ -336,7 +294,7 @@ def stored(rows: list[tuple[Any, ...]], now: float, parts: bool = False) -> Stor
     _, head, number, write, base, written_at, tags, expires_at, deadline = rows[0]
     if expires_at is not None and expires_at <= now:
         return None
-    row = _Row(number, write, base, written_at, 1, None, None, head, tags, 0, expires_at, deadline)
+    row = Row(number, write, base, written_at, 1, None, None, head, tags, 0, expires_at, deadline)
     if not parts:
         return _stored(row, {found[0]: found[1] for found in rows[1:]})
     record = _stored(row, {found[0]: found[1] for found in rows[1:] if found[2] is None})
@@ -344,12 +302,12 @@ def stored(rows: list[tuple[Any, ...]], now: float, parts: bool = False) -> Stor
     return record
 
 
-def _stored(row: _Row, fields: dict[str, str]) -> Stored:
+def _stored(row: Row, fields: dict[str, str]) -> Stored:
     version = Version(row.number, row.write)
     return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
-def _written(row: _Row, change: Change, now: float, *, size: int, anew: bool = False, held: bool = True) -> _Row:
+def _written(row: Row, change: Change, now: float, *, size: int, held: bool, anew: bool = False) -> Row:
     """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back."""
     alive = row.alive
     flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
@@ -367,7 +325,7 @@ def _written(row: _Row, change: Change, now: float, *, size: int, anew: bool = F
     elif held and expires_at is not None and expires_at <= now:
         expires_at = None
     number = row.number + 1
-    return _Row(
+    return Row(
         number if alive else max(number, int(now * 1e6)),
         change.write,
         change.write if change.replace or anew else row.base,
@@ -386,8 +344,8 @@ def _written(row: _Row, change: Change, now: float, *, size: int, anew: bool = F
 class _Updates(NamedTuple):
     """The statements that set some columns of a record."""
 
-    any: str
-    #: Only if its last write is the one that is given.
+    always: str
+    #: Only if its version is the one that is given.
     unchanged: str
     #: And only if a lease runs.
     held: str
@@ -397,12 +355,12 @@ def updates(columns: str) -> _Updates:
     """The statements for some columns, as ``number = ?, write = ?``."""
     # Column names are ours; values are always bound.
     update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
-    unchanged = f"{update} AND write = ?"
+    unchanged = f"{update} AND number = ? AND write = ?"
     lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ? AND until > ?"
     return _Updates(update, unchanged, f"{unchanged} AND EXISTS (SELECT 1 FROM lease WHERE {lease})")  # noqa: S608
 
 
-def _refused(address: Address, guard: Guard, row: _Row, now: float) -> StepwellError | None:
+def _refused(address: Address, guard: Guard, row: Row, now: float) -> StepwellError | None:
     """What the guard says of the record; who holds it is not looked at here."""
     _, base, version = guard
     if base is not None and base != row.base:

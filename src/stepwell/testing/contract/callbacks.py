@@ -168,6 +168,15 @@ class CallbackPromises(Suite):
         await asyncio.gather(*(storage.update_data("bot", 1, {f"f{n}": n}) for n in range(50)))
         assert await storage.get_data("bot", 1) == {f"f{n}": n for n in range(50)}
 
+    async def test_writes_to_one_key_are_made_in_the_order_of_their_calls(self, storage: Storage) -> None:
+        for turn in range(5):
+            await storage.update_data("bot", "another", {"turn": turn})
+            await asyncio.gather(*(storage.update_data("bot", 1, {"last": number}) for number in range(5)))
+            assert await storage.get_data("bot", 1) == {"last": 4}
+            await storage.update_data("bot", "another", {"turn": turn})
+            await asyncio.gather(storage.update_data("bot", 1, {"more": turn}), storage.clear("bot", 1))
+            assert await storage.get_state("bot", 1) is None
+
     async def test_many_tasks_on_many_keys_each_get_their_own_answer(self, storage: Storage) -> None:
         async def work(key: int) -> None:
             for step in range(3):

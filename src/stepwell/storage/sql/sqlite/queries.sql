@@ -1,4 +1,4 @@
--- Every statement of the backend by name, except the UPDATEs of record: they have the columns that differ.
+-- Every statement of the backend by name, except those that write a change to a record: sqlite_rows makes them.
 
 -- name: get
 SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline

@@ -1,0 +1,130 @@
+"""Whoever writes alone skips the queue, and notices nothing else of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import SQLiteStorage
+from stepwell.errors import OutcomeUnknown, StorageUnavailable
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Operation, Result, sqlite_file
+
+BOT, KEY = "bot", 1
+
+
+class Watched(SQLiteStorage):
+    """Counts what goes through the queue, and can hold the thread up."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.queued = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        self.queued += sum(type(operation) is Apply for operation in operations)
+        return await super().run(operations)
+
+    def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(10)
+        return super()._do(operations, now)
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Watched]:
+    async with Watched(str(tmp_path / "bot.db")) as storage:
+        await storage.update_data(BOT, KEY, {"n": 0})
+        storage.queued = 0
+        yield storage
+        storage.gate.set()
+
+
+async def test_one_that_writes_alone_is_not_queued(storage: Watched) -> None:
+    async with Slot(storage, BOT, KEY) as slot:
+        for number in range(5):
+            slot.data["n"] = number
+            await slot.commit(keep=True)
+    assert storage.queued == 0
+    assert await storage.get_data(BOT, KEY) == {"n": 4}
+
+
+async def test_many_are_gathered_from_the_first_on(storage: Watched) -> None:
+    await asyncio.gather(*(storage.update_data(BOT, key, {"n": 1}) for key in range(10, 30)))
+    assert storage.queued == 20
+
+
+async def test_nobody_is_overtaken_between_two_batches(storage: Watched) -> None:
+    storage.gate.clear()
+    first = [asyncio.create_task(storage.update_data(BOT, key, {"n": 1})) for key in range(10, 13)]
+    await asyncio.sleep(0.01)
+    later = [asyncio.create_task(storage.update_data(BOT, KEY, {"n": number})) for number in range(5)]
+    await asyncio.sleep(0.01)
+    storage.gate.set()
+    await asyncio.gather(*first, *later)
+    assert await storage.get_data(BOT, KEY) == {"n": 4}
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_commit_that_fails_says_whether_it_may_have_been_made(
+    storage: Watched, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    write = storage._file.write
+
+    def failing(work: Callable[[], Any], **options: Any) -> Any:
+        write(work, **options)
+        raise StorageUnavailable("the disk is gone", sent=sent, final=True)
+
+    monkeypatch.setattr(storage._file, "write", failing)
+    with pytest.raises(OutcomeUnknown if sent else StorageUnavailable, match="the disk is gone") as caught:
+        await storage.update_data(BOT, KEY, {"n": 1})
+    assert isinstance(caught.value, OutcomeUnknown) == sent
+    assert storage.queued == 0
+
+
+async def test_a_write_whose_caller_gave_up_is_made_and_others_go_on(
+    storage: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_COMMITS", 3)
+    for number in range(10):
+        storage.gate.clear()
+        task = asyncio.create_task(storage.update_data(BOT, KEY, {"n": number}))
+        await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        storage.gate.set()
+        while not storage._idle():
+            await asyncio.sleep(0.001)
+        assert await storage.get_data(BOT, KEY) == {"n": number}
+    assert storage.queued == 0
+    assert storage._file._commits <= 3, "the WAL is kept small all the same"
+
+
+async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:
+    storage.gate.clear()
+    writing = asyncio.create_task(storage.update_data(BOT, KEY, {"n": 1}))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    storage.gate.set()
+    assert await writing == {"n": 1}
+    await closing
+    assert await storage.get_data(BOT, KEY) == {"n": 1}
+
+
+async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it could not be made at once, as while another process is closing the file."""
+    monkeypatch.setattr(storage, "_read", lambda get: None)
+    other = sqlite_file.Connection(storage.path)
+    other.execute("BEGIN IMMEDIATE")
+    async with asyncio.timeout(5):
+        assert await storage.get_data(BOT, KEY) == {"n": 0}
+    other.close()
