@@ -120,6 +120,21 @@ async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> 
     assert await storage.get_data(BOT, KEY) == {"n": 1}
 
 
+async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_read", lambda get: None)
+    storage.gate.clear()
+    writing = asyncio.create_task(storage.update_data(BOT, "somebody else", {"n": 1}))
+    await asyncio.sleep(0.01)
+    reading = [asyncio.create_task(storage.get_data(BOT, KEY)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0.01)
+    storage.gate.set()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(writing, *reading) == [{"n": 1}] + [{"n": 0}] * 3
+        await closing
+
+
 async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it could not be made at once, as while another process is closing the file."""
     monkeypatch.setattr(storage, "_read", lambda get: None)

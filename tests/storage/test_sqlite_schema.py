@@ -151,7 +151,7 @@ def test_a_query_uses_the_index_that_was_made_for_it(name: str) -> None:
 def test_writing_a_record_that_is_held_looks_at_two_rows() -> None:
     connection = apsw.Connection(":memory:")
     connection.execute(schema())
-    steps = connection.execute(f"EXPLAIN QUERY PLAN {updates('head = ?').held}", (None,) * 6)
+    steps = connection.execute(f"EXPLAIN QUERY PLAN {updates('head = ?').held}", (None,) * 7)
     assert [row[3] for row in steps] == [
         "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)",
         "CORRELATED SCALAR SUBQUERY 1",

@@ -103,7 +103,7 @@ class SQLiteStorage(Storage):
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if all(type(operation) is Get for operation in operations):
             # Readers wait for no writer, not even for one that was stopped in the middle of a commit.
-            return await self._look(lambda now: self._do(operations, now))
+            return await self._snapshot(lambda now: self._do(operations, now))
         # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
         durable = any(type(operation) is Apply for operation in operations)
         results = None if durable else self._at_once(operations)
@@ -223,6 +223,9 @@ class SQLiteStorage(Storage):
     async def _look(self, work: Callable[[float], T]) -> T:
         if self._loop is not asyncio.get_running_loop():
             await self.open()
+        return await self._snapshot(work)
+
+    async def _snapshot(self, work: Callable[[float], T]) -> T:
         return await self._opened_thread().call(lambda: self._file.read(lambda: work(self._now())))
 
     def _opened_thread(self) -> StorageThread:
