@@ -15,7 +15,7 @@ from zlib import crc32
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
-from stepwell.record import NOWHERE, RUNS, Address, Head, Limits, Place
+from stepwell.record import NOWHERE, Address, Head, Limits, Place
 
 __all__ = ["Seal"]
 
@@ -23,13 +23,15 @@ __all__ = ["Seal"]
 class Seal:
     """Encodes and decodes everything that is stored at one address."""
 
-    __slots__ = ("_limits", "_seed", "address", "limit")
+    __slots__ = ("_by_state", "_limits", "_seed", "address", "limit")
 
-    def __init__(self, address: Address, limits: Limits, limit: int) -> None:
+    def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
         self.address = address
         #: The most that all fields and parts may take together, and so the most that one of them may.
         self.limit = limit
         self._limits = limits
+        #: Records here are found by their state too, not only by their flow.
+        self._by_state = by_state
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
@@ -74,8 +76,7 @@ class Seal:
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
-        # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
-        found_by = None if self.address.namespace == RUNS else state
+        found_by = state if self._by_state else None
         if revision is None or type(revision) is int:
             try:
                 if not stack:

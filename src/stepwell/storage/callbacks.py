@@ -43,7 +43,10 @@ class Callbacks(ABC):
     def seal(self, address: Address) -> Seal:
         """The codec for what is kept at an address."""
         limits = self._limits.get(address.namespace, self.limits)
-        return Seal(address, limits, limits.run if address.namespace in _ROOMY else limits.record)
+        if address.namespace not in _ROOMY:
+            return Seal(address, limits, limits.record)
+        # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
+        return Seal(address, limits, limits.run, by_state=address.namespace != RUNS)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
