@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -332,7 +331,7 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["stepwell.nodes.worker"], "TICK", 0.02)
+    monkeypatch.setattr("stepwell.storage.due.TICK", 0.02)
 
 
 async def gone(flow: NodeFlow) -> bool:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import random
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import decode_key, encode_namespace
-from stepwell.errors import Busy, StepwellError, StorageError
+from stepwell.errors import Busy
 from stepwell.fsm.context import Context
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
-from stepwell.storage import Due
+from stepwell.storage.due import DueTasks
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
@@ -27,15 +26,10 @@ __all__ = ["Timers", "is_due", "time_out"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at the deadlines.
-TICK = 0.5
-#: How many timers one worker fires at the same time.
-AT_ONCE = 32
-PAGE = 200
 #: Short, so that the timers of a worker that dies are soon free for another; renewed while a handler runs.
 LEASE = 1.0
 #: Seconds before one that could not be fired is tried again: the first pause, and the longest.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+PAUSES = (1.0, 300.0)
 
 
 def is_due(slot: Slot) -> bool:
@@ -69,75 +63,25 @@ async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
 
 
 class Timers:
-    """The background task of one worker."""
+    """The timers that one worker fires."""
 
     def __init__(self, fsm: FSM) -> None:
         self._fsm = fsm
-        self._task: asyncio.Task[None] | None = None
-        #: Those that are being fired now.
-        self._running: dict[Address, asyncio.Task[bool]] = {}
-        #: Those that could not be fired: how often, and not before when (loop time).
-        self._pauses: dict[Address, tuple[int, float]] = {}
+        namespace = encode_namespace(fsm.bot, fsm.storage.limits)
+        self._due = DueTasks(fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES)
 
     def start(self) -> None:
         """Begin to look for deadlines, if any flow has timeouts."""
-        if self._task is None and any(flow.timeouts for flow in self._fsm.flows.values()):
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="stepwell-timers")
+        if any(flow.timeouts for flow in self._fsm.flows.values()):
+            self._due.start()
 
     async def stop(self) -> None:
         """End it. A timer that is being fired is either committed or stays due."""
-        task, self._task = self._task, None
-        ending = [*self._running.values(), *([] if task is None else [task])]
-        for each in ending:
-            each.cancel()
-        if ending:
-            await asyncio.wait(ending)
+        await self._due.stop()
 
     async def tick(self) -> int:
         """Fire all that is due now, and wait for it; how many were fired."""
-        return sum(await asyncio.gather(*await self._start_due()))
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                # Not waited for: a handler that takes its time holds up its own key only.
-                await self._start_due()
-            except StorageError as error:
-                # Timers wait in the storage: nothing is lost while it is away.
-                logger.warning("timers cannot be read: %s", error)
-            except StepwellError:
-                logger.exception("timers are switched off in this process")
-                return
-            await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
-
-    async def _start_due(self) -> list[asyncio.Task[bool]]:
-        storage = self._fsm.storage
-        namespace = encode_namespace(self._fsm.bot, storage.limits)
-        started: list[asyncio.Task[bool]] = []
-        seen: set[Address] = set()
-        last: Due | None = None
-        while page := await storage.due(namespace, limit=PAGE, after=last):
-            last = page[-1]
-            seen.update(due.address for due in page)
-            ready = [due.address for due in page if not self._pausing(due.address)]
-            # Workers that look at the same page begin at different places.
-            random.shuffle(ready)
-            for address in ready:
-                if address in self._running:
-                    continue
-                while len(self._running) >= AT_ONCE:
-                    await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
-                started.append(self._start(address))
-            if len(page) < PAGE:
-                break
-        self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
-        return started
-
-    def _start(self, address: Address) -> asyncio.Task[bool]:
-        task = asyncio.get_running_loop().create_task(self._fire(address), name="stepwell-timer")
-        self._running[address] = task
-        task.add_done_callback(lambda _: self._running.pop(address, None))
-        return task
+        return sum(await asyncio.gather(*await self._due.look()))
 
     async def _fire(self, address: Address) -> bool:
         fsm = self._fsm
@@ -147,7 +91,7 @@ class Timers:
                 if not is_due(slot):
                     return False
                 if not fsm.catch_up(slot):
-                    self._pause(address)
+                    self._due.pause(address)
                     return False
                 calls = await time_out(fsm, slot)
         except Busy:
@@ -155,16 +99,8 @@ class Timers:
             return False
         except Exception:
             logger.exception("the timeout at %s failed; it is tried again", address.text)
-            self._pause(address)
+            self._due.pause(address)
             return False
-        self._pauses.pop(address, None)
+        self._due.unpause(address)
         await fsm.deliver(calls)
         return True
-
-    def _pausing(self, address: Address) -> bool:
-        return address in self._pauses and self._pauses[address][1] > asyncio.get_running_loop().time()
-
-    def _pause(self, address: Address) -> None:
-        times = self._pauses.get(address, (0, 0.0))[0]
-        pause = min(FIRST_PAUSE * 2**times, LONGEST_PAUSE)
-        self._pauses[address] = (times + 1, asyncio.get_running_loop().time() + pause)

@@ -1,0 +1,111 @@
+"""What one worker does about records that are due."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepwell import MemoryStorage
+from stepwell.record import Address, Change
+from stepwell.storage import Apply, due
+from stepwell.storage.due import DueTasks
+from stepwell.testing import Clock
+
+
+async def overdue(storage: MemoryStorage, count: int) -> list[Address]:
+    addresses = [storage.address("bot", key) for key in range(count)]
+    for address in addresses:
+        await storage.perform(Apply(address, Change(storage.ids(), set={}, deadline=0.0)))
+    return addresses
+
+
+async def test_each_is_attended_to_once_at_a_time(clock: Clock) -> None:
+    attended: list[Address] = []
+    go = asyncio.Event()
+
+    async def attend(address: Address) -> bool:
+        attended.append(address)
+        await go.wait()
+        return True
+
+    async with MemoryStorage(clock=clock) as storage:
+        addresses = await overdue(storage, 3)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=True, pauses=(1, 2))
+        begun = await tasks.look()
+        await asyncio.sleep(0)
+        assert await tasks.look() == []
+        go.set()
+        assert await asyncio.gather(*begun) == [True] * 3
+        assert sorted(attended) == addresses
+        assert len(await tasks.look()) == 3, "they are still due"
+        await tasks.stop()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_room_is_waited_for_or_the_rest_left_to_the_next_look(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(due, "AT_ONCE", 2)
+    monkeypatch.setattr(due, "PAGE", 3)
+    at_once = most = 0
+
+    async def attend(address: Address) -> bool:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        return True
+
+    async with MemoryStorage(clock=clock) as storage:
+        await overdue(storage, 7)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=waits, pauses=(1, 2))
+        begun = await tasks.look()
+        assert len(begun) == (7 if waits else 2)
+        await asyncio.gather(*begun)
+        assert most == 2
+
+
+async def test_what_is_skipped_takes_up_no_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(due, "AT_ONCE", 1)
+    attended: list[Address] = []
+
+    async def attend(address: Address) -> bool:
+        attended.append(address)
+        return True
+
+    async with MemoryStorage(clock=clock) as storage:
+        addresses = await overdue(storage, 6)
+        mine = set(addresses[:5])
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1, 2), skip=mine.__contains__)
+        await asyncio.gather(*await tasks.look())
+        assert attended == addresses[5:]
+
+
+async def test_pauses_grow_until_one_succeeds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    fails = True
+
+    async def attend(address: Address) -> bool:
+        (tasks.pause if fails else tasks.unpause)(address)
+        return not fails
+
+    async with MemoryStorage(clock=clock, sweep_every=None) as storage:
+        await overdue(storage, 1)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1.0, 4.0))
+        tried: list[float] = []
+        for _ in range(30):
+            if begun := await tasks.look():
+                tried.append(now)
+                await asyncio.gather(*begun)
+            now += 0.5
+        assert tried == [0.0, 1.0, 3.0, 7.0, 11.0]
+        fails, now = False, 100.0
+        await asyncio.gather(*await tasks.look())
+        fails = True
+        await asyncio.gather(*await tasks.look())
+        now += 1.0
+        assert len(await tasks.look()) == 1, "the first pause again"
+        await tasks.stop()
