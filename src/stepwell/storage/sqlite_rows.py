@@ -123,7 +123,7 @@ class Rows:
         record = None
         if alive and (expires_at is None or expires_at > now):
             row = Row(number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline)
-            fields = {row[0]: row[1] for row in rows[1:]}
+            fields = {found[0]: found[1] for found in rows[1:]}
             self.known.put(address, Known.of(row, fields.copy()))
             record = _stored(row, fields)
         return Claimed(record, base, memo, now)
