@@ -344,7 +344,9 @@ class Slot:
             self._memo, self._memo_json = change.memo, None
 
     async def parts(self) -> dict[str, Any]:
-        """The parts beside the record, read now. As a commit, it raises if the record is not ours any more."""
+        """The parts beside the record, read now. Raises if they are another holder's by now, or another record's."""
+        if not self._holding:
+            raise UsageError("this slot is not held; read the parts before its last commit")
         stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
         if (None if stored is None else stored.version) != self.version:
             # A merge by somebody who holds nothing leaves the parts alone; a removal or another holder may not.

@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 
 import stepwell
-from stepwell import StateStorage, Storage
+from stepwell import MemoryStorage, State, StateStorage, Storage, copy_records
 from stepwell.errors import (
+    CorruptRecord,
     EncodeError,
     FlowChanged,
     InvalidOption,
+    LeaseLost,
     RecordReplaced,
     RunBusy,
     RunExists,
     RunFinished,
+    StorageUnavailable,
     UnknownRun,
     Unstorable,
 )
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, runs, step
 from stepwell.record import RUNS
-from stepwell.storage import Apply, Claim, Get
+from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend
 
 
@@ -346,8 +349,9 @@ async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Sto
         await flow.status("s")
 
 
+@pytest.mark.parametrize("how", ["removed", "taken over"])
 async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     ran: list[str] = []
     flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom()]), storage=storage)
@@ -356,15 +360,39 @@ async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
     perform = storage.perform
 
     async def late(operation: Any) -> Any:
+        if isinstance(operation, Claim) and not operation.renew:
+            claims.append(operation)
         if isinstance(operation, Get) and operation.parts:
             await StateStorage(storage).cleanup("r")
+            if how == "taken over":
+                await perform(Release(*claims[0][:2]))
         return await perform(operation)
 
+    claims: list[Claim] = []
     monkeypatch.setattr(storage, "perform", late)
-    with pytest.raises(RecordReplaced) as caught:
+    with pytest.raises(RecordReplaced if how == "removed" else LeaseLost) as caught:
         await flow.resume("r")
     assert any("taken over" in note and "before it went on here" in note for note in caught.value.__notes__)
     assert ran == ["r/a/1", "r/b/1"]
+
+
+async def test_a_run_whose_state_was_replaced_from_outside_says_so(storage: Storage) -> None:
+    flow = linear(Say([], "a"), Say([], "b", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    await StateStorage(storage).update_state("r", {"x": 1})
+    with pytest.raises(CorruptRecord, match="replaced from outside, not merged"):
+        await flow.resume("r")
+
+
+@pytest.mark.parametrize("error", [LeaseLost("elsewhere"), StorageUnavailable("another one")])
+async def test_a_conflict_of_the_nodes_own_fails_the_run(storage: Storage, error: Exception) -> None:
+    flow = linear(Say([], "a"), Say([], "b", fails=[error]), storage=storage)
+    with pytest.raises(type(error)):
+        await flow.run(flow_id="r")
+    run = await flow.status("r")
+    assert (run.status, run.errors[0].node, run.errors[0].type) == ("failed", "b", type(error).__name__)
+    assert await flow.resume("r") == {"said": ["a", "b"]}
 
 
 async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> None:
@@ -679,3 +707,17 @@ async def test_a_long_run_writes_as_much_per_node_at_its_end_as_at_its_beginning
     assert max(heads[150:]) < 1.2 * max(heads[25:50])
     assert all(not o.change.set for o in watching.operations[2:] if isinstance(o, Apply))
     assert not any(isinstance(operation, Get) for operation in watching.operations)
+
+
+async def test_runs_are_found_by_their_flow_and_are_in_no_index_by_node(storage: Storage) -> None:
+    flow = linear(Say([], "a"), Say([], "b", fails=[Boom()]), name="f", storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    await storage.set_state("bot", "r", State("f", "b"))
+    assert [entry.key async for entry in storage.scan(RUNS, flow="f")] == ["r"]
+    assert [entry.key async for entry in storage.scan(RUNS, state="b")] == []
+    assert [entry.key async for entry in storage.scan("bot", state="b")] == ["r"]
+    async with MemoryStorage() as target:
+        await copy_records(storage, target)
+        assert [entry.key async for entry in target.scan(RUNS, state="b")] == []
+        assert [entry.key async for entry in target.scan("bot", state="b")] == ["r"]

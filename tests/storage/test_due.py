@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from stepwell import MemoryStorage
+from stepwell.errors import StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.storage import Apply, due
 from stepwell.storage.due import DueTasks
@@ -109,3 +111,91 @@ async def test_pauses_grow_until_one_succeeds(clock: Clock, monkeypatch: pytest.
         now += 1.0
         assert len(await tasks.look()) == 1, "the first pause again"
         await tasks.stop()
+
+
+async def test_an_address_is_never_attended_to_twice_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(due, "AT_ONCE", 2)
+    busy: set[Address] = set()
+
+    async def attend(address: Address) -> bool:
+        assert address not in busy
+        busy.add(address)
+        await asyncio.sleep(0.001)
+        busy.remove(address)
+        return True
+
+    async with MemoryStorage(clock=clock) as storage:
+        await overdue(storage, 9)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=True, pauses=(1, 2))
+        looks = await asyncio.gather(*(tasks.look() for _ in range(3)))
+        assert all(await asyncio.gather(*(task for begun in looks for task in begun)))
+        await tasks.stop()
+        assert not tasks._running
+
+
+async def test_many_failures_later_the_pause_is_still_the_longest(clock: Clock) -> None:
+    async def attend(address: Address) -> bool:
+        raise AssertionError
+
+    async with MemoryStorage(clock=clock) as storage:
+        (address,) = await overdue(storage, 1)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1.0, 300.0))
+        for _ in range(2000):
+            tasks.pause(address)
+        assert tasks._pauses[address][0] == 300.0
+        assert await tasks.look() == []
+
+
+async def test_whatever_goes_wrong_is_logged_and_tried_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(due, "TICK", 0.001)
+    attended = asyncio.Event()
+    failures = [ZeroDivisionError("of the backend"), StorageUnavailable("it is away")]
+
+    class Storage(MemoryStorage):
+        async def due(self, *args: Any, **options: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await super().due(*args, **options)
+
+    async def attend(address: Address) -> bool:
+        attended.set()
+        raise ZeroDivisionError("of the one who attends")
+
+    async with Storage(clock=clock) as storage, asyncio.timeout(10):
+        (address,) = await overdue(storage, 1)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(60.0, 60.0))
+        tasks.start()
+        await attended.wait()
+        while address not in tasks._pauses:
+            await asyncio.sleep(0)
+        for words in ("of the backend", "it is away", "of the one who attends"):
+            assert words in caplog.text
+        await tasks.stop()
+
+
+async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "TICK", 0.001)
+    begun = cancelled = 0
+
+    async def attend(address: Address) -> bool:
+        nonlocal begun, cancelled
+        begun += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled += 1
+        return True
+
+    async with MemoryStorage(clock=clock) as storage, asyncio.timeout(10):
+        await overdue(storage, 1)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1, 2))
+        for turn in range(1, 3):
+            tasks.start()
+            while begun < turn:
+                await asyncio.sleep(0.001)
+            await tasks.stop()
+            assert (begun, cancelled) == (turn, turn)

@@ -13,7 +13,7 @@ import pytest
 from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Operation, Result, sqlite_file
+from stepwell.storage import Apply, Claim, Claimed, Operation, Result, sqlite_file
 
 BOT, KEY = "bot", 1
 
@@ -105,6 +105,23 @@ async def test_a_write_whose_caller_gave_up_is_made_and_others_go_on(
         assert await storage.get_data(BOT, KEY) == {"n": number}
     assert storage.queued == 0
     assert storage._file._commits <= 3, "the WAL is kept small all the same"
+
+
+async def test_the_first_claim_after_a_checkpoint_does_not_wait_for_the_disk_in_the_loop(storage: Watched) -> None:
+    in_the_loop: list[bool] = []
+    do = storage._do
+
+    def watched(operations: Sequence[Operation], now: float) -> list[Result]:
+        in_the_loop.append(threading.current_thread() is threading.main_thread())
+        return do(operations, now)
+
+    storage._do = watched  # type: ignore[method-assign]
+    storage._thread.start(storage._file.checkpoint)  # type: ignore[union-attr]
+    while not storage._idle():
+        await asyncio.sleep(0.001)
+    for number in range(3):
+        assert isinstance(await storage.perform(Claim(storage.address(BOT, number), "t", 30.0)), Claimed)
+    assert in_the_loop == [False, True, True]
 
 
 async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:

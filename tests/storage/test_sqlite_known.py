@@ -200,6 +200,8 @@ async def test_only_so_much_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
         for key in range(30):
             await storage.update_data(BOT, key, {"b": "x" * 900})
         assert len(known) == 2
+        held = known._records.values()
+        assert known.weight == sum(len(name) + len(text) for each in held for name, text in each.fields.items())
         for key in range(30):
             known.take(storage.address(BOT, key))
         assert known.weight == 0

@@ -23,7 +23,7 @@ __all__ = ["Seal"]
 class Seal:
     """Encodes and decodes everything that is stored at one address."""
 
-    __slots__ = ("_by_state", "_limits", "_seed", "address", "limit")
+    __slots__ = ("_limits", "_seed", "address", "by_state", "limit")
 
     def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
         self.address = address
@@ -31,7 +31,7 @@ class Seal:
         self.limit = limit
         self._limits = limits
         #: Records here are found by their state too, not only by their flow.
-        self._by_state = by_state
+        self.by_state = by_state
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Seal:
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
-        found_by = state if self._by_state else None
+        found_by = state if self.by_state else None
         if revision is None or type(revision) is int:
             try:
                 if not stack:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import Conflict, EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
+from stepwell.errors import CorruptRecord, EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
@@ -76,7 +76,8 @@ class Journal:
         self._pending: dict[str, Sealed | None] = {}
         self._lock = asyncio.Lock()
         self._changes = self._saved = 0
-        self._broken: Exception | None = None
+        #: What a commit has failed with.
+        self.broken: Exception | None = None
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
         self._clock_at, self._clock_base = self._clock(), slot.now
         self._watched_until = 0.0
@@ -103,9 +104,13 @@ class Journal:
             raise FlowChanged(self.flow_id, [f"it is a run of flow {slot.flow!r}, not of {self.flow!r}"])
         try:
             parts = await slot.parts()
-        except Conflict as lost:
-            self._explained(None, lost)
+        except (LeaseLost, RecordReplaced) as lost:
+            self._note_loss(lost, "before it went on here")
             raise
+        if "graph::" not in parts:
+            raise CorruptRecord(
+                slot.address.text, "its graph", "is gone: the state of the run was replaced from outside, not merged"
+            )
         if table["graph"] != self._digest:
             raise FlowChanged(self.flow_id, difference(parts.get("graph::", {}), self._shape))
         self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
@@ -155,9 +160,9 @@ class Journal:
             if self._saved >= mine:
                 # Another line has taken it along.
                 return
-            if self._broken is not None:
+            if self.broken is not None:
                 # What a failed commit should have written is nowhere: nothing may be built on it.
-                raise self._broken
+                raise self.broken
             saving = self._changes
             self.slot.data = self.shared
             self.slot.place = self._place(self.status)
@@ -243,25 +248,26 @@ class Journal:
             else:
                 await slot.commit(keep=keep, deadline=deadline, expiry=expiry, memo=memo)
         except Exception as error:
-            self._broken = self._explained(node, error)
-            if self._broken is error:
+            self.broken = self._explained(node, error)
+            if self.broken is error:
                 raise
-            raise self._broken from error
+            raise self.broken from error
         self._clock_at, self._clock_base = self._clock(), slot.now
 
-    def _explained(self, node: str | None, error: Exception) -> Exception:
-        """An error after a node, or before the first one here, with what it means for the run."""
-        if isinstance(error, EncodeError) and node is not None:
+    def _explained(self, node: str, error: Exception) -> Exception:
+        if isinstance(error, EncodeError):
             return Unstorable(node, error.path, error.type_name, error.why)
         if isinstance(error, LeaseLost | RecordReplaced):
-            when = "before it went on here" if node is None else f"while {node!r} ran here"
-            error.add_note(
-                f"run {self.flow_id!r} was taken over by another runner, or removed, {when}; "
-                "flow.status() tells how it goes on"
-            )
+            self._note_loss(error, f"while {node!r} ran here")
         else:
             error.add_note(f"after node {node!r} of run {self.flow_id!r}")
         return error
+
+    def _note_loss(self, error: Exception, when: str) -> None:
+        error.add_note(
+            f"run {self.flow_id!r} was taken over by another runner, or removed, {when}; "
+            "flow.status() tells how it goes on"
+        )
 
     def _watch(self) -> float | Keep:
         now = self._clock()

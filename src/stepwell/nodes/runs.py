@@ -166,10 +166,10 @@ async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, 
     except Park:
         parked = await journal.park()
         raise parked from None
-    except (Conflict, StorageError):
-        # The record is somebody else's, or out of reach: it says where the run stands.
-        raise
     except Exception as error:
+        if error is journal.broken and isinstance(error, Conflict | StorageError):
+            # The record is somebody else's, or out of reach: it says where the run stands.
+            raise
         try:
             await journal.fail()
         except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed

@@ -13,6 +13,7 @@ from stepwell.errors import (
     FlowChanged,
     InvalidOption,
     Parked,
+    RunBusy,
     RunFinished,
     StorageError,
     UnknownRun,
@@ -75,8 +76,9 @@ class Worker:
         await self._due.stop()
 
     async def _go_on(self, address: Address) -> bool:
-        flow_id: Any = decode_key(address.key)
+        flow_id: Any = address.key
         try:
+            flow_id = decode_key(address.key)
             flow = await self._flow_at(address)
             if flow is None:
                 self._due.pause(address)
@@ -84,16 +86,16 @@ class Worker:
             await runs.take_over(flow, self._storage, flow_id)
         except (Parked, RunFinished, UnknownRun):
             pass
-        except Conflict:
-            # Its runner is alive, in the middle of a long node; or another one has taken it from us.
+        except RunBusy:
+            # Its runner is alive, in the middle of a long node.
             self._due.pause(address)
             return False
         except FlowChanged as changed:
             logger.warning("%s", changed)
             self._due.pause(address)
             return False
-        except StorageError as failure:
-            logger.warning("run %r cannot be gone on with: %s", flow_id, failure)
+        except (Conflict, StorageError) as failure:
+            logger.warning("run %r cannot be gone on with here: %s", flow_id, failure)
             self._due.pause(address)
             return False
         except Exception as error:  # noqa: BLE001 - the run keeps its error

@@ -176,7 +176,7 @@ class _Copier:
                     seal.data({name: text})
         except CorruptRecord:
             self._copied.damaged.append(address)
-        return flow, state
+        return flow, state if seal.by_state else None
 
     async def compare(self, address: Address) -> None:
         """Read one record from both sides."""

@@ -52,12 +52,12 @@ class DueTasks:
         self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
-        #: Those that failed: how often, and not before when (loop time).
-        self._pauses: dict[Address, tuple[int, float]] = {}
+        #: Those that failed: how long they pause, and until when (loop time).
+        self._pauses: dict[Address, tuple[float, float]] = {}
 
     def start(self) -> None:
         """Look again and again."""
-        if self._looking is None:
+        if self._looking is None or self._looking.done():
             looking = self._look_again()
             self._looking = asyncio.get_running_loop().create_task(looking, name=f"stepwell-{self._what}")
 
@@ -78,17 +78,16 @@ class DueTasks:
         while page := await self._storage.due(self._namespace, limit=PAGE, after=last):
             last = page[-1]
             seen.update(due.address for due in page)
-            ready = [due.address for due in page if not self._pausing(due.address)]
+            ready = [due.address for due in page]
             # Workers that look at the same page begin at different places.
             random.shuffle(ready)
             for address in ready:
-                if address in self._running or self._skip(address):
-                    continue
-                while len(self._running) >= AT_ONCE:
+                while len(self._running) >= AT_ONCE and not self._leaves(address):
                     if not self._waits:
                         return begun
                     await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
-                begun.append(self._begin(address))
+                if not self._leaves(address):
+                    begun.append(self._begin(address))
             if len(page) < PAGE:
                 break
         self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
@@ -96,9 +95,9 @@ class DueTasks:
 
     def pause(self, address: Address) -> None:
         """Leave an address alone for a while, longer each time."""
-        times = self._pauses.get(address, (0, 0.0))[0]
-        pause = min(self._first_pause * 2**times, self._longest_pause)
-        self._pauses[address] = (times + 1, asyncio.get_running_loop().time() + pause)
+        last = self._pauses.get(address, (0.0, 0.0))[0]
+        pause = min(max(self._first_pause, 2 * last), self._longest_pause)
+        self._pauses[address] = (pause, asyncio.get_running_loop().time() + pause)
 
     def unpause(self, address: Address) -> None:
         """It has succeeded: the next pause is a first one again."""
@@ -115,14 +114,25 @@ class DueTasks:
             except StepwellError:
                 logger.exception("%s are not looked after any more in this process", self._what)
                 return
+            except Exception:
+                logger.exception("looking for %s failed; it is tried again", self._what)
             await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
 
     def _begin(self, address: Address) -> asyncio.Task[bool]:
         name = f"stepwell-{self._what} {address.key}"
         task = asyncio.get_running_loop().create_task(self._attend(address), name=name)
         self._running[address] = task
-        task.add_done_callback(lambda _: self._running.pop(address, None))
+        task.add_done_callback(lambda task: self._ended(address, task))
         return task
 
-    def _pausing(self, address: Address) -> bool:
+    def _ended(self, address: Address, task: asyncio.Task[bool]) -> None:
+        del self._running[address]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("attending to %s at %s failed", self._what, address.text, exc_info=task.exception())
+            self.pause(address)
+
+    def _leaves(self, address: Address) -> bool:
+        """It is attended to already, needs no attention, or pauses."""
+        if address in self._running or self._skip(address):
+            return True
         return address in self._pauses and self._pauses[address][1] > asyncio.get_running_loop().time()

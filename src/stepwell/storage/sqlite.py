@@ -102,7 +102,7 @@ class SQLiteStorage(Storage):
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if all(type(operation) is Get for operation in operations):
-            # Readers wait for no writer, not even for one that was stopped in the middle of a commit.
+            # They wait for no writer of another process, not even for one that was stopped in the middle of a commit.
             return await self._snapshot(lambda now: self._do(operations, now))
         # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
         durable = any(type(operation) is Apply for operation in operations)
@@ -118,21 +118,20 @@ class SQLiteStorage(Storage):
         return [do(operation, now) for operation in operations]
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        if type(operation) is not Get:
-            last = self._last_address
-            if type(operation) is Apply:
-                self._last_address = operation.address
-            # In a crowd all are better off together: one that went ahead would split the next commit in two.
-            if self._crowded or not self._lane_is_idle() or not self._idle():
-                return super().perform(operation)
-            if type(operation) is Apply:
-                return self._apply_alone(operation) if last == operation.address else super().perform(operation)
+        # In a crowd all are better off together: one that went ahead would split the next commit in two.
+        if type(operation) is Apply:
+            last, self._last_address = self._last_address, operation.address
+            if last == operation.address and not self._crowded:
+                return self._apply_alone(operation)
+            return super().perform(operation)
+        if self._crowded and type(operation) is not Get:
+            return super().perform(operation)
         return self._perform_at_once(operation)
 
     async def _apply_alone(self, apply: Apply) -> Any:
         """The only one that writes, such as a run, goes straight to the thread: a lane turns the loop twice more."""
-        if self._loop is not asyncio.get_running_loop():
-            await self.open()
+        if self._loop is not asyncio.get_running_loop() or not self._nobody_ahead():
+            return await super().perform(apply)
         try:
             (result,) = await self._write(lambda now: self._do((apply,), now), durable=True)
         except StorageUnavailable as error:
@@ -148,7 +147,11 @@ class SQLiteStorage(Storage):
     async def _perform_at_once(self, operation: Operation) -> Any:
         if self._loop is not asyncio.get_running_loop():
             await self.open()
-        results = self._read(operation) if isinstance(operation, Get) else self._at_once((operation,))
+        results = None
+        if isinstance(operation, Get):
+            results = self._read(operation)
+        elif self._nobody_ahead():
+            results = self._at_once((operation,))
         if results is None:
             return await super().perform(operation)
         if isinstance(results[0], StepwellError):
@@ -179,9 +182,9 @@ class SQLiteStorage(Storage):
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0
 
-    def _lane_is_idle(self) -> bool:
+    def _nobody_ahead(self) -> bool:
         lane = self._lanes.get(None)
-        return lane is None or lane.idle
+        return self._idle() and (lane is None or lane.idle)
 
     def _keep_small(self) -> None:
         if self._thread is not None and self._file.wants_checkpoint():

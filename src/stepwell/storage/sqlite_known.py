@@ -44,15 +44,16 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, row: Row, fields: dict[str, str]) -> Known:
         """A record with all of its fields."""
-        return cls(row, fields, _weight(row) + sum(map(len, fields.values())))
+        return cls(row, fields, _weight(row) + sum(map(len, fields)) + sum(map(len, fields.values())))
 
     def after(self, change: Change, row: Row) -> Known:
         """The same record after a change of its fields, which are changed in place."""
         fields, weight = self.fields, self.weight + _weight(row) - _weight(self.row)
         for name in change.unset:
-            weight -= len(fields.pop(name, ""))
+            if name in fields:
+                weight -= len(name) + len(fields.pop(name))
         for name, text in change.set.items():
-            weight += len(text) - len(fields.get(name, ""))
+            weight += len(text) - len(fields[name]) if name in fields else len(name) + len(text)
             fields[name] = text
         return Known(row, fields, weight)
 

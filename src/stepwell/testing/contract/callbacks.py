@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from stepwell.errors import InvalidKey, InvalidOption, TooLarge, WrongLoop
-from stepwell.record import State
-from stepwell.storage import StateStorage, Storage
+from stepwell.record import Change, State
+from stepwell.storage import Apply, StateStorage, Storage
 from stepwell.testing.contract.suite import Suite
 
 #: Names that a careless encoding would mix up.
@@ -176,6 +176,11 @@ class CallbackPromises(Suite):
             await storage.update_data("bot", "another", {"turn": turn})
             await asyncio.gather(storage.update_data("bot", 1, {"more": turn}), storage.clear("bot", 1))
             assert await storage.get_state("bot", 1) is None
+            address = storage.address("bot", 1)
+            fields = [storage.seal(address).fields({"last": number}) for number in range(5)]
+            await storage.update_data("bot", "another", {"turn": turn})
+            await asyncio.gather(*[storage.perform(Apply(address, Change(storage.ids(), set=each))) for each in fields])
+            assert await storage.get_data("bot", 1) == {"last": 4}
 
     async def test_many_tasks_on_many_keys_each_get_their_own_answer(self, storage: Storage) -> None:
         async def work(key: int) -> None:
