@@ -36,6 +36,9 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no bytes to damage")
 
+    async def settled(self) -> None:  # noqa: B027 - a file has no server that goes on
+        """Wait until a server has finished what processes that were killed had sent to it."""
+
     def storage(self, url: str | None = None, **options: Any) -> Storage:
         """A storage at a place (default: a fresh one), closed after the test."""
         storage = open_storage(url or self.place(), **options)

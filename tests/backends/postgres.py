@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import count
 
 import asyncpg
+import psutil
 
 from stepwell.record import Address
 from tests.backends.base import Backend
@@ -29,6 +31,21 @@ class Postgres(Backend):
 
     def place(self) -> str:
         return f"{postgres.shared().url()}?schema=place_{next(self._numbers)}"
+
+    async def settled(self) -> None:
+        # A backend ends when it has done all that its client had sent. What connects from this process stays.
+        connection = await asyncpg.connect(postgres.shared().url())
+        try:
+            while True:
+                ours = [found.laddr.port for found in psutil.Process().net_connections("tcp") if found.laddr]
+                others = (
+                    "select pid from pg_stat_activity where application_name = 'stepwell' and client_port <> all ($1)"
+                )
+                if not await connection.fetch(others, ours):
+                    return
+                await asyncio.sleep(0.001)
+        finally:
+            await connection.close()
 
     async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:
         dsn, _, schema = url.partition("?schema=")

@@ -31,6 +31,7 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_half_wr
         await worker.says("wrote")
         await asyncio.sleep(choose.uniform(0, 0.05))
         await worker.kill()
+        await shared_backend.settled()
         for _, key, number in worker.said("wrote"):
             writes += 1
             assert number > acknowledged.get(key, 0), f"key {key}: {acknowledged[key]} was acknowledged and is gone"
