@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import SQLiteStorage, State
 from stepwell.slot import Slot
-from stepwell.storage.sqlite_rows import updates
+from stepwell.storage.sqlite_row import updates
 from stepwell.storage.sqlite_schema import APPLICATION, QUERIES, VERSION, migrations, schema
 
 

@@ -295,7 +295,10 @@ class Storage(Callbacks):
         await self.close()
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        """Make one operation, gathered with what other tasks ask for; its error is raised."""
+        """Make one operation, gathered with what other tasks ask for; its error is raised.
+
+        Writes to one address are made in the order in which they were awaited.
+        """
         # Called without a loop, as for run_until_complete(), this must not raise yet.
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)

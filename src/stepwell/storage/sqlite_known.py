@@ -5,32 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stepwell.record import Address, Change
+from stepwell.storage.sqlite_row import Row
 
-__all__ = ["Known", "KnownRecords", "Row"]
+__all__ = ["Known", "KnownRecords"]
 
 #: So many records are known at a time, with so many characters together.
 MOST_RECORDS, MOST_TEXT = 4096, 8 * 1024 * 1024
-
-
-class Row(NamedTuple):
-    """The columns of a record."""
-
-    number: int = 0
-    write: str = ""
-    base: str = ""
-    written_at: float = 0.0
-    alive: int = 0
-    flow: str | None = None
-    state: str | None = None
-    head: str | None = None
-    tags: str | None = None
-    size: int = 0
-    expires_at: float | None = None
-    deadline: float | None = None
-
-    def expired(self, now: float) -> bool:
-        """Its time is over; a tombstone is never asked."""
-        return self.expires_at is not None and self.expires_at <= now
 
 
 class Known(NamedTuple):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import compress
-from operator import ne
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Stored, Version
 from stepwell.storage.cell import weight
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
 from stepwell.storage.sqlite_file import Connection
-from stepwell.storage.sqlite_known import Known, KnownRecords, Row
+from stepwell.storage.sqlite_known import Known, KnownRecords
+from stepwell.storage.sqlite_row import Row, update, written
 from stepwell.storage.sqlite_schema import QUERIES
 
-__all__ = ["Rows", "stored", "updates"]
+__all__ = ["Rows", "stored"]
 
 
 _NOTHING = Row()
@@ -28,8 +27,6 @@ class Rows:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.cursor().execute
-        #: By which columns differ: the statements that write them.
-        self._updates: dict[tuple[bool, ...], _Updates] = {}
         self.known = KnownRecords()
 
     def do(self, operation: Operation, now: float) -> Result:
@@ -59,29 +56,17 @@ class Rows:
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
             return
-        updates, values = self._update(old, new)
+        updates, values = update(old, new)
         self._execute(updates.always, (*values, *address))
 
     def _put_known(self, address: Sequence[str], old: Row, new: Row, token: str | None, now: float) -> bool:
         """The same, if the row is the old one, and the lease of the token, if there is one, runs."""
-        updates, values = self._update(old, new)
+        updates, values = update(old, new)
         if token is None:
             self._execute(updates.unchanged, (*values, *address, old.number, old.write))
         else:
             self._execute(updates.held, (*values, *address, old.number, old.write, token, now))
         return bool(self._connection.changes())
-
-    def _update(self, old: Row, new: Row) -> tuple[_Updates, Sequence[Any]]:
-        """The statements that write what differs, and the values to write."""
-        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
-        if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
-            return _UNINDEXED, (number, write, base, written_at, head, tags, size)
-        changed = tuple(map(ne, old, new))
-        statements = self._updates.get(changed)
-        if statements is None:
-            columns = ", ".join(f"{name} = ?" for name in compress(Row._fields, changed))
-            statements = self._updates[changed] = updates(columns)
-        return statements, tuple(compress(new, changed))
 
     def read(self, query: str, bindings: Any) -> list[Any]:
         """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
@@ -148,7 +133,7 @@ class Rows:
         size = self._size_after(address, change, row, False, known.fields)
         if size > change.limit and size > row.size:
             return None
-        new = _written(row, change, now, size=size, held=token is not None)
+        new = written(row, change, now, size=size, held=token is not None)
         if not self._put_known(address, row, new, token, now):
             return None
         if token is not None:
@@ -180,7 +165,7 @@ class Rows:
             return refused
         if change.delete:
             return self._delete(apply, old, now)
-        new = _written(row, change, now, size=size, anew=anew, held=token is not None)
+        new = written(row, change, now, size=size, anew=anew, held=token is not None)
         self.put(address, old, new)
         if change.replace or anew or not row.alive:
             if row.alive:
@@ -307,59 +292,6 @@ def _stored(row: Row, fields: dict[str, str]) -> Stored:
     return Stored(version, row.base, row.written_at, row.head, fields, _tags(row.tags), row.expires_at, row.deadline)
 
 
-def _written(row: Row, change: Change, now: float, *, size: int, held: bool, anew: bool = False) -> Row:
-    """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back."""
-    alive = row.alive
-    flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
-    expires_at = row.expires_at if alive else None
-    if anew:
-        flow = state = head = tags = deadline = expires_at = None
-    if change.head is not KEEP:
-        flow, state, head = change.head
-    if change.tags is not KEEP:
-        tags = json.dumps(change.tags, ensure_ascii=False) if change.tags else None
-    if change.deadline is not KEEP:
-        deadline = None if change.deadline is None else now + change.deadline
-    if change.expiry is not KEEP:
-        expires_at = None if change.expiry is None else now + change.expiry
-    elif held and expires_at is not None and expires_at <= now:
-        expires_at = None
-    number = row.number + 1
-    return Row(
-        number if alive else max(number, int(now * 1e6)),
-        change.write,
-        change.write if change.replace or anew else row.base,
-        now,
-        1,
-        flow,
-        state,
-        head,
-        tags,
-        size,
-        expires_at,
-        deadline,
-    )
-
-
-class _Updates(NamedTuple):
-    """The statements that set some columns of a record."""
-
-    always: str
-    #: Only if its version is the one that is given.
-    unchanged: str
-    #: And only if a lease runs.
-    held: str
-
-
-def updates(columns: str) -> _Updates:
-    """The statements for some columns, as ``number = ?, write = ?``."""
-    # Column names are ours; values are always bound.
-    update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
-    unchanged = f"{update} AND number = ? AND write = ?"
-    lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ? AND until > ?"
-    return _Updates(update, unchanged, f"{unchanged} AND EXISTS (SELECT 1 FROM lease WHERE {lease})")  # noqa: S608
-
-
 def _refused(address: Address, guard: Guard, row: Row, now: float) -> StepwellError | None:
     """What the guard says of the record; who holds it is not looked at here."""
     _, base, version = guard
@@ -402,8 +334,6 @@ _EXTEND_LEASE = QUERIES["extend_lease"]
 _END_LEASE = QUERIES["end_lease"]
 _END_RUNNING_LEASE = QUERIES["end_running_lease"]
 _ADD_RECORD = QUERIES["add_record"]
-#: Those for the columns that are in no index.
-_UNINDEXED = updates("number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, size = ?")
 _DROP_RECORD = QUERIES["drop_record"]
 _DROP_MARK = QUERIES["drop_mark"]
 _SET_FIELD = QUERIES["set_field"]

@@ -1,4 +1,4 @@
--- Every statement of the backend by name, except those that write a change to a record: sqlite_rows makes them.
+-- Every statement of the backend by name, except those that write a change to a record: sqlite_row.py makes them.
 
 -- name: get
 SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
