@@ -34,6 +34,7 @@ from stepwell.storage import (
 )
 from stepwell.storage.gather import Batch
 from stepwell.storage.postgres import PostgresStorage
+from stepwell.storage.postgres_link import Link
 from stepwell.storage.postgres_schema import migrations
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
@@ -494,6 +495,95 @@ async def test_one_token_may_claim_several_keys_in_one_batch() -> None:
             assert [each.record.fields["n"][9:] for each in found] == ["0", "1", "2"]
 
 
+def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What goes to the server from now on: a word for each statement."""
+    assert storage._usual is not None
+    words = {
+        storage._usual.known_claims_sql: "known",
+        storage._usual.claims_sql: "claims",
+        storage._usual.writes_sql: "writes",
+        storage._usual.write_sql: "write",
+        storage._run_batch_sql: "function",
+    }
+    sent: list[str] = []
+
+    async def fetch(link: Link, query: str, *args: Any) -> list[Any]:
+        sent.append(words[query])
+        return await original(link, query, *args)
+
+    original = Link.fetch
+    monkeypatch.setattr(Link, "fetch", fetch)
+    return sent
+
+
+async def test_a_claim_is_one_round_trip_whether_its_record_is_known_or_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        one, two = [key for key in range(50) if hash(storage.address("bot", key)) & 1][:2]
+        # The lanes are made, and the first record becomes known.
+        for _ in range(2):
+            await _step(storage, one)
+        sent = _sent(storage, monkeypatch)
+        await _step(storage, one)
+        assert sent == ["known", "write"]
+        sent.clear()
+        async with Slot(storage, "bot", two):
+            pass
+        async with Slot(storage, "bot", two):
+            pass
+        # What was claimed and left empty has no row any more.
+        assert sent == ["claims", "function", "claims", "function"]
+        sent.clear()
+        for _ in range(3):
+            await _step(storage, two)
+        assert sent == ["claims", "function", "claims", "write", "known", "write"]
+
+
+async def test_a_known_record_that_is_gone_or_held_elsewhere_is_claimed_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = schema()
+    async with (
+        PostgresStorage(shared().url(), schema=name, sweep_every=None) as ours,
+        PostgresStorage(shared().url(), schema=name, sweep_every=None) as theirs,
+    ):
+        keys = [key for key in range(50) if hash(ours.address("bot", key)) & 1][:4]
+        there, gone, taken, cleared = keys
+        for key in keys:
+            await ours.set_data("bot", key, {"n": 0})
+        for _ in range(2):
+            await asyncio.gather(*(_step(ours, key) for key in keys))
+        sent = _sent(ours, monkeypatch)
+        assert isinstance(await theirs.perform(Claim(theirs.address("bot", taken), "theirs", 30)), Claimed)
+        await theirs.perform(Apply(theirs.address("bot", gone), Change("w", delete=True, forget=True)))
+        await theirs.clear("bot", cleared)
+        sent.clear()
+        claims = [Claim(ours.address("bot", key), f"mine {key}", 30) for key in keys]
+        found = dict(zip(keys, await asyncio.gather(*map(ours.perform, claims)), strict=True))
+        assert sent == ["known", "claims"]
+        assert found[there].record.fields["n"].endswith(" 0")
+        assert isinstance(found[taken], Taken) and 25 < found[taken].remaining <= 30
+        assert (found[gone].record, found[gone].base, found[gone].memo) == (None, "", None)
+        # A tombstone has no record, but the memo and the base of its removal.
+        assert found[cleared].record is None and found[cleared].base and found[cleared].memo
+        sent.clear()
+        # What was not there, or not ours, is not known any more; nobody asks in vain twice.
+        assert isinstance(await ours.perform(Claim(ours.address("bot", taken), "mine", 30)), Taken)
+        assert sent == ["claims"]
+
+
+async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_usual, "_MOST_KNOWN", 10)
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        known = []
+        for turn in range(18):
+            await asyncio.gather(*(_step(storage, turn // 3 * 20 + n) for n in range(20)))
+            assert storage._usual is not None
+            known.append(len(storage._usual._there))
+        # Beyond the bound by a batch at most.
+        assert 0 < max(known) <= 10 + 20
+        assert await storage.get_data("bot", 119) == {"steps": 3}
+
+
 async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
@@ -603,7 +693,7 @@ async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_th
 
         with monkeypatch.context() as patch:
             # As if a memo had been missed.
-            patch.setattr(postgres_usual, "_claimed", lambda operations, rows: None)
+            patch.setattr(postgres_usual.Usual, "_claimed", lambda self, operations, rows: None)
             patch.setattr(link, "fetch", once)
             with pytest.raises(StorageUnavailable, match="no connection"):
                 await storage.perform(Claim(address, "mine", 30))

@@ -111,20 +111,18 @@ class PostgresStorage(Storage):
         claimed = False
         try:
             if lane is not None and self._usual is not None:
-                statement = self._usual.statement(operations)
-                if statement is not None:
+                for statement in self._usual.statements(operations):
                     rows = await link.fetch_whole(statement.sql, lane, number, self._now(), *statement.args)
                     found = statement.results(operations, rows)
                     if found is not None:
                         return found
                     if not writes:
-                        claimed = bool(rows)
+                        claimed = claimed or bool(rows)
                         self._sent = number = self._sent + 1
             sent = columns(operations)
+            rows = await link.fetch(self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
-        try:
-            rows = await link.fetch(self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
         except StorageUnavailable as error:
             # What was claimed before must be given back.
             error.sent = error.sent or claimed

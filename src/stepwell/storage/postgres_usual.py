@@ -5,11 +5,11 @@ A statement does exactly what the batch function would, or nothing at all: then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from stepwell.record import KEEP, Version
+from stepwell.record import KEEP, Address, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result, Taken
 from stepwell.storage.postgres_rows import (
     DEADLINE_FLAG,
@@ -24,6 +24,12 @@ from stepwell.storage.postgres_rows import (
 __all__ = ["Statement", "Usual"]
 
 _FOLDER = files("stepwell.storage") / "sql" / "postgres"
+
+#: The columns of a claim's row: a record is from ``_RECORD`` on.
+_KEY, _TIME, _RECORD, _, _BASE = range(5)
+_MEMO, _REMAINING, _MISSED = 12, 13, 14
+#: Addresses that are remembered to have a row.
+_MOST_KNOWN = 10_000
 
 
 class Statement(NamedTuple):
@@ -40,27 +46,65 @@ class Usual:
     """The statements for a schema."""
 
     def __init__(self, schema: str) -> None:
-        self.claims_sql, self.writes_sql, self.write_sql = (
+        self.known_claims_sql, self.claims_sql, self.writes_sql, self.write_sql = (
             (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
-            for name in ("usual_claims.sql", "usual_writes.sql", "usual_write.sql")
+            for name in ("known_claims.sql", "usual_claims.sql", "usual_writes.sql", "usual_write.sql")
         )
+        #: Where there was a record when it was last claimed, so that very likely there still is a row.
+        self._there: set[Address] = set()
 
-    def statement(self, operations: Sequence[Any]) -> Statement | None:
-        """The one for a batch; ``None`` for what only the function can do."""
-        if len({operation[0] for operation in operations}) < len(operations):
+    def statements(self, operations: Sequence[Any]) -> Iterator[Statement]:
+        """Those for a batch, to be sent until one has results; none for what only the function can do."""
+        addresses = {operation[0] for operation in operations}
+        if len(addresses) < len(operations):
             # One statement cannot do two things to one row.
-            return None
+            return
         if type(operations[0]) is Claim:
             args = _claims(operations)
-            return None if args is None else Statement(self.claims_sql, args, _claimed)
+            if args is not None:
+                if self._there.issuperset(addresses):
+                    yield Statement(self.known_claims_sql, args, self._all_claimed)
+                yield Statement(self.claims_sql, args, self._claimed)
+            return
         rows = _rows(operations)
         if rows is None:
-            return None
+            return
         first = operations[0]
         namespace, lease, limit = first.address.namespace, first.lease, first.change.limit
         if len(rows) == 1:
-            return Statement(self.write_sql, (namespace, *rows[0], lease, limit), _applied)
-        return Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit, len(rows)), _applied)
+            yield Statement(self.write_sql, (namespace, *rows[0], lease, limit), _applied)
+        else:
+            yield Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit, len(rows)), _applied)
+
+    def _all_claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
+        if len(rows) == len(operations):
+            return self._claimed(operations, rows)
+        self._there.difference_update([operation.address for operation in operations])
+        return None
+
+    def _claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
+        if not rows:
+            return None
+        places = {operation.address.key: at for at, operation in enumerate(operations)}
+        # A row that another process made in this very moment is not seen, and taken.
+        found: list[Result] = [Taken(0.001)] * len(operations)
+        there = []
+        for row in rows:
+            if row[_MISSED]:
+                return None
+            at = places[row[_KEY]]
+            if row[_REMAINING] is not None:
+                found[at] = Taken(row[_REMAINING])
+                continue
+            record = None
+            if row[_RECORD] is not None:
+                record = stored(row, _RECORD)
+                there.append(operations[at].address)
+            found[at] = Claimed(record, row[_BASE], row[_MEMO], row[_TIME])
+        if len(self._there) > _MOST_KNOWN:
+            self._there.clear()
+        self._there.update(there)
+        return found
 
 
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -75,25 +119,6 @@ def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
         keys.append(key)
         tokens.append(token)
     return namespace, _array(keys), _array(tokens), lease, len(keys)
-
-
-def _claimed(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
-    if not rows:
-        return None
-    places = {operation.address.key: at for at, operation in enumerate(operations)}
-    # A row that another process made in this very moment is not seen, and taken.
-    found: list[Result] = [Taken(0.001)] * len(operations)
-    for row in rows:
-        result: Result
-        if row["missed"]:
-            return None
-        if row["remaining"] is not None:
-            result = Taken(row["remaining"])
-        else:
-            record = None if row["version"] is None else stored(row, 2)
-            result = Claimed(record, row["base"], row["memo"], row["t"])
-        found[places[row["key"]]] = result
-    return found
 
 
 def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:

@@ -1,8 +1,9 @@
 -- Claims of different addresses, as run_batch makes them, in one plain statement. Without a row nothing was claimed, and
 -- the batch function finds out why; it is also asked where a row says that a memo was missed.
-with lane as materialized (
-    -- Locked first: the same claims, sent again while the first still run, wait here.
-    select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
+with lane as (
+    -- First of all: the same claims, sent again while the first still run, wait here.
+    update @schema@.lanes l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2
+        returning l.id
 ), at as materialized (
     -- A lost claim costs its holder a LeaseLost, never data: not worth waiting for the disk.
     select coalesce($3, date_part('epoch', clock_timestamp())) as t,
@@ -42,9 +43,6 @@ with lane as materialized (
             r.memo_until > at.t and (r.write <> s.write or r.memo_until <> s.memo_until) as missed
 ), claimed as (
     select * from made union all select * from held
-), noted as (
-    update @schema@.lanes l set number = $2, used_at = clock_timestamp()
-        from at where l.id = $1 and (select count(*) from claimed) >= 0
 )
 select r.key, at.t,
     -- Where nothing is to be seen, there still is the base to guard with.

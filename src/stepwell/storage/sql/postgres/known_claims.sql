@@ -1,0 +1,43 @@
+-- usual_claims.sql for addresses that have a row, as most do: nothing needs to be looked up before it is claimed. Fewer rows
+-- than claims: some have none, or somebody else's lease; usual_claims.sql tells which.
+with lane as (
+    -- First of all: the same claims, sent again while the first still run, wait here.
+    update @schema@.lanes l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2
+        returning l.id
+), at as materialized (
+    -- A lost claim costs its holder a LeaseLost, never data: not worth waiting for the disk.
+    select coalesce($3, date_part('epoch', clock_timestamp())) as t,
+        set_config('synchronous_commit', 'off', true) as quick
+    from lane
+)
+update @schema@.records r
+    -- From the moment when it is ours, if we had to wait for somebody who changed it.
+    set token = u.token, leased_until = coalesce($3, date_part('epoch', clock_timestamp())) + $7
+    from at, (
+        select $4::text as namespace, u.*
+        from unnest($5::text::text[], $6::text::text[]) u(key, token)
+        -- The order in which all batches lock their rows: no two of them can wait for each other.
+        order by u.key collate "C"
+        -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
+        limit $8
+    ) u
+    where r.namespace = u.namespace and r.key = u.key
+        and (r.token is null or r.leased_until <= at.t or r.token = u.token)
+    returning r.key, at.t,
+        -- Where nothing is to be seen, there still is the base to guard with.
+        case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end as version,
+        r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline,
+        case
+            when r.memo_until > at.t then (
+                select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key
+            )
+        end as memo,
+        null::double precision as remaining,
+        -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
+        case
+            when r.memo_until > at.t then (
+                select s.write <> r.write or s.memo_until <> r.memo_until
+                from @schema@.records s where s.namespace = r.namespace and s.key = r.key
+            )
+            else false
+        end as missed
