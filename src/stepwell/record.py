@@ -93,6 +93,8 @@ class Place(NamedTuple):
     history: tuple[str, ...] = ()
     #: The flows that wait for this one to end, the outermost first, each with its place and data.
     stack: tuple[Any, ...] = ()
+    #: Where a timer answers, if the key does not say so: chat, thread, business connection.
+    where: tuple[Any, ...] = ()
 
 
 NOWHERE: Final = Place(None, None)

@@ -61,7 +61,7 @@ class Slot:
     __slots__ = (
         "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
         "_place", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expires_at", "flow",
-        "history", "now", "revision", "stack", "state", "storage", "tags", "version",
+        "history", "now", "revision", "stack", "state", "storage", "tags", "version", "where",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -73,6 +73,8 @@ class Slot:
         self.history: tuple[str, ...] = ()
         #: The flows that wait for this one to end.
         self.stack: tuple[Any, ...] = ()
+        #: Where a timer answers, if the key does not say so.
+        self.where: tuple[Any, ...] = ()
         #: The last write, or ``None`` if there is no record.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
@@ -169,12 +171,12 @@ class Slot:
 
     @property
     def place(self) -> Place:
-        """Flow, state, revision, history and waiting flows, all at once."""
-        return Place(self.flow, self.state, self.revision, self.history, self.stack)
+        """Flow, state and what belongs to them, all at once."""
+        return Place(self.flow, self.state, self.revision, self.history, self.stack, self.where)
 
     @place.setter
     def place(self, place: Place) -> None:
-        self.flow, self.state, self.revision, self.history, self.stack = place
+        self.flow, self.state, self.revision, self.history, self.stack, self.where = place
 
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""

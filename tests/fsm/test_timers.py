@@ -9,7 +9,8 @@ import pytest
 
 from stepwell import State, Storage
 from stepwell.errors import StorageUnavailable, Unsupported
-from stepwell.fsm import FSM, Context, Flow, Router, command, state, timers
+from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state, timers
+from stepwell.fsm.update import Update
 from stepwell.storage import due
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -30,13 +31,14 @@ async def fail(ctx: Context) -> None:
 
 
 class Slow(Flow, name="slow"):
-    ask = state(to=["ask", "wait", "last", "handled", "broken", "chain"], timeout=60, on_timeout="late")
+    ask = state(to=["ask", "wait", "last", "handled", "broken", "chain", "twice"], timeout=60, on_timeout="late")
     wait = state(to=["ask"])
     late = state(to=["ask"])
     last = state(timeout=60)
     handled = state(to=["ask"], timeout=60, on_timeout=remind)
     broken = state(to=["ask"], timeout=60, on_timeout=fail)
     chain = state(timeout=60, on_timeout="ask")
+    twice = state(timeout=60, on_timeout="handled")
     default_state = ask
 
 
@@ -88,6 +90,76 @@ async def test_a_handler_may_follow_a_timeout_and_its_answers_are_sent(storage: 
         await fsm.tick()
     assert await storage.get_state("bot", KEY) == State("slow", "handled", {"reminded": 1})
     assert sent == [{"method": "sendMessage", "chat_id": 42, "text": "Still there?"}]
+
+
+def _by_language(update: Update) -> tuple[str, int] | None:
+    return None if update.user is None else ("en", update.user.id)
+
+
+@pytest.mark.parametrize("key", [keys.ChatUser(), keys.Chat(), keys.User(), keys.ChatTopicUser(), _by_language])
+@pytest.mark.parametrize(
+    ("extra", "where"),
+    [
+        ({"message_thread_id": 7, "is_topic_message": True}, {"message_thread_id": 7}),
+        # A reply in a group without topics has a thread too, which is no place to answer in.
+        ({"message_thread_id": 7}, {}),
+        ({"business_connection_id": "b7"}, {"business_connection_id": "b7"}),
+    ],
+)
+async def test_a_timer_answers_where_the_conversation_was(
+    storage: Storage, clock: Clock, key: Any, extra: dict[str, Any], where: dict[str, Any]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(call: Any) -> None:
+        sent.append(call)
+
+    router = Router(FSM("bot", storage=storage, flows=[Slow], key=key, send=send, run_timers=False))
+
+    @router.on(command("go"))
+    async def go(ctx: Context) -> None:
+        ctx.start_flow(Slow)
+        ctx.set_state("twice")
+        ctx.answer("Well?")
+
+    update = message("/go", user=42, chat=-100)
+    update["message"] |= extra
+    (asked,) = await router.handle(update)
+    clock.advance(61)
+    assert await router.fsm.tick() == 1
+    # The state that follows has a timer too, and no update of its own.
+    clock.advance(61)
+    assert await router.fsm.tick() == 1
+    assert asked == {"method": "sendMessage", "chat_id": -100, "text": "Well?", **where}
+    assert sent == [{**asked, "text": "Still there?"}]
+
+
+async def test_where_a_timer_answers_moves_with_its_chat_and_stays_through_a_deploy(
+    storage: Storage, clock: Clock
+) -> None:
+    sent: list[Any] = []
+
+    async def send(call: Any) -> None:
+        sent.append(call)
+
+    class Later(Flow, name="slow", revision=2):
+        handled = state(timeout=60, on_timeout=remind)
+        default_state = handled
+
+        def migrate(revision: int, state: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            return state, data
+
+    update = message("hi", user=42, chat=-100)
+    update["message"] |= {"message_thread_id": 7, "is_topic_message": True}
+    fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False)
+    async with fsm.conversation(update) as ctx:
+        ctx.start_flow(Slow)
+        ctx.set_state("handled")
+    assert await fsm.move_chat(-100, -1007) == 1
+    later = FSM("bot", storage=storage, flows=[Later], send=send, run_timers=False)
+    clock.advance(61)
+    assert await later.tick() == 1
+    assert sent == [{"method": "sendMessage", "chat_id": -1007, "message_thread_id": 7, "text": "Still there?"}]
 
 
 async def test_a_timeout_counts_from_entering_the_state(fsm: FSM, clock: Clock) -> None:

@@ -72,7 +72,7 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
-        flow, state, revision, _, stack = place
+        flow, state, revision, _, stack, _ = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
@@ -178,7 +178,7 @@ def _place(body: str, depth: int) -> Place:
     row: list[Any] = values.decode(body, depth)
     row.extend(NOWHERE[len(row) :])
     # Stored sequences come back as lists.
-    return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]))
+    return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]), tuple(row[5]))
 
 
 @lru_cache(maxsize=1024)

@@ -34,6 +34,7 @@ class NoRecord:
     __slots__ = ("data",)
 
     flow = state = None
+    where = ()
 
     def __init__(self) -> None:
         self.data: dict[Any, Any] = {}
@@ -259,22 +260,16 @@ class Context:
     # Answering. Collected, and given back by the Router.
 
     def answer(self, text: str, **params: Any) -> None:
-        """Send a message to the chat that the update came from."""
+        """Send a message to where the update came from, or, of a timer, to where the conversation was last."""
         update = self.update
-        place = update.chat or update.user
-        where: dict[str, Any] = {}
-        if place is not None:
-            where["chat_id"] = place.id
-            if update.thread_id is not None and update.in_topic:
-                where["message_thread_id"] = update.thread_id
-            if update.business_connection_id is not None:
-                where["business_connection_id"] = update.business_connection_id
-        elif update.raw is None:
-            # A timer, or a key given by hand: the key says where.
-            where = keys.answer_to(self._fsm.key, self.key)
+        if update.raw is not None:
+            where = keys.answer_to(update)
+        else:
+            # A timer, or a key given by hand.
+            where = self._record.where or keys.answer_to_key(self._fsm.key, self.key)
         if not where:
             raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
-        self.call("sendMessage", **{**where, "text": text, **params})
+        self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
         """Answer a pressed button, which ends its waiting animation."""
@@ -320,7 +315,7 @@ class Context:
 
     def _step(self, state: str | None, history: tuple[str, ...]) -> None:
         """Enter a state of the active flow."""
-        flow, _, revision, _, stack = self._record.place
+        flow, _, revision, _, stack, _ = self._record.place
         # A record of another revision stays one until it is migrated.
         self._move(Place(flow, _plain(state), revision or self._fsm.flows[flow].revision, history, stack))
 
@@ -328,7 +323,7 @@ class Context:
         record = self._record
         self.moves.append(Move((record.flow, record.state), (place.flow, place.state)))
         self.entered = True
-        record.place = place
+        record.place = place._replace(where=record.where) if record.where else place
 
     def _with_present(self) -> tuple[str, ...]:
         record = self._record

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from stepwell.errors import InvalidOption
 from stepwell.fsm.update import Update
@@ -22,9 +22,12 @@ __all__ = [
     "KeyStrategy",
     "Parts",
     "User",
+    "Where",
     "answer_to",
+    "answer_to_key",
     "moved",
     "name_of",
+    "params_of",
     "parts_of",
     "strategy",
     "tags_of",
@@ -226,14 +229,29 @@ def tags_of_key(key: KeyStrategy, value: Any) -> tuple[str, ...]:
     return tuple(f"{name}:{peer}" for name, peer in named if type(peer) is int and peer)
 
 
-def answer_to(key: KeyStrategy, value: Any) -> dict[str, Any]:
-    """Where an answer without an update goes, as parameters of ``sendMessage``; empty where nobody can say."""
+#: Where an answer goes: chat, thread and business connection, or nothing where nobody can say.
+Where: TypeAlias = tuple[int, int | None, str | None] | tuple[()]
+
+
+def answer_to(update: Update) -> Where:
+    """Where the answer to an update goes."""
+    peer = update.chat or update.user
+    if peer is None:
+        return ()
+    return peer.id, update.thread_id if update.in_topic else None, update.business_connection_id
+
+
+def answer_to_key(key: KeyStrategy, value: Any) -> Where:
+    """Where an answer without an update goes, as far as the key says it."""
     parts = parts_of(key, value)
     chat = parts.chat or parts.user
-    if type(chat) is not int:
-        return {}
-    rest = {"message_thread_id": parts.thread, "business_connection_id": parts.business_connection}
-    return {"chat_id": chat, **{name: part for name, part in rest.items() if part}}
+    return (chat, parts.thread or None, parts.business_connection) if type(chat) is int else ()
+
+
+def params_of(where: Where) -> dict[str, Any]:
+    """The parameters of ``sendMessage`` that say it."""
+    names = ("chat_id", "message_thread_id", "business_connection_id")
+    return {name: part for name, part in zip(names, where, strict=False) if part is not None}
 
 
 def moved(key: KeyStrategy, value: Any, old: int, new: int) -> Any:

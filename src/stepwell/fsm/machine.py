@@ -281,6 +281,8 @@ class FSM:
         if ctx.entered:
             timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
             deadline = None if timeout is None else timeout.seconds
+            if timeout is not None or slot.where:
+                slot.where = () if timeout is None else self._where(ctx, slot)
             # Entering a state again is a change too: its time begins anew, and the update is handled.
             force = True
         elif deadline_passed:
@@ -324,6 +326,13 @@ class FSM:
         result = self._on_expired(Expired(decode_key(address.key), place.flow, place.state))
         if inspect.isawaitable(result):
             await result
+
+    def _where(self, ctx: Context, slot: Slot) -> tuple[Any, ...]:
+        """Where a timer will answer: where the conversation is now, unless its key says the same."""
+        where = () if ctx.update.raw is None else keys.answer_to(ctx.update)
+        if not where:
+            return slot.where
+        return () if where == keys.answer_to_key(self.key, ctx.key) else where
 
     def _tags(self, ctx: Context) -> tuple[str, ...] | Keep:
         if ctx.update.raw is None:

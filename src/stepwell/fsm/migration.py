@@ -82,7 +82,7 @@ def _present(
         # The function gets copies: if it fails half-way, the record is as it was.
         state, data = migrated(flow, revision, place.state, copy_of_data())
         history = _states_after(flow, revision, place.history, copy_of_data)
-        return Place(flow.name, state, flow.revision, history), data, True
+        return place._replace(state=state, revision=flow.revision, history=history), data, True
     if place.state is None or flow.declares(place.state) or revision == 1:
         return place, None, False
     # An earlier release moved it meanwhile: its data has the present form already, only its state has not.

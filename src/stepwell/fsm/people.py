@@ -75,6 +75,8 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
     if slot.flow is not None or Memo.of(slot).has(mark):
         return
     slot.place = source.place
+    if source.where[:1] == (old,):
+        slot.where = (new, *source.where[1:])
     slot.data = {**source.data, **slot.data}
     await slot.commit(
         force=True,
