@@ -137,6 +137,20 @@ async def test_chosen_namespaces_only(backend: Backend) -> None:
     assert await target.namespaces() == ["other:bot"]
 
 
+async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> None:
+    source, target = MemoryStorage(), MemoryStorage()
+    await source.set_data("my_bot", 1, {})
+    with pytest.raises(InvalidOption, match=r"write \['my_bot'\]"):
+        await copy_records(source, target, namespaces="my_bot")
+    with pytest.raises(InvalidOption, match=r"nothing of a bot 'my_bott'; it has 'my_bot'"):
+        await copy_records(source, target, namespaces=["my_bot", "my_bott"])
+    with pytest.raises(InvalidOption, match="open_storage"):
+        await copy_records("sqlite:///bot.db", target)  # type: ignore[arg-type]
+    assert await target.namespaces() == []
+    # There need not be any runs yet.
+    assert (await copy_records(source, target, namespaces=["my_bot", RUNS])).verified == 1
+
+
 async def test_what_the_target_has_is_replaced_or_left_alone_as_asked() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     await source.set_data("bot", 1, {"a": "source"})

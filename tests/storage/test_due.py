@@ -199,3 +199,37 @@ async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(
                 await asyncio.sleep(0.001)
             await tasks.stop()
             assert (begun, cancelled) == (turn, turn)
+
+
+async def test_a_storage_that_stays_away_is_said_at_growing_intervals_and_that_it_is_back(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(due, "TICK", 0.001)
+    monkeypatch.setattr(due, "_SAY_AGAIN", (0.05, 0.1))
+    looks = 0
+
+    class Away(MemoryStorage):
+        away = True
+
+        async def due(self, *args: Any, **options: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            if self.away:
+                raise StorageUnavailable("away")
+            return await super().due(*args, **options)
+
+    async def attend(address: Address) -> bool:
+        return True
+
+    async with Away(clock=clock) as storage:
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=True, pauses=(1, 2))
+        tasks.start()
+        async with asyncio.timeout(10):
+            while caplog.text.count("things cannot be read: away") < 3:
+                await asyncio.sleep(0.01)
+            assert looks > 20
+            storage.away = False
+            while "things can be read again" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await tasks.stop()
+    assert len(caplog.records) < looks / 5

@@ -69,6 +69,8 @@ def test_options_may_be_given_in_the_url() -> None:
     "url",
     [
         "sqlite://bot.db",
+        "sqlite:bot.db",
+        "sqlite:/bot.db",
         "sqlite://",
         "sqlite:///",
         "sqlite:///bot.db?journal=off",

@@ -60,6 +60,12 @@ def test_what_is_no_url_is_an_error_that_shows_one() -> None:
         open_storage(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("url", ["memory://x", "memory://?sweep_every=3", "memory:x"])
+def test_memory_is_told_nothing_by_its_url(url: str) -> None:
+    with pytest.raises(InvalidOption, match="memory://"):
+        open_storage(url)
+
+
 def test_limits_are_whole_numbers() -> None:
     for wrong in (0, -1, "x", 1.5, True):
         with pytest.raises(ValueError, match="record"):

@@ -81,6 +81,10 @@ class Entry:
         self._stored = stored
         self._seal = seal
 
+    def __repr__(self) -> str:
+        # No data: it may be anybody's secret.
+        return f"Entry({self.address.text})"
+
     @property
     def key(self) -> Any:
         """The key as it was given."""

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.codec import encode_namespace
-from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType
-from stepwell.record import KEEP, Address, Change, Head, Keep, Stored
+from stepwell.codec import decode_namespace, encode_namespace
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported
+from stepwell.record import KEEP, Address, Change, Head, Keep, ReservedNamespace, Stored
 from stepwell.storage.contract import Query, Storage
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
 
@@ -69,14 +69,18 @@ async def copy_records(
     raises ``Busy``. With ``verify`` everything is then read again from both sides, and ``NotCopied`` names what
     differs. ``progress`` is called after each page.
     """
+    for given in (source, target):
+        if not isinstance(given, Storage):
+            raise InvalidOption(
+                f"copy_records() takes two storages, not {given!r}; open_storage(url) makes one of a URL"
+            )
     if source is target:
         raise InvalidOption("source and target are the same storage")
+    if isinstance(namespaces, str):
+        raise InvalidOption(f"namespaces is a list of bots' names: write [{namespaces!r}]")
     await source.open()
     await target.open()
-    if namespaces is None:
-        names = await source.namespaces()
-    else:
-        names = [encode_namespace(name, source.limits) for name in namespaces]
+    names = await source.namespaces() if namespaces is None else await _chosen(source, namespaces)
     copied = Copied(namespaces=names)
     copier = _Copier(source, target, copied, overwrite, wait)
     for work in (copier.copy, copier.compare) if verify else (copier.copy,):
@@ -92,6 +96,18 @@ async def copy_records(
     if copier.differing:
         raise NotCopied([address.text for address in copier.differing])
     return copied
+
+
+async def _chosen(source: Storage, namespaces: Iterable[str]) -> list[str]:
+    """These names, encoded. A bot that the source does not know is a mistake; that there are no runs need not be."""
+    wanted = [encode_namespace(name, source.limits) for name in namespaces]
+    with suppress(Unsupported):
+        there = await source.namespaces()
+        for name in wanted:
+            if name not in there and type(name) is not ReservedNamespace:
+                bots = ", ".join([repr(decode_namespace(each)) for each in there]) or "nothing"
+                raise InvalidOption(f"the source has nothing of a bot {decode_namespace(name)!r}; it has {bots}")
+    return wanted
 
 
 class _Copier:

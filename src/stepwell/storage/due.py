@@ -21,6 +21,8 @@ TICK = 0.5
 #: How many are attended to at the same time.
 AT_ONCE = 32
 PAGE = 200
+#: Seconds between two warnings about a storage that is away: at first, and at most.
+_SAY_AGAIN = (5.0, 300.0)
 
 
 class DueTasks:
@@ -104,13 +106,24 @@ class DueTasks:
         self._pauses.pop(address, None)
 
     async def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        #: When it is next said that the storage is away, and how long after that once more.
+        say_at, say_again = 0.0, _SAY_AGAIN[0]
+        away_since: float | None = None
         while True:
             try:
                 # What was begun is not waited for: what takes its time holds up its own key only.
                 await self.look()
+                if away_since is not None:
+                    logger.warning("%s can be read again, after %.0f s", self._what, loop.time() - away_since)
+                    say_at, say_again, away_since = 0.0, _SAY_AGAIN[0], None
             except StorageError as error:
                 # They wait in the storage: nothing is lost while it is away.
-                logger.warning("%s cannot be read: %s", self._what, error)
+                now = loop.time()
+                away_since = now if away_since is None else away_since
+                if now >= say_at:
+                    logger.warning("%s cannot be read: %s", self._what, error)
+                    say_at, say_again = now + say_again, min(2 * say_again, _SAY_AGAIN[1])
             except StepwellError:
                 logger.exception("%s are not looked after any more in this process", self._what)
                 return

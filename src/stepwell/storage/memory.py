@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from stepwell.errors import StepwellError
+from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Limits
 from stepwell.storage.cell import Cell
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
@@ -42,6 +42,9 @@ class MemoryStorage(Storage):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
         """``memory://``"""
+        scheme, _, rest = url.partition(":")
+        if scheme.lower() == "memory" and rest not in ("", "//"):
+            raise InvalidOption(f"{url!r} says more than memory:// can be told; options are given to open_storage()")
         return cls(**options)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:

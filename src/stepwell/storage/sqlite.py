@@ -71,7 +71,7 @@ class SQLiteStorage(Storage):
         """
         parts = urlsplit(url)
         path = unquote(parts.path)[1:]
-        if parts.netloc or parts.fragment or not path:
+        if not url.partition(":")[2].startswith("///") or parts.fragment or not path:
             raise InvalidOption(
                 f"{url!r} is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program "
                 "runs, sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
