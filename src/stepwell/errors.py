@@ -557,7 +557,7 @@ class MergeConflict(NodeFlowError, ValueError):
 
 
 class WorkCancelled(NodeFlowError, RuntimeError):
-    """An item or a branch ended by a cancellation that came from inside its own work."""
+    """A node, an item or a branch ended by a cancellation that came from inside its own work."""
 
     def __init__(self, place: str) -> None:
         self.place = place

@@ -16,7 +16,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.nodes.batch import BatchSettings
-from stepwell.nodes.failure import Halt, conclude, inside_cancelled, together
+from stepwell.nodes.failure import conclude, inside_cancelled, together
 from stepwell.nodes.flow import BaseFlow
 from stepwell.nodes.items import run_items
 from stepwell.nodes.node import BaseNode as StepwellNode
@@ -25,6 +25,7 @@ from stepwell.nodes.plan import Program, compile_flow, hook_of, reach
 from stepwell.nodes.position import Cursor, current, enter
 from stepwell.nodes.retry import ExecPolicy, attempt_node
 from stepwell.nodes.runner import Run, drive, run_root, walk
+from stepwell.nodes.workgroup import Halt
 
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Build, Stage, Strategy

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
 
-from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel
+from stepwell import open_storage
+from stepwell.errors import WorkCancelled
+from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, step
 
 
 class Tracked(Node):
@@ -153,3 +156,113 @@ def test_a_system_exit_in_an_item_ends_the_run(concurrency):
     with pytest.raises(SystemExit):
         asyncio.run(main())
     assert ended == [0]
+
+
+class Failing(BatchNode):
+    def prep(self, shared):
+        return [1, 2, 3]
+
+    async def exec(self, item):
+        raise ConnectionError(item)
+
+
+class Flaky(Node):
+    """Succeeds at its third attempt."""
+
+    async def exec(self, prep_res):
+        if step().attempt < 3:
+            raise OSError("flaky")
+
+    def post(self, shared, prep_res, exec_res):
+        shared["attempts"] = "enough"
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        pytest.param(NodeFlow(start=Failing(concurrency=2)), id="batch"),
+        pytest.param(NodeFlow(start=Failing(concurrency=2, on_error="collect")), id="collected"),
+        pytest.param(NodeFlow(start=parallel(Failing(), Failing(concurrency=2))), id="branches"),
+    ],
+)
+async def test_what_has_failed_leaves_no_mark_on_its_task(flow):
+    with pytest.raises((ConnectionError, ExceptionGroup)):
+        await flow.run()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    assert await NodeFlow(start=Flaky(max_retries=3)).run() == {"attempts": "enough"}
+
+
+async def fails_inside_a_task_group(error: Exception) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+        group.create_task(asyncio.sleep(60))
+
+
+async def test_a_node_whose_task_group_failed_is_tried_again():
+    class Grouped(Node):
+        async def exec(self, prep_res):
+            if step().attempt < 3:
+                await fails_inside_a_task_group(OSError())
+
+        def post(self, shared, prep_res, exec_res):
+            shared["done"] = True
+
+    assert await NodeFlow(start=Grouped(max_retries=3)).run() == {"done": True}
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("storage", [None, "memory://"])
+async def test_items_that_get_over_a_failed_task_group_go_on(concurrency, storage):
+    class Grouped(BatchNode):
+        def prep(self, shared):
+            return range(5)
+
+        async def exec(self, item):
+            with contextlib.suppress(ExceptionGroup):
+                await fails_inside_a_task_group(OSError())
+            return item
+
+        def post(self, shared, prep_res, results):
+            shared["results"] = results
+
+    options = {} if storage is None else {"storage": open_storage(storage)}
+    flow = NodeFlow(start=Grouped(concurrency=concurrency, timeout=60))
+    assert await flow.run(**options) == {"results": [0, 1, 2, 3, 4]}
+
+
+async def test_a_task_that_was_cancelled_once_and_lives_on_can_run_flows():
+    async def stubborn():
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        assert task.cancelling() == 1
+        return await NodeFlow(start=Flaky(max_retries=3)).run()
+
+    assert await asyncio.create_task(stubborn()) == {"attempts": "enough"}
+
+
+@pytest.mark.parametrize("storage", [None, "memory://"])
+async def test_a_node_that_meets_a_cancellation_nobody_asked_for_has_failed(storage):
+    class Met(Node):
+        async def exec(self, prep_res):
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
+
+    flow = NodeFlow(start=Met(), name="met")
+    if storage is None:
+        with pytest.raises(WorkCancelled, match="node 'Met'"):
+            await flow.run()
+        return
+    async with open_storage(storage) as kept:
+        with pytest.raises(WorkCancelled, match="node 'Met'"):
+            await flow.run(storage=kept, flow_id="r")
+        found = await flow.status("r", storage=kept)
+        assert (found.status, [error.type for error in found.errors]) == ("failed", ["WorkCancelled"])

@@ -253,3 +253,26 @@ async def test_one_error_object_raised_by_many_items_is_no_endless_chain():
         await NodeFlow(start=Same(concurrency=5)).run()
     assert caught.value is error
     assert names(everything(error)) == ["shared"]
+
+
+async def test_errors_are_kept_where_another_one_is_being_handled():
+    class Bad(BatchNode):
+        def prep(self, shared):
+            return [1, 2, 3]
+
+        async def exec(self, item):
+            # All of them are under way when the first one fails.
+            await asyncio.sleep(0.01)
+            raise ValueError(item)
+
+    flow = NodeFlow(start=Bad(concurrency=3))
+    with pytest.raises(ValueError, match="1") as caught:
+        try:
+            raise KeyError("outer")
+        except KeyError:
+            await flow.run()
+    assert {str(error) for error in everything(caught.value)} >= {"1", "2", "'outer'"}
+    with pytest.raises(ValueError, match="1") as caught:
+        await asyncio.to_thread(flow.run_sync)
+    found = {type(error) for error in everything(caught.value)}
+    assert found <= {ValueError, ExceptionGroup}

@@ -7,8 +7,9 @@ import warnings
 import pytest
 
 import stepwell.nodes
+from stepwell import MemoryStorage
 from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, TooManySteps, UnknownAction, UsageError
-from stepwell.nodes import END, Node, NodeFlow, linear, step, with_error_handling
+from stepwell.nodes import END, Node, NodeFlow, linear, parallel, step, with_error_handling
 from tests.nodes.flows import A, B, C, Trail
 
 
@@ -184,6 +185,24 @@ def test_max_steps_stops_an_endless_loop():
         NodeFlow(start=a, max_steps=3, name="spin").run_sync(shared := {})
     assert (caught.value.flow, caught.value.max_steps, caught.value.node) == ("spin", 3, "A")
     assert shared["trail"] == ["A", "A", "A"]
+
+
+@pytest.mark.parametrize("inside", [lambda node: NodeFlow(start=node), lambda node: parallel(node, B())])
+async def test_max_steps_counts_what_flows_inside_visit(inside):
+    a = A()
+    a >> a
+    with pytest.raises(TooManySteps) as caught:
+        await NodeFlow(start=inside(a), max_steps=10, name="outer").run()
+    assert (caught.value.flow, caught.value.max_steps) == ("outer", 10)
+    with pytest.raises(TooManySteps):
+        await NodeFlow(start=inside(a), max_steps=10).run(storage=MemoryStorage())
+
+
+def test_linear_takes_each_node_once():
+    a = A()
+    with pytest.raises(InvalidGraph, match="twice"):
+        linear(a, B, a)
+    assert trail(linear(A, B, A)) == ["A", "B", "A"]
 
 
 def test_max_steps_allows_exactly_that_many():

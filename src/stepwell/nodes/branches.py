@@ -11,7 +11,6 @@ from stepwell.nodes.durable import Park, kept_prep
 from stepwell.nodes.durable import walk as durable_walk
 from stepwell.nodes.failure import (
     Failed,
-    Halt,
     OnError,
     check_on_error,
     conclude,
@@ -23,6 +22,7 @@ from stepwell.nodes.line import DurableCursor, Line
 from stepwell.nodes.node import BaseNode
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.runner import walk
+from stepwell.nodes.workgroup import Halt
 
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Build, Graph, Stage, Strategy

@@ -12,7 +12,7 @@ from stepwell.nodes.line import DurableCursor, Line
 from stepwell.nodes.node import END
 from stepwell.nodes.plan import Graph, Stage
 from stepwell.nodes.position import Cursor, enter, leave
-from stepwell.nodes.runner import Run, copy_node, trace
+from stepwell.nodes.runner import Run, copy_node, failure_of, trace
 
 __all__ = ["Park", "kept_prep", "run_nested", "run_root", "walk"]
 
@@ -71,6 +71,8 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
             if steps >= max_steps:
                 raise TooManySteps(graph.name, max_steps, stage.name)
             steps += 1
+        if not inside:
+            run.check_steps(stage)
         index = stage.index
         if not inside:
             visits[index] += 1
@@ -106,9 +108,12 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
         except Park:
             raise
         except BaseException as error:
-            journal.blame(stage, error)
-            trace(stage, cursor, error)
-            raise
+            failure = failure_of(stage, run, error)
+            journal.blame(stage, failure)
+            trace(stage, cursor, failure)
+            if failure is error:
+                raise
+            raise failure from error
         if emit is not None:
             emit("node.finished", cursor)
         stage, inside = following, False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from stepwell.errors import InvalidOption, WorkCancelled
+from stepwell.nodes.workgroup import WorkGroup
 
-__all__ = ["Failed", "Halt", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
+__all__ = ["Failed", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
 
 OnError = Literal["stop", "collect", "skip"]
 
@@ -23,10 +24,6 @@ class Failed:
     error: Exception
 
 
-class Halt(Exception):
-    """Ends work that runs together; why is on record. Never seen outside."""
-
-
 def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:
     """The error for work that was cancelled although nobody cancelled the run."""
     error = WorkCancelled(place)
@@ -35,24 +32,17 @@ def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCance
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
-    """Run all at once until the last has ended; a :class:`Halt` from one cancels and awaits the others.
+    """Run all at once until the last has ended; a ``Halt`` from one cancels and awaits the others.
 
     ``failures`` is where the works put their errors down: a cancellation from outside carries them too.
     """
     try:
-        await _grouped(works)
+        async with WorkGroup() as group:
+            for work in works:
+                group.create_task(work)
     except BaseException as error:
         attach(error, failures)
         raise
-
-
-async def _grouped(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except* Halt:
-        pass
 
 
 def check_on_error(on_error: object) -> None:
@@ -86,8 +76,15 @@ def conclude(on_error: OnError, failures: Sequence[Exception], what: str, *, fat
         errors = [*failures, fatal] if fatal is not None else failures
         raise ExceptionGroup(f"{len(failures)} {what} failed", errors)
     if fatal is not None:
-        attach(fatal, failures)
-        raise fatal
+        _raise_with(fatal, failures)
     if on_error == "stop" and failures:
-        attach(failures[0], failures[1:])
-        raise failures[0]
+        _raise_with(failures[0], failures[1:])
+
+
+def _raise_with(error: Exception, others: Sequence[Exception]) -> NoReturn:
+    try:
+        raise error
+    except Exception:
+        # Only now: where somebody handles an error, raising this one puts that one below it.
+        attach(error, others)
+        raise

@@ -93,7 +93,7 @@ class NodeFlow(BaseFlow):
     :param on_unknown_action: what happens when a node that has edges returns a named action without one:
         ``"raise"``, ``"end"`` the flow with a warning, or take the ``"default"`` edge.
     :param concurrency: how many ``exec`` calls inside may run at once, over all its batches and branches.
-    :param max_steps: how many nodes a run may visit, against endless loops.
+    :param max_steps: how many nodes a run may visit, those of flows inside among them, against endless loops.
     :param storage: where its runs are kept, unless they are given one of their own.
     :param keep: whether runs stay in the storage when they have finished: ``True``, or for so many seconds.
     """
@@ -352,22 +352,21 @@ class NodeFlow(BaseFlow):
             if isinstance(result, tuple):
                 self._take_updates(program.root, result, shared)
             return shared
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return sync(
-                self.run(
-                    shared,
-                    storage=storage,
-                    flow_id=flow_id,
-                    params=params,
-                    if_exists=if_exists,
-                    keep=keep,
-                    concurrency=concurrency,
-                    on_event=on_event,
-                )
+        if asyncio._get_running_loop() is not None:
+            why = program.want_loop or "the run is kept in a storage"
+            raise InsideLoop(f"{why}, so await {self._title()}.run(...)")
+        return sync(
+            self.run(
+                shared,
+                storage=storage,
+                flow_id=flow_id,
+                params=params,
+                if_exists=if_exists,
+                keep=keep,
+                concurrency=concurrency,
+                on_event=on_event,
             )
-        raise InsideLoop(f"{program.want_loop or 'the run is kept in a storage'}, so await {self._title()}.run(...)")
+        )
 
     async def resume(
         self,
@@ -448,6 +447,11 @@ def linear(*nodes: BaseNode | type[BaseNode], name: str = _UNNAMED, **options: A
     """
     flow = NodeFlow(name=name, **options)
     made = [flow._made(node) if isinstance(node, type) else node for node in nodes]
+    if len({id(node) for node in made}) < len(made):
+        problem = (
+            "linear() is given a node twice, which would lead back to it for ever; give its class, or another node"
+        )
+        raise InvalidGraph(flow._title(), [problem])
     if made:
         flow.start(made[0])
     for source, target in pairwise(made):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import UsageError
 from stepwell.nodes.chunk import Chunks
-from stepwell.nodes.failure import Failed, Halt, attach, conclude, inside_cancelled
+from stepwell.nodes.failure import Failed, attach, conclude, inside_cancelled
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.retry import attempt
+from stepwell.nodes.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, Halt, WorkGroup
 
 if TYPE_CHECKING:
     from stepwell.nodes.batch import BatchSettings
@@ -100,7 +102,7 @@ class Batch:
         self._workers = 0
         self._exhausted = False
         self._halted = False
-        self._group: asyncio.TaskGroup | None = None
+        self._group: WorkGroup | None = None
         self._chunks: Chunks | None = None
         if isinstance(source, Iterable):
             self._iterator = iter(source)
@@ -146,14 +148,12 @@ class Batch:
         return self.results
 
     async def _work_off(self) -> None:
-        try:
-            if self.settings.concurrency == 1:
+        if self.settings.concurrency == 1 and (self.run.by_hand or CANCELLATIONS_ARE_COUNTED_RIGHT):
+            with suppress(Halt):
                 await self._work(self._cursor)
-            else:
-                async with asyncio.TaskGroup() as self._group:
-                    self._widen()
-        except* Halt:
-            pass
+        else:
+            async with WorkGroup() as self._group:
+                self._widen()
 
     def _widen(self) -> None:
         """Add a worker, as long as the window has room for one and there may be an item for it."""

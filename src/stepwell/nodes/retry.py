@@ -134,7 +134,7 @@ async def attempt(
                     raise first
                 result = await call(stage, cursor, node, value)
             except Exception as error:
-                if run.cancelling():
+                if run.cancelling(error):
                     # Cancelled work that fails on its way out must not start again.
                     raise
                 unsettled = error

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from stepwell.errors import TooManySteps, UsageError
 from stepwell.nodes.events import Emit
+from stepwell.nodes.failure import inside_cancelled
 from stepwell.nodes.gate import Gate
 from stepwell.nodes.node import END, BaseNode
 from stepwell.nodes.plan import Graph, Program, Stage
 from stepwell.nodes.position import Cursor, enter, leave, new_flow_id
+from stepwell.nodes.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, group_of
 
-__all__ = ["Run", "copy_node", "drive", "run_root", "walk"]
+__all__ = ["Run", "copy_node", "drive", "failure_of", "run_root", "trace", "walk"]
 
 T = TypeVar("T")
 
@@ -25,7 +27,19 @@ _new = object.__new__
 class Run:
     """What the parts of one run share; it lives exactly as long as the run."""
 
-    __slots__ = ("_flow_id", "by_hand", "concurrency", "emit", "gates", "name", "visits")
+    __slots__ = (
+        "_flow_id",
+        "_marked",
+        "_root",
+        "_task",
+        "by_hand",
+        "concurrency",
+        "emit",
+        "gates",
+        "max_steps",
+        "name",
+        "visits",
+    )
 
     def __init__(
         self,
@@ -42,9 +56,15 @@ class Run:
         self.emit = emit
         #: How often each stage was visited, by its index.
         self.visits = [0] * len(program.stages)
+        #: How many nodes it may visit in all, those of nested flows and branches among them.
+        self._root = program.root.index
+        self.max_steps = None if program.root.graph is None else program.root.graph.max_steps
         #: The run's own bound, which takes the place of its outermost flow's.
         self.concurrency = concurrency
         self.gates: dict[Graph, asyncio.Semaphore] = {}
+        #: The task that began the run, and how often it was cancelled before that.
+        self._task = None if by_hand else asyncio.current_task()
+        self._marked = 0 if self._task is None else self._task.cancelling()
         # In a list, since it is made when it is first asked for: most runs never need it.
         self._flow_id = [] if flow_id is None else [flow_id]
 
@@ -61,12 +81,27 @@ class Run:
         else:
             await asyncio.sleep(seconds)
 
-    def cancelling(self) -> bool:
-        """Whether somebody wants the running task to end."""
+    def cancelling(self, error: BaseException | None = None) -> bool:
+        """Whether somebody wants the running task to end; ``error`` is what its work has just raised."""
         if self.by_hand:
             return False
         task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
+        if task is None:
+            return False
+        group = group_of(task)
+        if group is not None:
+            return group.cancelled
+        count = task.cancelling() - (self._marked if task is self._task else 0)
+        if count == 1 and isinstance(error, BaseExceptionGroup) and not CANCELLATIONS_ARE_COUNTED_RIGHT:
+            # Very likely the mark of the TaskGroup that raised it.
+            count -= 1
+            task.uncancel()
+        return count > 0
+
+    def check_steps(self, stage: Stage) -> None:
+        """Raise if a visit of this stage were one too many."""
+        if self.max_steps is not None and sum(self.visits) - self.visits[self._root] >= self.max_steps:
+            raise TooManySteps(self.name, self.max_steps, stage.name)
 
     def gate(self, stage: Stage) -> Gate | None:
         """What an ``exec`` of this stage has to pass, or ``None`` if nothing bounds it."""
@@ -145,7 +180,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
     stage = graph.start
     visits = run.visits
     emit = run.emit
-    max_steps = graph.max_steps
+    max_steps, most = graph.max_steps, run.max_steps
     steps = 0
     action: Any = None
     while stage is not None:
@@ -153,6 +188,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             if steps >= max_steps:
                 raise TooManySteps(graph.name, max_steps, stage.name)
             steps += 1
+        if most is not None:
+            run.check_steps(stage)
         cursor.node = stage.path
         index = stage.index
         visits[index] = cursor.visit = visits[index] + 1
@@ -186,12 +223,22 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
         except BaseException as error:
-            trace(stage, cursor, error)
-            raise
+            failure = failure_of(stage, run, error)
+            trace(stage, cursor, failure)
+            if failure is error:
+                raise
+            raise failure from error
         if emit is not None:
             emit("node.finished", cursor)
         stage = following
     return None if action is END else action
+
+
+def failure_of(stage: Stage, run: Run, error: BaseException) -> BaseException:
+    """What a node ends with: a cancellation that nobody asked the run for is a failure of its own."""
+    if isinstance(error, asyncio.CancelledError) and not run.by_hand and not run.cancelling():
+        return inside_cancelled(f"node {stage.path!r}", error)
+    return error
 
 
 def trace(stage: Stage, cursor: Cursor, error: BaseException) -> None:
