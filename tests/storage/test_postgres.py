@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageUnavailable
+from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.slot import Slot
 from stepwell.storage import (
@@ -279,12 +279,17 @@ async def _sweeping(storage: Storage) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
+def _explaining() -> PostgresServer:
+    """A server that writes the plan of every statement into its log."""
     explain = {"log_min_duration": "0", "log_nested_statements": "on", "log_format": "json"}
-    server = PostgresServer(
+    return PostgresServer(
         settings={"session_preload_libraries": "auto_explain"}
         | {f"auto_explain.{name}": value for name, value in explain.items()}
-    ).start()
+    )
+
+
+async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
+    server = _explaining().start()
     try:
         async with open_storage(server.url(), sweep_every=None) as storage:
             # From an empty table on: a plan is made once and kept while the table grows.
@@ -292,7 +297,7 @@ async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
                 await _use_everything(storage, start)
                 await asyncio.gather(*(_conversation(storage, n) for n in range(start, start + 300)))
             await _use_everything(storage, 5000)
-        plans = _plans(server.log.read_text())
+        plans = [explained["Plan"] for explained in _explained(server.log.read_text())]
     finally:
         server.stop()
     assert len(plans) > 100
@@ -349,9 +354,33 @@ async def _use_everything(storage: Storage, n: int) -> None:
     await storage.clear("bot", n)
 
 
-def _plans(log: str) -> list[dict[str, Any]]:
+@pytest.mark.parametrize("count", [0, 1, 2])
+async def test_plain_statements_look_rows_up_also_where_the_table_was_analyzed_nearly_empty(count: int) -> None:
+    server = _explaining().start()
+    try:
+        async with open_storage(server.url(), sweep_every=None) as storage:
+            for n in range(count):
+                await _step(storage, n)
+            connection = await asyncpg.connect(server.url(), server_settings={"search_path": "stepwell"})
+            for table in ("records", "memos", "lanes"):
+                await connection.execute(f"vacuum analyze {table}")
+            await connection.close()
+            for _ in range(4):
+                await asyncio.gather(*(_step(storage, n) for n in range(10)))
+        explained = _explained(server.log.read_text())
+    finally:
+        server.stop()
+    for beginning in ("-- Claims of", "-- usual_claims.sql", "-- Holders write"):
+        plans = [each["Plan"] for each in explained if each["Query Text"].startswith(beginning)]
+        nodes = [node for plan in plans for node in _nodes(plan) if node.get("Relation Name") in ("records", "memos")]
+        assert [node for node in nodes if node["Node Type"] == "Index Scan" and "Index Cond" in node]
+        assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        assert not [node for node in nodes if "Index Name" in node and "Index Cond" not in node], beginning
+
+
+def _explained(log: str) -> list[dict[str, Any]]:
     found = re.findall(r"plan:\n\t(\{\n.*?\n\t\})", log, re.DOTALL)
-    return [json.loads(text.replace("\n\t", "\n"), strict=False)["Plan"] for text in found]
+    return [json.loads(text.replace("\n\t", "\n"), strict=False) for text in found]
 
 
 def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -573,6 +602,7 @@ async def test_a_known_record_that_is_gone_or_held_elsewhere_is_claimed_as_any_o
 
 async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_usual, "_MOST_KNOWN", 10)
+    monkeypatch.setattr(postgres_usual, "_FORGOTTEN", 10)
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         known = []
         for turn in range(18):
@@ -584,7 +614,8 @@ async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pyt
         assert await storage.get_data("bot", 119) == {"steps": 3}
 
 
-async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any) -> None:
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any, known: bool) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
         (address,) = await held(storage, 1)
@@ -593,6 +624,9 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
         # Free, as far as the claim can see, and the lane is known: what follows is the plain statement.
         await storage.perform(Claim(address, "x", 30))
         await storage.perform(Release(address, "x"))
+        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        if not known:
+            storage._usual._there.clear()
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
@@ -607,6 +641,85 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
         claimed = await waiting
         assert (claimed.memo, claimed.record.version.write) == ("m2", "w2")
         await connection.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(admin: Any, known: bool) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        address = storage.address("bot", 1)
+        for _ in range(2):
+            await _step(storage, 1)
+        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        if not known:
+            storage._usual._there.clear()
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("select from records for update")
+        waiting = asyncio.create_task(storage.perform(Claim(address, "mine", 1.0)))
+        await _until_somebody_waits(admin)
+        await asyncio.sleep(0.8)
+        # Nothing was changed, so the statement goes on with what it knew before.
+        await transaction.rollback()
+        assert isinstance(await waiting, Claimed)
+        taken = await storage.perform(Claim(address, "another", 1.0))
+        assert isinstance(taken, Taken) and taken.remaining > 0.5
+        await connection.close()
+
+
+async def test_known_records_that_expired_are_not_seen() -> None:
+    clock = Clock()
+    async with PostgresStorage(shared().url(), schema=schema(), clock=clock, sweep_every=None) as storage:
+        for _ in range(2):
+            async with Slot(storage, "bot", 1) as slot:
+                slot.data["n"] = slot.data.get("n", 0) + 1
+                await slot.commit(expiry=60, memo=["m"])
+        address = storage.address("bot", 1)
+        clock.advance(61)
+        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        claimed = await storage.perform(Claim(address, "t", 30))
+        assert (claimed.record, claimed.memo is None) == (None, False)
+
+
+async def test_a_claim_of_a_known_record_that_comes_late_claims_nothing() -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        address = storage.address("bot", 1)
+        await storage.set_data("bot", 1, {})
+        for turn in (1, 2):
+            await storage.run(Batch.of([Claim(address, "first", 30)], "lane", turn))
+        await storage.run([Release(address, "first")])
+        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        storage._sent = 0  # as if this were the first sending, on its way for all this time
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(Batch.of([Claim(address, "late", 30)], "lane", 1))
+        assert isinstance((await storage.run([Claim(address, "next", 30)]))[0], Claimed)
+
+
+async def test_claims_that_were_made_before_their_call_failed_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = schema()
+    async with (
+        PostgresStorage(shared().url(), schema=name, sweep_every=None) as ours,
+        PostgresStorage(shared().url(), schema=name, sweep_every=None) as theirs,
+    ):
+        there, gone = [key for key in range(50) if hash(ours.address("bot", key)) & 1][:2]
+        for _ in range(2):
+            await asyncio.gather(_step(ours, there), _step(ours, gone))
+        await theirs.forget(theirs.address("bot", gone))
+        original = Link.fetch
+
+        async def full(link: Link, query: str, *args: Any) -> list[Any]:
+            if ours._usual is not None and query == ours._usual.claims_sql:
+                raise StorageFull("no room")
+            return await original(link, query, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "fetch", full)
+            claims = [ours.perform(Claim(ours.address("bot", key), f"mine {key}", 30)) for key in (there, gone)]
+            found = await asyncio.gather(*claims, return_exceptions=True)
+            assert [type(each) for each in found] == [StorageFull, StorageFull]
+        async with Slot(theirs, "bot", there, wait=5) as slot:
+            assert slot.found
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -183,7 +183,9 @@ class Lane:
                         parts.popleft()
                         parts.extendleft([part[half:], part[:half]])
                         continue
-                    for _, future in part:
+                    for operation, future in part:
+                        # A claim may have been made before the rest of its call failed.
+                        self._end_claim(operation)
                         if not future.done():
                             future.set_exception(copy.copy(error))
                 else:
@@ -235,17 +237,27 @@ class Lane:
         outcome: StorageError = copy.copy(error)
         if error.sent and type(operation) is Apply:
             outcome = OutcomeUnknown(operation.address.text, str(error))
-        elif error.sent and isinstance(operation, Claim) and not operation.renew:
+        elif error.sent:
             # It may have succeeded, and then nobody would be there to end it.
-            self._put(Release(operation.address, operation.token))
+            self._end_claim(operation)
         outcome.__cause__ = error
         if not future.done():
             future.set_result(outcome)
 
     def _give_back(self, operation: Operation, result: Result) -> None:
         """End a claim that nobody is left to use."""
-        if type(result) is Claimed and isinstance(operation, Claim) and not operation.renew:
-            self._put(Release(operation.address, operation.token))
+        if type(result) is Claimed:
+            self._end_claim(operation)
+
+    def _end_claim(self, operation: Operation) -> None:
+        if isinstance(operation, Claim) and not operation.renew:
+            # If that fails as well, it ends with its lease.
+            self._put(Release(operation.address, operation.token)).add_done_callback(_retrieve)
+
+
+def _retrieve(future: asyncio.Future[Result]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _weight(apply: Apply) -> int:

@@ -1,6 +1,7 @@
 """What most batches are, claims or a holder's small writes, as one plain statement: a third quicker than the function.
 
-A statement does exactly what the batch function would, or nothing at all: then the function must be asked.
+Writes are made as the function would make them, or none is. Claims are, or some are and the next statement or the
+function is asked: a claim may be repeated.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from stepwell.record import KEEP, Address, Version
+from stepwell.record import KEEP, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result, Taken
 from stepwell.storage.postgres_rows import (
     DEADLINE_FLAG,
@@ -25,11 +26,10 @@ __all__ = ["Statement", "Usual"]
 
 _FOLDER = files("stepwell.storage") / "sql" / "postgres"
 
-#: The columns of a claim's row: a record is from ``_RECORD`` on.
-_KEY, _TIME, _RECORD, _, _BASE = range(5)
-_MEMO, _REMAINING, _MISSED = 12, 13, 14
-#: Addresses that are remembered to have a row.
-_MOST_KNOWN = 10_000
+#: The columns of a claim's row, in both statements: a record is from ``_RECORD`` on.
+_KEY, _TIME, _RECORD, _BASE, _MEMO, _REMAINING, _MISSED = 0, 1, 2, 4, 12, 13, 14
+#: How many addresses are remembered, and how many are forgotten to make room.
+_MOST_KNOWN, _FORGOTTEN = 50_000, 1_000
 
 
 class Statement(NamedTuple):
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
     sql: str
     #: After lane, number and time.
     args: tuple[Any, ...]
-    #: What its rows say, in the order of the operations; ``None`` if the function must be asked.
+    #: What its rows say, in the order of the operations; ``None`` if the next one, or the function, must be asked.
     results: Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]
 
 
@@ -50,8 +50,9 @@ class Usual:
             (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
             for name in ("known_claims.sql", "usual_claims.sql", "usual_writes.sql", "usual_write.sql")
         )
-        #: Where there was a record when it was last claimed, so that very likely there still is a row.
-        self._there: set[Address] = set()
+        #: Where there was a record when it was last claimed, so that very likely there still is a row. Hashes: if two
+        #: addresses have the same, that costs a round trip at most.
+        self._there: set[int] = set()
 
     def statements(self, operations: Sequence[Any]) -> Iterator[Statement]:
         """Those for a batch, to be sent until one has results; none for what only the function can do."""
@@ -62,7 +63,7 @@ class Usual:
         if type(operations[0]) is Claim:
             args = _claims(operations)
             if args is not None:
-                if self._there.issuperset(addresses):
+                if self._there.issuperset(map(hash, addresses)):
                     yield Statement(self.known_claims_sql, args, self._all_claimed)
                 yield Statement(self.claims_sql, args, self._claimed)
             return
@@ -79,15 +80,16 @@ class Usual:
     def _all_claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
         if len(rows) == len(operations):
             return self._claimed(operations, rows)
-        self._there.difference_update([operation.address for operation in operations])
+        if rows:
+            # Without any, its lane is not known: that says nothing about them.
+            self._there.difference_update([hash(operation.address) for operation in operations])
         return None
 
     def _claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
         if not rows:
             return None
         places = {operation.address.key: at for at, operation in enumerate(operations)}
-        # A row that another process made in this very moment is not seen, and taken.
-        found: list[Result] = [Taken(0.001)] * len(operations)
+        found: list[Result] = [None] * len(operations)
         there = []
         for row in rows:
             if row[_MISSED]:
@@ -99,10 +101,14 @@ class Usual:
             record = None
             if row[_RECORD] is not None:
                 record = stored(row, _RECORD)
-                there.append(operations[at].address)
+                there.append(hash(operations[at].address))
             found[at] = Claimed(record, row[_BASE], row[_MEMO], row[_TIME])
+        if None in found:
+            # A row was made while this statement ran, perhaps by an earlier sending of these very claims.
+            return None
         if len(self._there) > _MOST_KNOWN:
-            self._there.clear()
+            for _ in range(_FORGOTTEN):
+                self._there.pop()
         self._there.update(there)
         return found
 

@@ -1,5 +1,5 @@
 -- usual_claims.sql for addresses that have a row, as most do: nothing needs to be looked up before it is claimed. Fewer rows
--- than claims: some have none, or somebody else's lease; usual_claims.sql tells which.
+-- than claims: some have none, or somebody else's lease, or these claims come late; usual_claims.sql tells which.
 with lane as (
     -- First of all: the same claims, sent again while the first still run, wait here.
     update @schema@.lanes l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2
@@ -21,7 +21,9 @@ update @schema@.records r
         -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
         limit $8
     ) u
-    where r.namespace = u.namespace and r.key = u.key
+    -- So that nothing is left to do but to look each row up: with a plain equation the planner would go through the whole
+    -- index if the table was nearly empty when it was last analyzed, and keep to that while it grows.
+    where r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
         and (r.token is null or r.leased_until <= at.t or r.token = u.token)
     returning r.key, at.t,
         -- Where nothing is to be seen, there still is the base to guard with.
@@ -33,8 +35,10 @@ update @schema@.records r
             )
         end as memo,
         null::double precision as remaining,
-        -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
         case
+            -- A lock that its holder let go without a change was waited for: the lease counts from before.
+            when $3 is null and r.leased_until < date_part('epoch', clock_timestamp()) + $7::double precision / 2 then true
+            -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
             when r.memo_until > at.t then (
                 select s.write <> r.write or s.memo_until <> r.memo_until
                 from @schema@.records s where s.namespace = r.namespace and s.key = r.key

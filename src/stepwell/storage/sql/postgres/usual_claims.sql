@@ -36,11 +36,14 @@ with lane as (
         set token = s.token, leased_until = coalesce($3, date_part('epoch', clock_timestamp())) + $7
         from at, seen s
         where (select count(*) from made) >= 0
-            and r.namespace = s.namespace and r.key = s.key
+            -- As in known_claims.sql.
+            and r.namespace = any (array[s.namespace]) and r.key = any (array[s.key])
             and (r.token is null or r.leased_until <= at.t or r.token = s.token)
         returning r.*,
+            -- A lock that its holder let go without a change was waited for: the lease counts from before.
+            ($3 is null and r.leased_until < date_part('epoch', clock_timestamp()) + $7::double precision / 2)
             -- Whoever we waited for may have written a memo that this statement, begun before, does not see.
-            r.memo_until > at.t and (r.write <> s.write or r.memo_until <> s.memo_until) as missed
+            or (r.memo_until > at.t and (r.write <> s.write or r.memo_until <> s.memo_until)) as missed
 ), claimed as (
     select * from made union all select * from held
 )

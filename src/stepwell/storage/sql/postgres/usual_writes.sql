@@ -40,7 +40,8 @@ with lane as materialized (
         -- All of them. The planner takes it for one: it must look up rows by their key, however few there are yet.
         limit $20
     ) u
-    where r.namespace = u.namespace and r.key = u.key
+    -- As in known_claims.sql.
+    where r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
         and r.alive and (r.expires_at is null or r.expires_at > at.t)
         and r.token = u.token and r.leased_until > at.t and r.base = u.base and r.size + u.weight <= $19
         and case
