@@ -50,7 +50,8 @@ StepwellError
     ├── NodeTimeout (also TimeoutError)             one attempt of an exec took too long
     ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
     ├── MergeConflict (also ValueError)             two branches changed one field
-    ├── WorkCancelled (also RuntimeError)           an item or branch was cancelled from inside
+    ├── WorkCancelled (also RuntimeError)           a node, item or branch was cancelled from inside
+    ├── KeptError                                   an error that was kept with a run
     ├── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
     ├── Parked                                      a run waits: for an answer, or for its time
     ├── RunExists (also ValueError)                 a run of this id exists already
@@ -562,6 +563,14 @@ class WorkCancelled(NodeFlowError, RuntimeError):
     def __init__(self, place: str) -> None:
         self.place = place
         super().__init__(f"{place} awaited something that was cancelled, while the run itself was not")
+
+
+class KeptError(NodeFlowError):
+    """An error that was kept with a run: the name of its type, and its message."""
+
+    def __init__(self, type_name: str, message: str) -> None:
+        self.type_name, self.message = type_name, message
+        super().__init__(f"{type_name}: {message}")
 
 
 class ExecutorError(NodeFlowError, RuntimeError):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell import Limits, Storage
-from stepwell.errors import TooLarge, Unstorable
+from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
 from stepwell.nodes.kept_batch import ITEMS_A_PART, UNSAVED
 from stepwell.record import RUNS
@@ -128,6 +128,92 @@ async def test_collect_keeps_what_succeeded_and_a_resume_does_only_what_failed(s
 async def test_skip_goes_on_with_those_that_succeeded(storage: Storage) -> None:
     flow = linear(Square([], bad={1}, on_error="skip"), Say([], "end"), storage=storage)
     assert (await flow.run({"n": 3}))["squares"] == [0, 1, 4]
+
+
+async def test_what_is_skipped_can_be_kept_and_stays_skipped(storage: Storage) -> None:
+    ran: list[int] = []
+    said: list[str] = []
+
+    class Kept(Square):
+        def post(self, shared: dict[str, Any], items: Any, results: list[Any]) -> None:
+            shared["results"] = results
+
+    batch = Kept(ran, bad={1, *range(50, 100)}, on_error="skip")
+    say = Say(said, "end", fails=[Boom()])
+    flow = linear(batch, say, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"n": 100}, flow_id="r")
+    state = await flow.resume("r")
+    assert len(ran) == 100
+    failed = state["results"][1]
+    assert isinstance(failed, Failed) and isinstance(failed.error, KeptError)
+    assert (failed.item, failed.error.type_name, str(failed.error)) == (1, "Boom", "Boom: 1")
+
+
+async def test_what_was_skipped_before_a_crash_does_not_run_again(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    batch = Square(ran, bad=set(range(0, 200, 2)), on_error="skip")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self: Square, shared: Any, items: Any, results: Any) -> None:
+        raise Killed
+
+    async def nothing(self: Any) -> None:
+        """What a killed process still does."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stepwell.nodes.kept_batch._KeptBatch._save_at_the_end", nothing)
+        patch.setattr(Square, "post", dies)
+        with pytest.raises(Killed):
+            await linear(batch, Say([], "end"), storage=storage).run({"n": 200}, flow_id="r")
+    ran.clear()
+    state = await linear(batch, Say([], "end"), storage=storage).resume("r")
+    assert state["squares"] == [n * n if n % 2 else n for n in range(200)]
+    assert len(ran) <= UNSAVED
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+async def test_what_cannot_be_kept_is_refused_however_few_there_are(storage: Storage, count: int) -> None:
+    class Results(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return range(count)
+
+        async def exec(self, item: int) -> Any:
+            return object() if item == count - 1 else item
+
+    with pytest.raises(Unstorable, match=f"the result of item {count - 1}"):
+        await linear(Results, Node).run(storage=storage)
+
+
+async def test_large_results_get_parts_of_their_own_and_one_that_is_too_large_is_named(backend: Backend) -> None:
+    storage = backend.storage(limits=Limits(item=1000))
+    await storage.open()
+    ran: list[int] = []
+    say = Say([], "end", fails=[Boom()])
+
+    class Large(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return range(60)
+
+        async def exec(self, item: int) -> str:
+            ran.append(item)
+            return "x" * 300 if item < 59 else "y" * self.params["size"]
+
+        def post(self, shared: Any, items: Any, results: list[str]) -> None:
+            shared["sum"] = sum(map(len, results))
+
+    flow = linear(Large, say, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r", params={"size": 10})
+    assert (await flow.resume("r"))["sum"] == 59 * 300 + 10
+    assert len(ran) == 60
+    with pytest.raises(TooLarge) as caught:
+        await flow.run(params={"size": 1000})
+    assert any("the result of item 59 of batch 'Large'" in note for note in caught.value.__notes__)
 
 
 def generated(n: int) -> Iterator[int]:

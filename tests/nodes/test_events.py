@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from stepwell.errors import InvalidOption
 from stepwell.nodes import END, BatchNode, Node, NodeFlow, ProgressBar, linear, parallel, step, subscribe
 from tests.nodes.flows import A, B, C
 
@@ -112,6 +113,33 @@ def test_a_subscriber_that_fails_harms_no_run(caplog):
     assert "secret" not in caplog.text
 
 
+async def test_a_subscriber_that_fails_each_time_is_named_once_a_run(caplog):
+    def fails(event):
+        raise ValueError
+
+    await NodeFlow(start=Items()).run({"items": [1] * 100}, on_event=fails)
+    assert len(caplog.records) == 1
+    NodeFlow(start=A).run_sync({}, on_event=fails)
+    assert len(caplog.records) == 2
+
+
+class Listener:
+    async def __call__(self, event):
+        """Nobody awaits it."""
+
+
+async def awaited(event):
+    """Nobody awaits it."""
+
+
+@pytest.mark.parametrize("wrong", [5, awaited, Listener()])
+def test_what_cannot_be_told_is_no_subscriber(wrong):
+    with pytest.raises(InvalidOption, match=r"subscriber|async def"):
+        NodeFlow(start=A).run_sync({}, on_event=wrong)
+    with pytest.raises(InvalidOption, match=r"subscriber|async def"):
+        subscribe(wrong)
+
+
 async def test_logging_names_the_module_and_never_the_data(caplog):
     with caplog.at_level(logging.DEBUG, "stepwell"):
         await NodeFlow(start=Flaky(2)).run({"text": "secret"})
@@ -133,6 +161,19 @@ async def test_the_bar_is_drawn_in_a_terminal():
     assert "█" * 15 + "░" * 15 + "  2/4" in frames[2]
     assert frames[-1].startswith("items  " + "█" * 30 + "  4/4")
     assert frames[-1].endswith("\n")
+
+
+@pytest.mark.parametrize("columns", [12, 30, 50, 80])
+async def test_the_bar_fits_into_its_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    node = Items(name="summarise_every_single_page")
+    await NodeFlow(start=node).run({"items": [1] * 40}, on_event=ProgressBar(stream, interval=0))
+    frames = [frame.removesuffix("\x1b[K").rstrip("\n") for frame in stream.getvalue().split("\r")[1:]]
+    # What cannot be shorter is the count.
+    shortest = max(len(frame.split("  ", 1)[1]) for frame in frames) + 3 if columns == 12 else 0
+    assert max(map(len, frames)) <= max(columns - 1, shortest)
+    assert all("40" in frame for frame in frames)
 
 
 async def test_elsewhere_the_bar_is_one_line_at_the_end():

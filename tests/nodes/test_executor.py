@@ -149,6 +149,8 @@ async def test_a_result_that_cannot_travel_is_the_error_of_its_item(processes):
     one, failed, two = await run(processes, [1, "unpicklable result", 2], concurrency=1)
     assert (one, two) == (2, 4)
     assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ExecutorError)
+    assert "the result of item 1" in str(failed.error)
 
 
 async def test_an_item_that_cannot_travel_is_an_error_that_says_so(processes):

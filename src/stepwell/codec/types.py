@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
-__all__ = ["PACKERS", "ensure_registered", "record_type", "unpack"]
+__all__ = ["PACKERS", "ensure_registered", "record_type", "register_shape", "unpack"]
 
 T = TypeVar("T", bound=type)
 
@@ -66,6 +66,13 @@ def _registered(cls: Any, name: str | None) -> Any:
     PACKERS[cls] = lambda value: (tag, name, shape.pack(value))
     _UNPACKERS[tag, name] = shape.unpack
     return cls
+
+
+def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+    """Register a class of this library's that is stored as something plain."""
+    _own("$record", name, cls)
+    PACKERS[cls] = lambda value: ("$record", name, pack(value))
+    _UNPACKERS["$record", name] = unpack
 
 
 def unpack(tag: str, name: str, stored: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from stepwell.nodes.plan import Build, Graph, Stage, Strategy
 
 __all__ = ["Parallel", "parallel"]
+
+logger = logging.getLogger(__name__)
 
 Merge = Mapping[str, Callable[[list[Any]], Any]]
 
@@ -155,6 +158,10 @@ async def _run_branches(
         outcomes[number] = Failed(_branch_name(graphs[number]), failure)
         if node.on_error == "stop":
             raise Halt
+        if node.on_error == "skip":
+            # The joined state does not show it; a post() of one's own may, and this does.
+            name, kind = _branch_name(graphs[number]), type(failure).__name__
+            logger.warning("branch %r of %s failed with %s, and is skipped", name, stage.path, kind)
 
     await together([branch(number) for number in range(len(graphs))], failures)
     if parked:

@@ -163,7 +163,7 @@ class Chunks:
             try:
                 blobs.append((index, _dumps(item)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the item's class raises
-                refused.append(Outcome(False, _untravelled(stage, f"item {index}", error)))
+                refused.append(Outcome(False, _untravelled(stage.path, f"item {index}", error)))
                 break
         if not blobs:
             return refused
@@ -191,7 +191,7 @@ class Chunks:
         try:
             return _dumps(bare)
         except Exception as error:
-            raise _untravelled(stage, "the node itself", error) from error
+            raise _untravelled(stage.path, "the node itself", error) from error
 
     def _unpacked(self, outcomes: list[tuple[bool, bytes]]) -> list[Outcome]:
         unpacked = []
@@ -199,7 +199,7 @@ class Chunks:
             try:
                 unpacked.append(Outcome(ok, _loads(blob)))
             except Exception as error:  # noqa: BLE001 - unpickling raises whatever the value's class raises
-                unpacked.append(Outcome(False, _untravelled(self._stage, "a result", error)))
+                unpacked.append(Outcome(False, _untravelled(self._stage.path, "a result", error)))
                 break
         return unpacked
 
@@ -254,9 +254,14 @@ def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int
             cursor.item = index
             try:
                 result = getattr(node, exec_name)(_loads(blob))
-                outcomes.append((True, _dumps(result)))
             except Exception as error:  # noqa: BLE001 - it is raised where the chunk is awaited
                 outcomes.append((False, _packed(error, step.node)))
+                break
+            try:
+                outcomes.append((True, _dumps(result)))
+            except Exception as error:  # noqa: BLE001 - pickling raises whatever the result's class raises
+                failure = _untravelled(step.node, f"the result of item {index}", error)
+                outcomes.append((False, _packed(failure, step.node)))
                 break
             if time.perf_counter() > until:
                 break
@@ -278,7 +283,7 @@ def _packed(error: Exception, node: str) -> bytes:
     return blob
 
 
-def _untravelled(stage: Stage, what: str, error: Exception) -> ExecutorError:
-    failure = ExecutorError(stage.path, what, f"{type(error).__name__}: {error}")
+def _untravelled(node: str, what: str, error: Exception) -> ExecutorError:
+    failure = ExecutorError(node, what, f"{type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

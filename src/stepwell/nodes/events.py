@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from stepwell.errors import InvalidOption
 from stepwell.nodes.position import Cursor
 
 __all__ = ["Emit", "Event", "Subscriber", "emitter", "subscribe"]
@@ -67,6 +69,7 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     Subscribers are called on the run's own thread, in the order of the events, and must be quick.
     One that raises is logged and harms no run. Runs that have already started are not told.
     """
+    _checked(subscriber)
     _subscribers.append(subscriber)
 
     def unsubscribe() -> None:
@@ -80,7 +83,8 @@ def emitter(flow: str, extra: Subscriber | None) -> Emit | None:
     """How a run tells its events, or ``None`` when nobody listens: then they cost nothing."""
     if extra is None and not _subscribers:
         return None
-    subscribers = (*_subscribers, extra) if extra is not None else tuple(_subscribers)
+    subscribers = (*_subscribers, _checked(extra)) if extra is not None else tuple(_subscribers)
+    failed: set[int] = set()
 
     def emit(
         kind: str,
@@ -107,6 +111,18 @@ def emitter(flow: str, extra: Subscriber | None) -> Emit | None:
             try:
                 subscriber(event)
             except Exception as failure:  # noqa: BLE001 - watching must not change what is watched
-                logger.warning("subscriber %r failed on %s with %s", subscriber, kind, type(failure).__name__)
+                if id(subscriber) not in failed:
+                    # Once: a batch has thousands of events.
+                    failed.add(id(subscriber))
+                    name = type(failure).__name__
+                    logger.warning("subscriber %r failed on %s with %s; said once a run", subscriber, kind, name)
 
     return emit
+
+
+def _checked(subscriber: Subscriber) -> Subscriber:
+    if not callable(subscriber):
+        raise InvalidOption(f"a subscriber is a function of the event, not {subscriber!r}")
+    if any(map(inspect.iscoroutinefunction, (subscriber, type(subscriber).__call__))):
+        raise InvalidOption(f"{subscriber!r} is an async def that nobody would await; let a def put events in a queue")
+    return subscriber

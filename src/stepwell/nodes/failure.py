@@ -7,7 +7,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
-from stepwell.errors import InvalidOption, WorkCancelled
+from stepwell.codec.types import register_shape
+from stepwell.errors import InvalidOption, KeptError, WorkCancelled
 from stepwell.nodes.workgroup import WorkGroup
 
 __all__ = ["Failed", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
@@ -21,7 +22,23 @@ class Failed:
 
     #: The item, or the name of the branch.
     item: Any
+    #: After a resume a ``KeptError`` with the name of its type and its message.
     error: Exception
+
+
+def _pack(failed: Failed) -> list[Any]:
+    error = failed.error
+    kept = error if isinstance(error, KeptError) else KeptError(type(error).__qualname__, str(error))
+    # Half a character, as a broken text may have it, cannot be stored.
+    return [failed.item, kept.type_name, kept.message.encode("utf-8", "backslashreplace").decode()]
+
+
+def _unpack(stored: list[Any]) -> Failed:
+    item, type_name, message = stored
+    return Failed(item, KeptError(type_name, message))
+
+
+register_shape(Failed, "stepwell.Failed", _pack, _unpack)
 
 
 def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:

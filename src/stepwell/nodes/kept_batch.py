@@ -12,6 +12,7 @@ from stepwell.nodes.failure import attach
 from stepwell.nodes.items import Batch
 from stepwell.nodes.line import Line
 from stepwell.nodes.thread import settled
+from stepwell.slot import Sealed
 
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Stage
@@ -94,7 +95,8 @@ class _KeptBatch(Batch):
         super().__init__(stage, cursor, node, items)
         self.gate = cursor.run.gate(stage)
         self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
-        self.largest_chunk = UNSAVED
+        # What threads have finished and not brought back yet is not kept either.
+        self.largest_chunk = max(1, UNSAVED // (self.settings.concurrency or UNSAVED))
         self._line = line
         self._items = items
         self._left = iter([index for index in range(len(items)) if index not in done])
@@ -123,6 +125,8 @@ class _KeptBatch(Batch):
                 attach(error, [failure])
             raise
         await self._end_saving()
+        # The last few need not be kept; but a batch must not stand or fall with how many they are.
+        self._seal(self._unsaved, self._parts)
         return results
 
     async def take(self) -> tuple[int, Any] | None:
@@ -148,7 +152,15 @@ class _KeptBatch(Batch):
 
     def succeed(self, index: int, result: Any) -> None:
         super().succeed(index, result)
-        self._unsaved.append((index, result))
+        self._keep(index)
+
+    def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
+        super().fail(index, item, error, attempt)
+        if self.settings.on_error == "skip":
+            self._keep(index)
+
+    def _keep(self, index: int) -> None:
+        self._unsaved.append((index, self.results[index]))
         if self._timer is None and self._saving is None:
             self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
 
@@ -180,14 +192,26 @@ class _KeptBatch(Batch):
 
     async def _commit(self, results: list[tuple[int, Any]]) -> None:
         journal, path = self._line.journal, self.stage.path
-        part = journal.seal(
-            path, f"done:{path}:{self._parts}", [list(result) for result in results], lambda at: _result_at(at, results)
-        )
-        journal.put(path, "done", self._parts, part)
-        self._parts += 1
+        for part in self._seal(results, self._parts):
+            journal.put(path, "done", self._parts, part)
+            self._parts += 1
         self._succeeded += len(results)
         journal.open[path] = [self._succeeded, len(self._items)]
         await journal.save_whole(path)
+
+    def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
+        """Results as parts, numbered from here on: one, or more where they are large. Raises what cannot be kept."""
+        path = self.stage.path
+        pairs = [list(result) for result in results]
+        try:
+            return [self._line.journal.seal(path, f"done:{path}:{number}", pairs, lambda at: _result_at(at, results))]
+        except TooLarge as error:
+            if len(results) == 1:
+                error.add_note(f"the result of item {results[0][0]} of batch {path!r}")
+                raise
+        half = len(results) // 2
+        first = self._seal(results[:half], number)
+        return [*first, *self._seal(results[half:], number + len(first))]
 
     async def _save_at_the_end(self) -> None:
         """What has succeeded need not run again, whatever has failed."""

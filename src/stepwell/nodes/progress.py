@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -41,12 +42,19 @@ class ProgressBar:
         done, total, began = self._latest[event.flow_id, event.node]
         seconds = event.at - began
         rate = f"  {done / seconds:,.0f}/s" if seconds > 0 else ""
-        if total:
-            filled = _WIDTH * done // total
-            text = f"{event.node}  {'█' * filled}{'░' * (_WIDTH - filled)}  {done}/{total}{rate}"
-        else:
-            text = f"{event.node}  {done}{rate}"
+        after_bar = f"{done}/{total}{rate}" if total else f"{done}{rate}"
         if event.kind == "node.failed":
-            text += f"  failed: {type(event.error).__name__}"
-        self._stream.write(before + text + after)
+            after_bar += f"  failed: {type(event.error).__name__}"
+        name, bar = event.node, ""
+        if self._stream.isatty():
+            # A line that wraps would be drawn below itself each time: first the bar gets shorter, then the name.
+            room = shutil.get_terminal_size().columns - 1 - len(after_bar) - 2
+            width = max(0, min(_WIDTH, room - len(name) - 2))
+            name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"
+        else:
+            width = _WIDTH
+        if total and width:
+            filled = width * done // total
+            bar = f"{'█' * filled}{'░' * (width - filled)}  "
+        self._stream.write(f"{before}{name}  {bar}{after_bar}{after}")
         self._stream.flush()
