@@ -10,6 +10,7 @@ import pytest
 
 import stepwell.pocketflow as ours
 from stepwell.errors import InvalidOption
+from stepwell.nodes import subscribe
 
 BOTH = pytest.mark.parametrize("pf", [theirs, ours], ids=["pocketflow", "stepwell"])
 
@@ -528,3 +529,24 @@ async def test_parallel_flows_are_cancelled_and_awaited_after_an_error():
         await Each(start=Work()).run_async({})
     assert sorted(ended) == [1, 2]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_subscribers_hear_of_pocketflow_runs_too():
+    events = []
+
+    class Load(ours.Node):
+        def exec(self, prep_res):
+            return 1
+
+    class LoadAsync(ours.AsyncNode):
+        async def exec_async(self, prep_res):
+            return 1
+
+    unsubscribe = subscribe(lambda event: events.append((event.flow, event.kind, event.node)))
+    try:
+        ours.Flow(start=Load()).run({})
+        asyncio.run(ours.AsyncFlow(start=LoadAsync()).run_async({}))
+    finally:
+        unsubscribe()
+    assert [kind for _, kind, _ in events] == ["run.started", "node.started", "node.finished", "run.finished"] * 2
+    assert ("Flow", "node.finished", "Load") in events and ("AsyncFlow", "node.finished", "LoadAsync") in events

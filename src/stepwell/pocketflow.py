@@ -16,6 +16,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.nodes.batch import BatchSettings
+from stepwell.nodes.events import emitter
 from stepwell.nodes.failure import conclude, inside_cancelled, together
 from stepwell.nodes.flow import BaseFlow
 from stepwell.nodes.items import run_items
@@ -89,7 +90,7 @@ class BaseNode(StepwellNode):
 
     def _run(self, shared: Any) -> Any:
         program = self._compiled(by_hand=True)
-        run = Run(program, name=type(self).__name__, by_hand=True)
+        run = _new_run(program, self, by_hand=True)
         return drive(run_root(program.root, run, shared, self.params))
 
     def _compiled(self, *, by_hand: bool) -> Program:
@@ -213,7 +214,7 @@ class AsyncNode(Node):
 
     async def _run_async(self, shared: Any) -> Any:
         program = self._compiled(by_hand=False)
-        run = Run(program, name=type(self).__name__, by_hand=False)
+        run = _new_run(program, self, by_hand=False)
         return await run_root(program.root, run, shared, self.params)
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
@@ -302,6 +303,11 @@ async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, sh
 
     await together([one(params) for params in prep_res], failures)
     conclude("stop", failures, "")
+
+
+def _new_run(program: Program, root: StepwellNode, *, by_hand: bool) -> Run:
+    name = type(root).__name__
+    return Run(program, name=name, by_hand=by_hand, emit=emitter(name, None))
 
 
 def _itself(node: Any) -> Any:
