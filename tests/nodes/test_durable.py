@@ -172,6 +172,23 @@ async def test_errors_are_kept_newest_first(storage: Storage) -> None:
     assert await flow.resume("r") == {"said": ["a"]}
 
 
+async def test_an_error_whose_text_no_storage_keeps_is_recorded_all_the_same(storage: Storage) -> None:
+    class Dumb(Exception):
+        def __str__(self) -> str:
+            raise Boom
+
+    flow = linear(Say([], "a", fails=[Dumb(), Boom("caf\udce9.txt")]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    assert (await flow.status("r")).status == "failed"
+    with pytest.raises(Dumb):
+        await flow.resume("r")
+    run = await flow.status("r")
+    assert run.status == "failed"
+    assert [(error.type, error.message) for error in run.errors] == [("Dumb", ""), ("Boom", "caf\\udce9.txt")]
+    assert await flow.resume("r") == {"said": ["a"]}
+
+
 async def test_a_cancelled_run_is_resumed_where_it_was(storage: Storage) -> None:
     ran: list[str] = []
     reached = asyncio.Event()

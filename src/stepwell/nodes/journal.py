@@ -348,12 +348,21 @@ class Journal:
             # Its errors have been noted where they happened.
             return
         self._blamed.append(error)
-        self.errors.append([self.now(), stage.path, type(error).__name__, str(error)[:MESSAGE]])
+        self.errors.append([self.now(), stage.path, type(error).__name__, _message_of(error)])
 
 
 def is_inside(path: str, around: str) -> bool:
     """Whether a path is that of a node, or of something inside it."""
     return path == around or path.startswith(f"{around}/")
+
+
+def _message_of(error: Exception) -> str:
+    try:
+        text = str(error)[:MESSAGE]
+    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a type
+        return ""
+    # A file name may have lone surrogates, and no storage keeps them.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _owner(name: str) -> str:
