@@ -628,9 +628,16 @@ class UnknownRun(NodeFlowError, LookupError):
 class RunFinished(NodeFlowError, RuntimeError):
     """The run has ended: there is nothing left to answer or to resume."""
 
-    def __init__(self, flow_id: str) -> None:
+    def __init__(self, flow_id: str, wait_id: str | None = None) -> None:
         self.flow_id = flow_id
-        super().__init__(f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume")
+        #: The question that was answered too late, if another run of the same id has begun since.
+        self.wait_id = wait_id
+        super().__init__(
+            f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume"
+            if wait_id is None
+            else f"{wait_id!r} belongs to an earlier run {flow_id!r}, which has ended, so nothing was answered; "
+            f"flow.status({flow_id!r}) tells what the present run waits for"
+        )
 
 
 class FlowChanged(NodeFlowError, ValueError):

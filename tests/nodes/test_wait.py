@@ -116,6 +116,46 @@ async def test_an_answer_counts_once(storage: Storage) -> None:
     assert ran.count("answered yes") == 1
 
 
+@pytest.mark.parametrize("ended", ["finished", "removed"])
+async def test_an_answer_to_an_earlier_run_does_not_reach_a_later_one_of_the_same_id(
+    storage: Storage, ended: str
+) -> None:
+    flow = linear(Wait("x"), Wait("y"), storage=storage, keep=60)
+    first = await parked(flow.run(flow_id="r"))
+    second = await parked(flow.resume(first.id, 1))
+    if ended == "finished":
+        await flow.resume(second.id, 2)
+    await StateStorage(storage).cleanup("r")
+    now = await parked(flow.run(flow_id="r"))
+    for old in (first.id, second.id):
+        for answer in ((), ("stale",)):
+            with pytest.raises(RunFinished, match="belongs to an earlier run 'r'") as caught:
+                await flow.resume(old, *answer)
+            assert caught.value.wait_id == old
+    assert [wait.id for wait in (await flow.status("r")).waits] == [now.id]
+    last = await parked(flow.resume(now.id, "a"))
+    assert await flow.resume("r", "b") == {"x": "a", "y": "b"}
+    with pytest.raises(RunFinished, match="earlier run"):
+        await flow.resume(first.id, "stale")
+    assert await flow.resume(last.id, "again") == {"x": "a", "y": "b"}
+
+
+async def test_a_question_that_was_never_asked_is_not_taken_for_answered(storage: Storage) -> None:
+    flow = linear(Say([], "a"), Wait("x"), Wait("y"), Sleep(60), storage=storage)
+    first = await parked(flow.run(flow_id="r"))
+    mark = first.id.rpartition(":")[2]
+    never = [f"wait:1:r/{place}:{mark}" for place in ("x/2", "x/0", "y/1", "a/1", "z/1", "Sleep/1", "x", "")]
+    for wrong in (*never, f"{first.id}x", "wait:1:r/"):
+        with pytest.raises(UsageError) as caught:
+            await flow.resume(wrong, "yes")
+        assert str(caught.value) == f"run 'r' has never asked {wrong!r}; it waits for {first.id!r}"
+    second = await parked(flow.resume(first.id, 1))
+    assert (await parked(flow.resume(first.id, 2))).id == second.id
+    await parked(flow.resume(second.id, 1))
+    with pytest.raises(UsageError, match="it waits for no answer"):
+        await flow.resume(never[0], "yes")
+
+
 async def test_answered_before_gives_the_kept_result_of_a_finished_run(storage: Storage) -> None:
     flow = linear(Wait("x"), storage=storage, keep=True)
     wait = await parked(flow.run(flow_id="r"))

@@ -58,6 +58,8 @@ class Journal:
         self.status = "running"
         self.keep: Retention = False
         self.started_at = 0.0
+        #: Tells this run from others of the same id, in the ids of its waits.
+        self.mark = ""
         assert program.root.graph is not None
         assert program.root.graph.start is not None
         #: Of each line of execution: the path of the node to run next. The outermost line is "".
@@ -88,7 +90,7 @@ class Journal:
 
     async def begin(self, params: Mapping[str, Any], keep: Retention) -> None:
         """Write the start row."""
-        self.keep, self.started_at = keep, self.now()
+        self.keep, self.started_at, self.mark = keep, self.now(), self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self._shape)
         if params:
             self.put("", "params", "", dict(params))
@@ -114,6 +116,7 @@ class Journal:
         if table["graph"] != self._digest:
             raise FlowChanged(self.flow_id, difference(parts.get("graph::", {}), self._shape))
         self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
+        self.mark = table.get("run", "")
         self.positions = {"": slot.state or "", **table.get("lines", {})}
         self.open = dict(table.get("open", {}))
         self.errors.extend(reversed(table.get("errors", ())))
@@ -141,6 +144,7 @@ class Journal:
             "graph": self._digest,
             "visits": self.visits.text,
             "started": self.started_at,
+            "run": self.mark,
         }
         if self.keep:
             table["keep"] = self.keep

@@ -21,7 +21,7 @@ from stepwell.nodes.durable import Park, run_root
 from stepwell.nodes.failure import attach
 from stepwell.nodes.journal import Journal, Retention, table_of
 from stepwell.nodes.position import Cursor, new_flow_id
-from stepwell.nodes.wait import flow_of_wait
+from stepwell.nodes.wait_id import WaitId, flow_of_wait
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -126,6 +126,9 @@ async def _go_on(
     table = table_of(slot.place)
     if table is None:
         raise UnknownRun(flow_id)
+    asked = None if wait_id is None else WaitId.read(wait_id)
+    if asked is not None and asked.run != table.get("run", ""):
+        raise RunFinished(flow_id, wait_id)
     if table["status"] == "finished":
         if value is not ... and wait_id is None:
             raise RunFinished(flow_id)
@@ -133,6 +136,8 @@ async def _go_on(
     program = flow._program(by_hand=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
     params = await journal.load()
+    if wait_id is not None:
+        _check_wait(journal, wait_id, asked)
     if value is not ...:
         _answer(journal, wait_id, value)
     if journal.status in ("parked", "sleeping") and not journal.overdue and not journal.answered():
@@ -140,6 +145,22 @@ async def _go_on(
     journal.status = "running"
     await journal.save(slot.state or "start")
     return await _run(flow, new_run(program, flow_id), journal, params)
+
+
+def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
+    """Raise unless the run has asked this, now or before."""
+    open_ids = [wait["id"] for wait in journal.waits().values() if wait["id"]]
+    if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
+        return
+    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
+    raise UsageError(f"run {journal.flow_id!r} has never asked {wait_id!r}; {known}")
+
+
+def _was_asked(journal: Journal, asked: WaitId) -> bool:
+    return any(
+        stage.path == asked.node and stage.node._shape == "wait" and 1 <= asked.visit <= journal.visits[stage.index]
+        for stage in journal.program.stages
+    )
 
 
 def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:

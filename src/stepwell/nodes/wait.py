@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.durable import Park
 from stepwell.nodes.node import BaseNode
+from stepwell.nodes.wait_id import WaitId, flow_of_wait
 
 if TYPE_CHECKING:
     from stepwell.nodes.line import Line
     from stepwell.nodes.plan import Build, Stage, Strategy
 
-__all__ = ["Sleep", "Wait", "flow_of_wait", "wait_id"]
+__all__ = ["Sleep", "Wait", "flow_of_wait"]
 
 #: Stands for the answer when the time was over first.
 _TIMED_OUT: Final = object()
-
-_WAIT_ID = re.compile(r"wait:(\d+):(.*)", re.DOTALL)
-
-
-def wait_id(flow_id: str, node: str, visit: int) -> str:
-    """The id of one wait of a run."""
-    return f"wait:{len(flow_id)}:{flow_id}/{node}/{visit}"
-
-
-def flow_of_wait(given: str) -> str | None:
-    """The run that a wait's id belongs to; ``None`` if this is no such id."""
-    match = _WAIT_ID.fullmatch(given)
-    if match is None:
-        return None
-    length = int(match[1])
-    return match[2][:length] if match[2][length : length + 1] == "/" else None
 
 
 class Wait(BaseNode):
@@ -109,7 +93,7 @@ async def _wait(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool)
         journal.seal(path, "question", question, "the question{}".format)
         seconds, answerable = stage.extra
         wait = {
-            "id": wait_id(journal.flow_id, path, cursor.visit) if answerable else "",
+            "id": WaitId(journal.flow_id, path, cursor.visit, journal.mark).text if answerable else "",
             "question": question,
             "until": None if seconds is None else journal.now() + seconds,
         }

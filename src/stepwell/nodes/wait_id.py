@@ -1,0 +1,46 @@
+"""The id of a wait: whose question it is, so that an answer reaches that one and no other."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Self
+
+__all__ = ["WaitId", "flow_of_wait"]
+
+_WAIT = re.compile(r"wait:(\d+):(.*)", re.DOTALL)
+_PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d+)(:(?P<run>[^/]{1,8}))?", re.DOTALL)
+
+
+class WaitId(NamedTuple):
+    """One question of one run."""
+
+    flow_id: str
+    #: The path of the node that waits.
+    node: str
+    visit: int
+    #: The mark of the run: a flow id may be used again, and an old answer must not reach the new run.
+    run: str
+
+    @property
+    def text(self) -> str:
+        """``wait:6:flow_id/node/visit:run``: what people are given, and answer with."""
+        mark = f":{self.run}" if self.run else ""
+        return f"wait:{len(self.flow_id)}:{self.flow_id}/{self.node}/{self.visit}{mark}"
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """What a text stands for; ``None`` if no wait was ever given this id."""
+        flow_id = flow_of_wait(text)
+        if flow_id is None:
+            return None
+        place = _PLACE.fullmatch(text[text.index(":", 5) + 1 + len(flow_id) :])
+        return None if place is None else cls(flow_id, place["node"], int(place["visit"]), place["run"] or "")
+
+
+def flow_of_wait(given: str) -> str | None:
+    """The run that a wait's id belongs to; ``None`` if this is no such id."""
+    match = _WAIT.fullmatch(given)
+    if match is None:
+        return None
+    length = int(match[1])
+    return match[2][:length] if match[2][length : length + 1] == "/" else None
