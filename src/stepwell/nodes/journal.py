@@ -16,6 +16,7 @@ from stepwell.errors import CorruptRecord, EncodeError, FlowChanged, LeaseLost, 
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
+from stepwell.nodes.wait_id import WaitId
 from stepwell.record import KEEP, Keep, Place
 from stepwell.slot import Sealed, Slot
 
@@ -75,6 +76,8 @@ class Journal:
         #: The waits whose time is over.
         self.overdue: set[str] = set()
         self._blamed: list[BaseException] = []
+        #: The nodes that have failed here, by path.
+        self._failed: set[str] = set()
         self._pending: dict[str, Sealed | None] = {}
         self._lock = asyncio.Lock()
         self._changes = self._saved = 0
@@ -200,15 +203,21 @@ class Journal:
             await self._commit(next(iter(waits)), keep=False, deadline=deadline)
         return self.parked()
 
-    async def fail(self) -> None:
-        """Write that the run has failed; it stands where its last commit left it."""
+    async def fail(self) -> list[str]:
+        """Write that the run has failed, where its last commit left it; the waits that have failed on their answer."""
         async with self._lock:
             self.slot.rollback()
             table = dict(self.slot.stack[0])
             table["status"] = "failed"
             table["errors"] = list(reversed(self.errors))
+            inside: dict[str, Any] = table.get("open", {})
+            refused = [path for path in inside if path in self._failed and _has_answer(inside[path])]
+            if refused:
+                # The answer may be what is wrong: another one is taken, under an id of its own.
+                table["open"] = inside | {path: _asked_again(inside[path]) for path in refused}
             self.slot.stack = (table,)
             await self.slot.commit(deadline=None)
+        return refused
 
     async def finish(self) -> None:
         """Write that the run has finished: remove it, or keep its final state."""
@@ -326,9 +335,14 @@ class Journal:
         waits = {path: wait for path, wait in self.open.items() if isinstance(wait, dict)}
         return {path: wait for path, wait in waits.items() if "answer" not in wait}
 
+    def questions(self) -> dict[str, str]:
+        """The ids that an answer may have now, by the path of their node; first those whose answer was no good."""
+        again = {path: wait["again"] for path, wait in self.open.items() if _has_answer(wait) and "again" in wait}
+        return again | {path: wait["id"] for path, wait in self.waits().items() if wait["id"]}
+
     def answered(self) -> bool:
         """Whether a wait has an answer that the run has not gone on with yet."""
-        return any(isinstance(wait, dict) and "answer" in wait for wait in self.open.values())
+        return any(_has_answer(wait) for wait in self.open.values())
 
     def parked(self) -> Parked:
         """What the run waits for: the first of its waits."""
@@ -340,7 +354,9 @@ class Journal:
     def answer(self, path: str, value: Any) -> None:
         """Note the answer to a wait. What cannot be kept is refused now, and nothing is answered."""
         self.seal(path, "answer", value, "the answer{}".format)
-        self.open[path] = {**self.open[path], "answer": value}
+        wait = {**self.open[path], "answer": value}
+        wait["id"] = wait.pop("again", wait["id"])
+        self.open[path] = wait
 
     # Errors
 
@@ -352,12 +368,23 @@ class Journal:
             # Its errors have been noted where they happened.
             return
         self._blamed.append(error)
+        self._failed.add(stage.path)
         self.errors.append([self.now(), stage.path, type(error).__name__, _message_of(error)])
 
 
 def is_inside(path: str, around: str) -> bool:
     """Whether a path is that of a node, or of something inside it."""
     return path == around or path.startswith(f"{around}/")
+
+
+def _has_answer(inside: Any) -> bool:
+    return isinstance(inside, dict) and "answer" in inside
+
+
+def _asked_again(wait: dict[str, Any]) -> dict[str, Any]:
+    asked = WaitId.read(wait["id"])
+    assert asked is not None
+    return {**wait, "again": asked.again().text}
 
 
 def _message_of(error: Exception) -> str:

@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
 
 class OpenWait(NamedTuple):
-    """A question that nobody has answered yet."""
+    """A question that nobody has answered yet, or that its node has failed on the answer to."""
 
     #: Answers it: ``flow.resume(id, value)``. Empty for a sleep.
     id: str
@@ -113,9 +113,9 @@ def _run(flow_id: str, place: Place, written_at: float, expires_at: float | None
         errors=tuple(RunError(*error) for error in table.get("errors", ())),
         progress={node: Progress(*inside) for node, inside in opened.items() if isinstance(inside, list)},
         waits=tuple(
-            OpenWait(inside["id"], node, inside["question"], inside["until"])
+            OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"])
             for node, inside in opened.items()
-            if isinstance(inside, dict) and "answer" not in inside
+            if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
         ),
         started_at=table["started"],
         updated_at=written_at,

@@ -149,7 +149,7 @@ async def _go_on(
 
 def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
     """Raise unless the run has asked this, now or before."""
-    open_ids = [wait["id"] for wait in journal.waits().values() if wait["id"]]
+    open_ids = journal.questions().values()
     if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
         return
     known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
@@ -157,6 +157,10 @@ def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
 
 
 def _was_asked(journal: Journal, asked: WaitId) -> bool:
+    inside = journal.open.get(asked.node)
+    now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
+    if now is not None and now.visit == asked.visit:
+        return asked.attempt <= now.attempt
     return any(
         stage.path == asked.node and stage.node._shape == "wait" and 1 <= asked.visit <= journal.visits[stage.index]
         for stage in journal.program.stages
@@ -164,12 +168,12 @@ def _was_asked(journal: Journal, asked: WaitId) -> bool:
 
 
 def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
-    waits = {path: wait for path, wait in journal.waits().items() if wait["id"]}
+    questions = journal.questions()
     if wait_id is not None:
-        waits = {path: wait for path, wait in waits.items() if wait["id"] == wait_id}
-    elif not waits:
+        questions = {path: known for path, known in questions.items() if known == wait_id}
+    elif not questions:
         raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
-    for path in waits:
+    for path in questions:
         # An answer that comes after its time finds the timeout, whether anybody has noticed it or not.
         if path not in journal.overdue:
             journal.answer(path, value)
@@ -192,7 +196,11 @@ async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, 
             # The record is somebody else's, or out of reach: it says where the run stands.
             raise
         try:
-            await journal.fail()
+            for path in await journal.fail():
+                error.add_note(
+                    f"the answer to {path!r} is kept: flow.resume({journal.flow_id!r}) takes it once more, "
+                    f"flow.resume({journal.flow_id!r}, value) another one instead"
+                )
         except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed
             attach(error, [failure])
         raise

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 __all__ = ["WaitId", "flow_of_wait"]
 
 _WAIT = re.compile(r"wait:(\d+):(.*)", re.DOTALL)
-_PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d+)(:(?P<run>[^/]{1,8}))?", re.DOTALL)
+_PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d+)(:(?P<run>[^/.]{1,8}))?(\.(?P<attempt>\d+))?", re.DOTALL)
 
 
 class WaitId(NamedTuple):
@@ -20,12 +20,19 @@ class WaitId(NamedTuple):
     visit: int
     #: The mark of the run: a flow id may be used again, and an old answer must not reach the new run.
     run: str
+    #: The how-manieth answer it asks for, from 1: another one only if ``post`` has failed on the one before.
+    attempt: int = 1
 
     @property
     def text(self) -> str:
-        """``wait:6:flow_id/node/visit:run``: what people are given, and answer with."""
+        """``wait:7:flow_id/node/visit:run``: what people are given, and answer with."""
         mark = f":{self.run}" if self.run else ""
-        return f"wait:{len(self.flow_id)}:{self.flow_id}/{self.node}/{self.visit}{mark}"
+        again = f".{self.attempt}" if self.attempt > 1 else ""
+        return f"wait:{len(self.flow_id)}:{self.flow_id}/{self.node}/{self.visit}{mark}{again}"
+
+    def again(self) -> Self:
+        """The same question, asked once more."""
+        return self._replace(attempt=self.attempt + 1)
 
     @classmethod
     def read(cls, text: str) -> Self | None:
@@ -34,7 +41,9 @@ class WaitId(NamedTuple):
         if flow_id is None:
             return None
         place = _PLACE.fullmatch(text[text.index(":", 5) + 1 + len(flow_id) :])
-        return None if place is None else cls(flow_id, place["node"], int(place["visit"]), place["run"] or "")
+        if place is None:
+            return None
+        return cls(flow_id, place["node"], int(place["visit"]), place["run"] or "", int(place["attempt"] or 1))
 
 
 def flow_of_wait(given: str) -> str | None:
