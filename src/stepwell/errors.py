@@ -17,6 +17,7 @@ StepwellError
 ├── TooLarge (also ValueError)                 a key, value or record beyond its limit
 ├── StoredDataError                            what is stored cannot be given back
 │   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
+│   │   └── RunReplaced                        the state of a run was replaced from outside; nobody can go on with it
 │   ├── UnknownType                            a stored type that nothing here has registered
 │   ├── DamagedStorage                         the store's own structure is broken, beyond one record
 │   └── NewerSchema                            written by a newer release
@@ -204,6 +205,19 @@ class CorruptRecord(StoredDataError):
         super().__init__(
             f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine, "
             "and set_state() or clear() gives the key a fresh start"
+        )
+
+
+class RunReplaced(CorruptRecord):
+    """The state of a run was replaced from outside, and with it what the run needs to go on."""
+
+    def __init__(self, place: str, flow_id: str) -> None:
+        super().__init__(place, "its graph", "is gone")
+        self.flow_id = flow_id
+        self.args = (
+            f"the state of run {flow_id!r} was replaced from outside, not merged, so it cannot go on; remove it with "
+            f"StateStorage(storage).cleanup({flow_id!r}) and run it again, and change fields of a run with "
+            "merge_state(): update_state() replaces all of it",
         )
 
 
@@ -604,12 +618,16 @@ class Parked(NodeFlowError):
 
 
 class RunExists(NodeFlowError, ValueError):
-    """A run of this id exists already; it was left alone."""
+    """A run of this id exists already, or a state that is no run; it was left alone."""
 
-    def __init__(self, flow_id: str) -> None:
+    def __init__(self, flow_id: str, *, state_only: bool = False) -> None:
         self.flow_id = flow_id
+        #: There is a state, but no run.
+        self.state_only = state_only
         super().__init__(
-            f"run {flow_id!r} exists already; go on with flow.resume({flow_id!r}) or run(if_exists='resume'), "
+            f"{_only_a_state(flow_id)}, or give another flow_id"
+            if state_only
+            else f"run {flow_id!r} exists already; go on with flow.resume({flow_id!r}) or run(if_exists='resume'), "
             "or give another flow_id"
         )
 
@@ -617,12 +635,23 @@ class RunExists(NodeFlowError, ValueError):
 class UnknownRun(NodeFlowError, LookupError):
     """No run of this id exists: it was never started, or it ended and was not kept."""
 
-    def __init__(self, flow_id: str) -> None:
+    def __init__(self, flow_id: str, *, state_only: bool = False) -> None:
         self.flow_id = flow_id
+        #: There is a state, but no run.
+        self.state_only = state_only
         super().__init__(
-            f"there is no run {flow_id!r} in this storage; start it with flow.run(shared, storage=..., "
+            f"{_only_a_state(flow_id)}, and then start the run"
+            if state_only
+            else f"there is no run {flow_id!r} in this storage; start it with flow.run(shared, storage=..., "
             f"flow_id={flow_id!r}), or keep finished runs with keep=..."
         )
+
+
+def _only_a_state(flow_id: str) -> str:
+    return (
+        f"there is no run {flow_id!r} in this storage, only a state that update_state() or merge_state() made; "
+        f"remove it with StateStorage(storage).cleanup({flow_id!r})"
+    )
 
 
 class RunFinished(NodeFlowError, RuntimeError):

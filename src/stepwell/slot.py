@@ -140,6 +140,11 @@ class Slot:
         return self.version is not None
 
     @property
+    def base(self) -> str:
+        """The write that last replaced or deleted what was here: another one means that somebody else did."""
+        return self._base
+
+    @property
     def data(self) -> dict[Any, Any]:
         """The data, decoded when it is first asked for."""
         if self._data is None:

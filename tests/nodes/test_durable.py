@@ -20,6 +20,7 @@ from stepwell.errors import (
     RunBusy,
     RunExists,
     RunFinished,
+    RunReplaced,
     StorageUnavailable,
     UnknownRun,
     Unstorable,
@@ -400,6 +401,57 @@ async def test_a_run_whose_state_was_replaced_from_outside_says_so(storage: Stor
     await StateStorage(storage).update_state("r", {"x": 1})
     with pytest.raises(CorruptRecord, match="replaced from outside, not merged"):
         await flow.resume("r")
+    for call in (flow.resume("r"), flow.status("r"), flow.run(flow_id="r", if_exists="resume")):
+        with pytest.raises(RunReplaced, match=r"cleanup\('r'\) and run it again") as caught:
+            await call
+        assert (caught.value.flow_id, "quarantine" in str(caught.value)) == ("r", False)
+    await StateStorage(storage).cleanup("r")
+    assert await flow.run(flow_id="r") == {"said": ["a", "b"]}
+
+
+async def test_a_run_that_was_merged_into_or_copied_or_begun_again_was_not_replaced(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom(), Boom()]), storage=storage, keep=True)
+    await StateStorage(storage).update_state("r", {})
+    await StateStorage(storage).cleanup("r")
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    await StateStorage(storage).merge_state("r", {"x": 1})
+    assert (await flow.status("r")).status == "failed"
+    async with MemoryStorage() as target:
+        await copy_records(storage, target)
+        assert (await flow.status("r", storage=target)).status == "failed"
+        with pytest.raises(Boom):
+            await flow.resume("r", storage=target)
+        await flow.resume("r", storage=target)
+        await StateStorage(target).update_state("r", {"y": 1})
+        assert (await flow.status("r", storage=target)).status == "finished"
+
+
+async def test_a_status_reads_no_parts_unless_something_was_replaced(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = linear(Say([], "a"), Say([], "b", fails=[Boom(), Boom()]), storage=storage)
+    for _ in range(2):
+        with pytest.raises(Boom):
+            await flow.run(flow_id="r")
+        await StateStorage(storage).merge_state("r", {"x": 1})
+        with monkeypatch.context() as patch:
+            watching = Watching(storage, patch)
+            await flow.status("r")
+        assert [(type(read), read.parts) for read in watching.operations] == [(Get, False)]
+        await StateStorage(storage).cleanup("r")
+
+
+async def test_a_state_without_a_run_is_told_from_a_run(storage: Storage) -> None:
+    flow = linear(Say([], "a"), storage=storage)
+    await StateStorage(storage).merge_state("r", {"x": 1})
+    calls = [flow.run(flow_id="r"), flow.run(flow_id="r", if_exists="resume"), flow.resume("r"), flow.status("r")]
+    for call in calls:
+        with pytest.raises((RunExists, UnknownRun), match=r"no run 'r' .* only a state .*cleanup\('r'\)") as caught:
+            await call
+        assert caught.value.state_only
+    await StateStorage(storage).cleanup("r")
+    assert await flow.run(flow_id="r") == {"said": ["a"]}
 
 
 @pytest.mark.parametrize("error", [LeaseLost("elsewhere"), StorageUnavailable("another one")])

@@ -507,6 +507,19 @@ async def test_a_worker_leaves_failed_runs_and_unknown_flows_alone(
     assert "secret" not in caplog.text
 
 
+async def test_a_worker_says_that_the_state_of_a_run_was_replaced(
+    storage: Storage, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = linear(Sleep(0.01), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    await StateStorage(storage).update_state("r", {"x": 1})
+    caplog.set_level(logging.WARNING)
+    async with worker([flow]), asyncio.timeout(20):
+        while "run 'r' was replaced from outside" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert "has failed" not in caplog.text
+
+
 async def test_a_worker_that_ends_interrupts_what_it_runs(storage: Storage, quick: None) -> None:
     started = asyncio.Event()
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import CorruptRecord, EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, Unstorable
+from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, RunReplaced, Unstorable
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
@@ -23,11 +23,13 @@ from stepwell.slot import Sealed, Slot
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Program, Stage
 
-__all__ = ["Journal", "Retention", "table_of"]
+__all__ = ["GRAPH", "Journal", "Retention", "table_of"]
 
 #: ``False``: gone when it has finished. ``True``: kept. A number: kept for so many seconds.
 Retention = bool | float
 
+#: The part that every run has until it has finished.
+GRAPH = "graph::"
 #: How many of the nodes before this one, and of the errors, are remembered.
 TRAIL, ERRORS = 20, 5
 #: The longest text of an error that is kept.
@@ -112,12 +114,10 @@ class Journal:
         except (LeaseLost, RecordReplaced) as lost:
             self._note_loss(lost, "before it went on here")
             raise
-        if "graph::" not in parts:
-            raise CorruptRecord(
-                slot.address.text, "its graph", "is gone: the state of the run was replaced from outside, not merged"
-            )
+        if GRAPH not in parts:
+            raise RunReplaced(slot.address.text, self.flow_id)
         if table["graph"] != self._digest:
-            raise FlowChanged(self.flow_id, difference(parts.get("graph::", {}), self._shape))
+            raise FlowChanged(self.flow_id, difference(parts[GRAPH], self._shape))
         self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
         self.mark = table.get("run", "")
         self.positions = {"": slot.state or "", **table.get("lines", {})}
@@ -126,7 +126,7 @@ class Journal:
         self.trail.extend(slot.history)
         # The same nodes may have been declared in another order.
         indexes = {path: index for index, path in enumerate(self._shape)}
-        for path, count in zip(parts["graph::"], unpack(table["visits"]), strict=False):
+        for path, count in zip(parts[GRAPH], unpack(table["visits"]), strict=False):
             if count:
                 self.visits[indexes[path]] = count
         for name, value in parts.items():
@@ -149,6 +149,9 @@ class Journal:
             "started": self.started_at,
             "run": self.mark,
         }
+        if self.slot.base:
+            # A record with another base may have been replaced from outside.
+            table["base"] = self.slot.base
         if self.keep:
             table["keep"] = self.keep
         if self.open:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from stepwell.errors import InvalidOption, UnknownRun
-from stepwell.nodes.journal import table_of
+from stepwell.errors import InvalidOption, RunReplaced, UnknownRun
+from stepwell.nodes.journal import GRAPH, table_of
 from stepwell.record import RUNS, Place, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
@@ -76,15 +76,20 @@ class Run:
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
-    """One run; ``UnknownRun`` if there is none."""
+    """One run; ``UnknownRun`` if there is none, ``RunReplaced`` if its state was replaced from outside."""
     address = storage.address(RUNS, flow_id)
+    seal = storage.seal(address)
     stored: Stored | None = await storage.perform(Get(address))
-    run = None
-    if stored is not None:
-        place = storage.seal(address).head_back(stored.head)
-        run = _run(flow_id, place, stored.written_at, stored.expires_at)
-    if run is None:
+    if stored is not None and not _is_its_own(seal.head_back(stored.head), stored.base):
+        # A copied run has another base too: its parts tell.
+        stored = await storage.perform(Get(address, parts=True))
+    if stored is None:
         raise UnknownRun(flow_id)
+    run = _run(flow_id, seal.head_back(stored.head), stored.written_at, stored.expires_at)
+    if run is None:
+        raise UnknownRun(flow_id, state_only=True)
+    if run.status != "finished" and stored.parts is not None and GRAPH not in stored.parts:
+        raise RunReplaced(address.text, flow_id)
     return run
 
 
@@ -96,6 +101,12 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
         run = _run(entry.key, entry.place, entry.written_at, entry.expires_at)
         if run is not None and (run.status == status if status is not None else run.status != "finished"):
             yield run
+
+
+def _is_its_own(place: Place, base: str) -> bool:
+    """Whether this is known to be as its runners have left it."""
+    table = table_of(place)
+    return table is None or table["status"] == "finished" or table.get("base", "") == base
 
 
 def _run(flow_id: str, place: Place, written_at: float, expires_at: float | None) -> Run | None:

@@ -76,7 +76,7 @@ async def start(
         async with hold(storage, flow_id, wait=patience) as slot:
             if slot.found:
                 if if_exists == "raise":
-                    raise RunExists(flow_id)
+                    raise RunExists(flow_id, state_only=table_of(slot.place) is None)
                 return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
             if slot.memo is not None and slot.memo["finished"] > slot.now - (loop.time() - asked_at):
                 # It was under way when we were asked, and has finished while we waited for it.
@@ -125,7 +125,7 @@ async def _go_on(
         raise UnknownRun(flow_id)
     table = table_of(slot.place)
     if table is None:
-        raise UnknownRun(flow_id)
+        raise UnknownRun(flow_id, state_only=True)
     asked = None if wait_id is None else WaitId.read(wait_id)
     if asked is not None and asked.run != table.get("run", ""):
         raise RunFinished(flow_id, wait_id)

@@ -15,6 +15,7 @@ from stepwell.errors import (
     Parked,
     RunBusy,
     RunFinished,
+    RunReplaced,
     StorageError,
     UnknownRun,
 )
@@ -90,7 +91,7 @@ class Worker:
             # Its runner is alive, in the middle of a long node.
             self._due.pause(address)
             return False
-        except FlowChanged as changed:
+        except (FlowChanged, RunReplaced) as changed:
             logger.warning("%s", changed)
             self._due.pause(address)
             return False
