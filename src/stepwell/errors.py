@@ -64,6 +64,7 @@ StepwellError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 
@@ -178,8 +179,9 @@ class Unstorable(EncodeError):
 
     def __init__(self, node: str, path: str, type_name: str, why: str) -> None:
         super().__init__(path, type_name, why)
+        #: The path of the node; empty for what the run was started with.
         self.node = node
-        self.args = (f"after node {node!r}: {path} ({type_name}) {why}",)
+        self.args = (f"{f'after node {node!r}' if node else 'at the start'}: {path} ({type_name}) {why}",)
 
 
 class TooLarge(StepwellError, ValueError):
@@ -614,7 +616,17 @@ class Parked(NodeFlowError):
         super().__init__(
             f"run {flow_id!r} waits at {node!r}; go on with flow.resume({id!r}, answer), "
             "in this process or in another one"
+            if id
+            else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker goes on with it then, "
+            f"or flow.resume({flow_id!r})"
         )
+
+
+def _until(deadline: float | None) -> str:
+    try:
+        return f" until {datetime.fromtimestamp(deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError):
+        return " for longer than there are dates"
 
 
 class RunExists(NodeFlowError, ValueError):

@@ -365,6 +365,10 @@ async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Sto
         await flow.run({"x": object()}, flow_id="s")
     with pytest.raises(UnknownRun):
         await flow.status("s")
+    with pytest.raises(Unstorable, match=r"^at the start: \$\.x \(object\)"):
+        await flow.run({"x": object()}, flow_id="s")
+    with pytest.raises(Unstorable, match=r"^at the start: params \.k \(object\)"):
+        await flow.run(flow_id="s", params={"k": object()})
 
 
 @pytest.mark.parametrize("how", ["removed", "taken over"])
@@ -391,6 +395,8 @@ async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
     with pytest.raises(RecordReplaced if how == "removed" else LeaseLost) as caught:
         await flow.resume("r")
     assert any("taken over" in note and "before it went on here" in note for note in caught.value.__notes__)
+    assert "run 'r'" in str(caught.value)
+    assert "update" not in str(caught.value).replace("update_state", "")
     assert ran == ["r/a/1", "r/b/1"]
 
 
@@ -473,7 +479,22 @@ async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> Non
     with pytest.raises(RecordReplaced) as caught:
         await linear(Cancels, Say(ran, "b")).run(storage=storage, flow_id="r")
     assert any("taken over" in note for note in caught.value.__notes__)
+    assert str(caught.value).startswith("run 'r' was removed or replaced from outside (cleanup, update_state)")
     assert ran == []
+
+
+async def test_a_runner_that_was_stopped_for_too_long_is_told_about_its_run(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await storage.perform(Release(*watching.operations[0][:2]))
+
+    watching = Watching(storage, monkeypatch)
+    with pytest.raises(LeaseLost, match="this runner's claim on run 'r' ran out") as caught:
+        await linear(Stops, Say([], "b")).run(storage=storage, flow_id="r")
+    assert "lease=" not in str(caught.value)
+    assert any("while 'Stops' ran here" in note for note in caught.value.__notes__)
 
 
 async def test_fields_that_somebody_else_writes_meanwhile_survive(storage: Storage) -> None:

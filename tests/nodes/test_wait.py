@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -419,12 +420,18 @@ async def test_a_sleep_parks_the_run_until_its_time(timed: Storage, clock: Clock
     sleep = await parked(flow.run(flow_id="r"))
     assert sleep.deadline == pytest.approx(clock() + 3600, abs=5)
     assert (await flow.status("r")).status == "sleeping"
+    until = f"{datetime.fromtimestamp(sleep.deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    assert str(sleep) == f"run 'r' sleeps at 'Sleep' until {until}; a worker goes on with it then, or flow.resume('r')"
     await parked(flow.resume("r"))
     with pytest.raises(UsageError, match="waits for no answer"):
         await flow.resume("r", "wake up")
     clock.advance(3600)
     assert await flow.resume("r") == {"said": ["a", "b"]}
     assert ran == ["r/a/1", "r/b/1"]
+
+
+async def test_a_sleep_that_no_calendar_has_is_a_sleep(storage: Storage) -> None:
+    assert "sleeps at 'Sleep' for longer" in str(await parked(linear(Sleep(1e15), storage=storage).run()))
 
 
 # The worker

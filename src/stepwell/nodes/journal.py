@@ -100,7 +100,7 @@ class Journal:
         if params:
             self.put("", "params", "", dict(params))
         memo = KEEP if self.slot.memo is None else None
-        await self.save("start", memo=memo)
+        await self.save("", memo=memo)
 
     async def load(self) -> dict[str, Any]:
         """Go back to where the record says that the run stands; its params."""
@@ -163,7 +163,7 @@ class Journal:
         return table
 
     async def save(self, node: str, *, memo: Any = KEEP) -> None:
-        """Write what has changed since the last time; ``node`` is why, for errors."""
+        """Write what has changed since the last time; ``node`` is why, for errors: empty at the start."""
         self._changes += 1
         mine = self._changes
         async with self._lock:
@@ -225,7 +225,7 @@ class Journal:
     async def finish(self) -> None:
         """Write that the run has finished: remove it, or keep its final state."""
         async with self._lock:
-            node = self.trail[-1] if self.trail else "start"
+            node = self.trail[-1] if self.trail else ""
             if self.keep is False:
                 self.slot.delete()
                 self._pending = {}
@@ -274,12 +274,20 @@ class Journal:
         if isinstance(error, EncodeError):
             return Unstorable(node, error.path, error.type_name, error.why)
         if isinstance(error, LeaseLost | RecordReplaced):
-            self._note_loss(error, f"while {node!r} ran here")
+            self._note_loss(error, f"while {node!r} ran here" if node else "at its start")
         else:
-            error.add_note(f"after node {node!r} of run {self.flow_id!r}")
+            error.add_note(f"{f'after node {node!r}' if node else 'at the start'} of run {self.flow_id!r}")
         return error
 
-    def _note_loss(self, error: Exception, when: str) -> None:
+    def _note_loss(self, error: LeaseLost | RecordReplaced, when: str) -> None:
+        # What they say for themselves is about the update of a conversation.
+        error.args = (
+            f"this runner's claim on run {self.flow_id!r} ran out before its commit, nothing was written; leave the "
+            "run to whoever goes on with it, and keep blocking calls out of the event loop"
+            if isinstance(error, LeaseLost)
+            else f"run {self.flow_id!r} was removed or replaced from outside (cleanup, update_state), nothing was "
+            "written; its runner stops here",
+        )
         error.add_note(
             f"run {self.flow_id!r} was taken over by another runner, or removed, {when}; "
             "flow.status() tells how it goes on"
@@ -303,7 +311,7 @@ class Journal:
     def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
         """Let the next commit write a part that belongs to a node. What cannot be kept is refused now."""
         name = f"{kind}:{path}:{number}"
-        part = value if isinstance(value, Sealed) else self.seal(path or "start", name, value, f"{kind} {{}}".format)
+        part = value if isinstance(value, Sealed) else self.seal(path, name, value, f"{kind} {{}}".format)
         self._pending[name] = part
         self.parts.setdefault(path, {})[name] = None
 

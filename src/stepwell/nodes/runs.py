@@ -143,7 +143,7 @@ async def _go_on(
     if journal.status in ("parked", "sleeping") and not journal.overdue and not journal.answered():
         raise journal.parked()
     journal.status = "running"
-    await journal.save(slot.state or "start")
+    await journal.save(slot.state or "")
     return await _run(flow, new_run(program, flow_id), journal, params)
 
 
