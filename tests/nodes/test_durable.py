@@ -759,6 +759,18 @@ async def test_options_that_cannot_be_are_refused() -> None:
         await linear(Say([], "a")).run(storage=stepwell.MemoryStorage(), flow_id="wait:1:r/a/1")
 
 
+@pytest.mark.parametrize("asked", [{"if_exists": "resume"}, {"keep": True}, {"keep": 60}], ids=str)
+async def test_without_a_storage_nothing_is_kept_or_found_again(asked: dict[str, Any]) -> None:
+    ran: list[str] = []
+    plain = linear(Node(inline=True), keep=True)
+    with pytest.raises(InvalidOption, match="needs a storage"):
+        await linear(Say(ran, "a")).run(flow_id="r", **asked)
+    with pytest.raises(InvalidOption, match="needs a storage"):
+        plain.run_sync(flow_id="r", **asked)
+    assert ran == []
+    assert plain.run_sync({"x": 1}, keep=False) == {"x": 1}
+
+
 async def test_resume_and_status_use_the_configured_storage() -> None:
     storage = stepwell.MemoryStorage()
     flow = linear(Say([], "a", fails=[Boom()]))

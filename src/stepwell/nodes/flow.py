@@ -307,6 +307,7 @@ class NodeFlow(BaseFlow):
                 keep=self.keep if keep is None else checked_retention(keep),
                 new_run=self._maker(concurrency, on_event),
             )
+        runs.check_unkept(if_exists, keep)
         return await self._run_unkept(shared, flow_id, params, concurrency, on_event)
 
     async def _run_unkept(
@@ -347,6 +348,7 @@ class NodeFlow(BaseFlow):
         shared = _checked_shared(shared)
         program = self._program(by_hand=True)
         if program.want_loop is None and storage is None and self.storage is None:
+            runs.check_unkept(if_exists, keep)
             run = self._new_run(program, by_hand=True, flow_id=flow_id, concurrency=concurrency, on_event=on_event)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):

@@ -36,6 +36,7 @@ __all__ = [
     "LEASE",
     "IfExists",
     "NewRun",
+    "check_unkept",
     "checked_retention",
     "checked_storage",
     "hold",
@@ -219,6 +220,13 @@ def checked_storage(storage: Storage | None) -> Storage | None:
     if storage is not None and not isinstance(storage, Storage):
         raise InvalidOption(f"storage={storage!r}: give a Storage; open_storage(url) makes one")
     return storage
+
+
+def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:
+    """Raise if a run without a storage was asked to be found again."""
+    if if_exists != "raise" or keep:
+        asked = f"keep={keep!r}" if keep else f"if_exists={if_exists!r}"
+        raise InvalidOption(f"{asked} needs a storage, in which the run is kept: run(shared, storage=...)")
 
 
 def checked_retention(keep: Retention) -> Retention:
