@@ -95,7 +95,10 @@ class Journal:
 
     async def begin(self, params: Mapping[str, Any], keep: Retention) -> None:
         """Write the start row."""
-        self.keep, self.started_at, self.mark = keep, self.now(), self.slot.storage.ids()[-8:]
+        self.keep, self.started_at = keep, self.now()
+        if self.program.want_storage is not None:
+            # It may wait.
+            self.mark = self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self._shape)
         if params:
             self.put("", "params", "", dict(params))
@@ -147,8 +150,9 @@ class Journal:
             "graph": self._digest,
             "visits": self.visits.text,
             "started": self.started_at,
-            "run": self.mark,
         }
+        if self.mark:
+            table["run"] = self.mark
         if self.slot.base:
             # A record with another base may have been replaced from outside.
             table["base"] = self.slot.base
