@@ -137,6 +137,18 @@ def test_any_mapping_and_any_object_will_do() -> None:
     assert update.chat is not None and update.chat.id == -5
 
 
+def test_an_update_may_have_the_number_0() -> None:
+    body = {"from": {"id": 42}, "chat": {"id": 42}}
+    updates = (
+        {"update_id": 0, "message": body},
+        {"update_id": 0, "edited_message": body},
+        SimpleNamespace(update_id=0),
+    )
+    for raw in updates:
+        assert Update.of(raw).update_id == 0
+    assert Update.of({"update_id": False, "message": body}).update_id is None
+
+
 def test_a_property_that_raises_reads_as_nothing() -> None:
     class Broken:
         update_id = 5

@@ -102,6 +102,15 @@ async def test_a_duplicate_may_be_entered_but_changes_are_refused(make_fsm: Make
         assert not ctx.duplicate
 
 
+async def test_the_update_with_the_number_0_is_handled_once_too(make_fsm: Make) -> None:
+    fsm = make_fsm(on_duplicate="enter")
+    assert await fsm.handle(message(update_id=0), register) == "started"
+    assert await fsm.handle(message(update_id=0), register) is None
+    async with fsm.conversation(message(update_id=0)) as ctx:
+        with pytest.raises(DuplicateUpdate, match="update 0 was already handled"):
+            ctx.clear_flow()
+
+
 async def test_an_update_that_changed_nothing_or_failed_runs_again(fsm: FSM) -> None:
     runs: list[str] = []
 

@@ -292,7 +292,7 @@ class Context:
     def refusal(self) -> DuplicateUpdate | NoKeyError | None:
         """Why nothing can be changed here."""
         if self.duplicate:
-            return DuplicateUpdate(self._record.address.text, self.update_id or "")
+            return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
         return self._fsm.no_key(self.update) if isinstance(self._record, NoRecord) else None
 
     def _refuses(self) -> bool:

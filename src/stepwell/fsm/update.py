@@ -197,7 +197,7 @@ class Update:
             if type(message) is dict:
                 # What nearly every update is, known without looking further.
                 self.kind, self.event, self._place = "message", message, message
-                self.update_id = _number(raw["update_id"])
+                self.update_id = _update_id(raw["update_id"])
                 sender = message.get("from")
                 self.user = _peer(message.get("user") if sender is None else sender)
                 self.chat = _peer(message.get("chat"))
@@ -301,7 +301,7 @@ def _business_connection_id(update: Update) -> str | None:
 
 _READERS: dict[str, Callable[[Update], Any]] = {
     "_place": _place,
-    "update_id": lambda update: _number(_read(update.raw, "update_id")),
+    "update_id": lambda update: _update_id(_read(update.raw, "update_id")),
     "user": _user,
     "chat": _chat,
     "chatless": _chatless,
@@ -388,6 +388,11 @@ def _read(node: Any, name: str) -> Any:
 def _peer(node: Any) -> Peer | None:
     number = node.get("id") if type(node) is dict else _read(node, "id")
     return Peer(number, node) if type(number) is int and number != 0 else None
+
+
+def _update_id(value: object) -> int | None:
+    # Unlike a person or a chat, an update may well have the number 0.
+    return value if type(value) is int else None
 
 
 def _number(value: object) -> int | None:
