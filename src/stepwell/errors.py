@@ -392,6 +392,7 @@ class TransitionError(StepwellError, ValueError):
         *,
         allowed: Iterable[str] = (),
         starting: bool = False,
+        problem: str | None = None,
     ) -> None:
         #: The active flow, ``None`` when there is none.
         self.flow = flow
@@ -403,7 +404,9 @@ class TransitionError(StepwellError, ValueError):
         self.allowed = tuple(allowed)
         #: Another flow was to be started.
         self.starting = starting
-        super().__init__(self._message())
+        #: What is wrong and what to do, where it is not a missing edge.
+        self.problem = problem
+        super().__init__(problem or self._message())
 
     def _message(self) -> str:
         if self.starting:
@@ -412,7 +415,8 @@ class TransitionError(StepwellError, ValueError):
                 "or jump with set_state(state, flow=...)"
             )
         if self.flow is None:
-            return f"no flow is active, so there is no way to {self.to!r}; begin with start_flow(...)"
+            way = "" if self.to is None else f", so there is no way to {self.to!r}"
+            return f"no flow is active{way}; begin with start_flow(...)"
         if self.to is None:
             return f"flow {self.flow!r} has no state before {self.from_!r} to go back to"
         allowed = ", ".join(map(repr, self.allowed)) or "nothing (it is a last state, or not declared)"
@@ -456,14 +460,17 @@ class UnknownStateError(StepwellError, LookupError):
 class NoKeyError(StepwellError, LookupError):
     """A change was asked for, but the update has no key, so there is no place to keep it."""
 
-    def __init__(self, kind: str | None, strategy: str) -> None:
+    def __init__(self, kind: str | None, strategy: str | None) -> None:
         #: The kind of the update, such as ``"poll"``.
         self.kind = kind
+        #: What was asked for a key; ``None`` where ``key=None`` was given by hand.
         self.strategy = strategy
-        super().__init__(
-            f"{strategy} gives no key for this {kind or 'unknown'} update, so nothing can be kept for it; "
-            'use another key=, leave the state alone here, or choose on_missing_key="log" or "ignore"'
+        why = (
+            "key=None was given, so nothing can be kept; give"
+            if strategy is None
+            else f"{strategy} gives no key for this {kind or 'unknown'} update, so nothing can be kept for it; use"
         )
+        super().__init__(f'{why} another key=, leave the state alone here, or choose on_missing_key="log" or "ignore"')
 
 
 class DuplicateUpdate(StepwellError):

@@ -98,6 +98,46 @@ async def test_a_terminal_state_an_undeclared_target_and_another_flows_state_are
                 ctx.transition(target)
 
 
+@pytest.mark.parametrize(
+    ("move", "said"),
+    [
+        (
+            lambda ctx: ctx.transition(Open.a),
+            "'a' belongs to flow 'open', not to 'form'; jump there with set_state('a', ",
+        ),
+        (
+            lambda ctx: ctx.set_state(Open.a),
+            "'a' belongs to flow 'open', not to 'form'; jump there with set_state('a', ",
+        ),
+        (
+            lambda ctx: ctx.transition("yy"),
+            "'yy' is not a state of flow 'form'; its states are 'name', 'email', 'done'",
+        ),
+        (lambda ctx: ctx.set_state("yy"), "'yy' is not a state of flow 'form'; its states are 'name', 'email', 'done'"),
+        (lambda ctx: ctx.set_state("yy", flow=Open), "'yy' is not a state of flow 'open'; its states are 'a', 'b'"),
+        (lambda ctx: ctx.back(), "flow 'form' has no state before 'name' to go back to"),
+        (lambda ctx: ctx.pop_flow(), "no flow waits outside of 'form'; pop_flow() ends what push_flow() began"),
+    ],
+)
+async def test_a_refused_move_says_what_is_true(make_fsm: Make, move: Any, said: str) -> None:
+    fsm = make_fsm()
+    await start(fsm)
+    async with fsm.conversation(key=1) as ctx:
+        with pytest.raises(TransitionError) as caught:
+            move(ctx)
+    assert str(caught.value).startswith(said)
+    assert (caught.value.from_, caught.value.problem is None) == ("name", "before" in said)
+
+
+@pytest.mark.parametrize("move", [Context.back, Context.pop_flow, lambda ctx: ctx.set_state(None)])
+async def test_without_a_flow_there_is_nothing_to_go_back_to(fsm: FSM, move: Any) -> None:
+    async with fsm.conversation(key=1) as ctx:
+        with pytest.raises(TransitionError) as caught:
+            move(ctx)
+    assert str(caught.value) == "no flow is active; begin with start_flow(...)"
+    assert (caught.value.flow, caught.value.from_, caught.value.to) == (None, None, None)
+
+
 async def test_without_an_active_flow_a_transition_applies_the_policy(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         with pytest.raises(TransitionError, match="start_flow"):

@@ -360,6 +360,17 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
 # Other platforms, other ways in
 
 
+async def test_a_key_that_was_given_as_none_is_not_blamed_on_the_strategy(fsm: FSM) -> None:
+    for update in (None, message()):
+        async with fsm.conversation(update, key=None) as ctx:
+            with pytest.raises(NoKeyError, match="key=None was given, so nothing can be kept; give another key="):
+                ctx.start_flow(Form)
+        with pytest.raises(NoKeyError, match="key=None was given") as caught:
+            async with fsm.conversation(update, key=None) as ctx:
+                ctx.data["a"] = 1
+        assert caught.value.strategy is None
+
+
 async def test_a_key_may_be_given_by_hand(fsm: FSM) -> None:
     async with fsm.conversation(key=("T1", "U1"), update_id="Ev123") as ctx:
         assert ctx.update.raw is None

@@ -31,12 +31,14 @@ NESTED = 8
 class NoRecord:
     """Stands in for a record where the update has no key: empty, and never stored."""
 
-    __slots__ = ("data",)
+    __slots__ = ("by_hand", "data")
 
     flow = state = None
     where = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_hand: bool) -> None:
+        #: ``key=None`` was given; no strategy was asked.
+        self.by_hand = by_hand
         self.data: dict[Any, Any] = {}
 
 
@@ -156,7 +158,8 @@ class Context:
         record, flow = self._record, self._active()
         if flow is None or not flow.allowed(record.state, to):
             allowed = () if flow is None else flow.targets(record.state)
-            return self._invalid(record.flow if flow else None, record.state, str(to), allowed=allowed)
+            problem = None if flow is None else flow.problem_with(to)
+            return self._invalid(record.flow if flow else None, record.state, str(to), allowed=allowed, problem=problem)
         self._step(to, self._with_present())
         return True
 
@@ -170,7 +173,9 @@ class Context:
         if description is None or not (state is None or description.declares(state)):
             allowed = () if description is None else description.states
             name = None if description is None else description.name
-            return self._invalid(name, record.state, None if state is None else str(state), allowed=allowed)
+            problem = None if description is None else description.problem_with(state)
+            to = None if state is None else str(state)
+            return self._invalid(name, record.state, to, allowed=allowed, problem=problem)
         if description.name == record.flow:
             self._step(state, self._with_present())
         else:
@@ -215,7 +220,8 @@ class Context:
             return False
         record = self._record
         if not record.stack:
-            return self._invalid(record.flow, record.state, None)
+            problem = f"no flow waits outside of {record.flow!r}; pop_flow() ends what push_flow() began"
+            return self._invalid(record.flow, record.state, None, problem=problem if record.flow else None)
         flow, state, revision, history, data, into = record.stack[-1]
         self._move(Place(flow, state, revision, tuple(history), record.stack[:-1]))
         # A copy: what is changed in it must not look as if it had been loaded like that.
@@ -293,7 +299,8 @@ class Context:
         """Why nothing can be changed here."""
         if self.duplicate:
             return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
-        return self._fsm.no_key(self.update) if isinstance(self._record, NoRecord) else None
+        record = self._record
+        return self._fsm.no_key(self.update, by_hand=record.by_hand) if isinstance(record, NoRecord) else None
 
     def _refuses(self) -> bool:
         record = self._record

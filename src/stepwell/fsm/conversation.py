@@ -24,15 +24,25 @@ logger = logging.getLogger(__name__)
 class Conversation:
     """From claim to commit; made by ``FSM.conversation``."""
 
-    __slots__ = ("_collects", "_ctx", "_enters", "_fsm", "_key", "_memo", "_slot", "_update", "_update_id")
+    __slots__ = ("_by_hand", "_collects", "_ctx", "_enters", "_fsm", "_key", "_memo", "_slot", "_update", "_update_id")
 
     def __init__(
-        self, fsm: FSM, update: Update, key: Any, update_id: int | str | None, *, collects: bool, enters: bool
+        self,
+        fsm: FSM,
+        update: Update,
+        key: Any,
+        update_id: int | str | None,
+        *,
+        by_hand: bool,
+        collects: bool,
+        enters: bool,
     ) -> None:
         self._fsm = fsm
         self._update = update
         self._key = key
         self._update_id = update_id
+        #: The key was given, and not read from the update.
+        self._by_hand = by_hand
         self._collects = collects
         self._enters = enters
         self._slot: Slot | None = None
@@ -47,7 +57,7 @@ class Conversation:
                 await fsm.prepare()
             await fsm.move_chat(*self._update.migration)
         if self._key is None:
-            self._ctx = Context(fsm, self._update, None, NoRecord(), collects=self._collects)
+            self._ctx = Context(fsm, self._update, None, NoRecord(by_hand=self._by_hand), collects=self._collects)
             return self._ctx
         if not fsm.ready:
             await fsm.prepare()
@@ -85,7 +95,7 @@ class Conversation:
         if slot is None:
             if ctx.data:
                 # Changed in place, past all doors.
-                self._fsm.missing_key.refuse(self._fsm.no_key(self._update))
+                self._fsm.missing_key.refuse(self._fsm.no_key(self._update, by_hand=self._by_hand))
         elif not ctx.duplicate:
             await self._fsm.commit(ctx, slot, self._memo)
         elif slot.changed:

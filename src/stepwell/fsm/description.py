@@ -109,6 +109,18 @@ class FlowDescription:
         """Whether this is a state of the flow. ``Other.email`` is not, even where this flow has an ``email``."""
         return state in self.states and getattr(state, "flow_name", None) in (None, self.name)
 
+    def problem_with(self, state: str | None) -> str | None:
+        """Why this is no state of the flow; ``None`` where it is one."""
+        if self.declares(state):
+            return None
+        other = getattr(state, "flow_name", None)
+        if other in (None, self.name):
+            return f"{state!r} is not a state of flow {self.name!r}; {_states(self)}"
+        return (
+            f"{str(state)!r} belongs to flow {other!r}, not to {self.name!r}; "
+            f"jump there with set_state({str(state)!r}, flow={other!r})"
+        )
+
     def targets(self, from_: str | None) -> tuple[str, ...]:
         """The states that may follow. From ``None``, before the first state, that is any."""
         if from_ is None:

@@ -198,13 +198,15 @@ class FSM:
         if update is None and key is _NOT_GIVEN:
             raise InvalidOption("conversation() needs an update, or a key=")
         seen = Update.of(update)
-        if key is _NOT_GIVEN:
+        by_hand = key is not _NOT_GIVEN
+        if not by_hand:
             key = self.key.extract(seen)
         return Conversation(
             self,
             seen,
             key,
             self.id_of(seen) if update_id is None and update is not None else update_id,
+            by_hand=by_hand,
             collects=collects,
             enters=self.duplicates.enters if enters is None else enters,
         )
@@ -213,9 +215,9 @@ class FSM:
         """The update's id, read by the function that was given for it."""
         return update.update_id if self._update_id is None else self._update_id(update)
 
-    def no_key(self, update: Update) -> NoKeyError:
+    def no_key(self, update: Update, *, by_hand: bool) -> NoKeyError:
         """The error for a change where there is no key."""
-        return NoKeyError(update.kind, keys.name_of(self.key))
+        return NoKeyError(update.kind, None if by_hand else keys.name_of(self.key))
 
     async def prepare(self) -> None:
         """Open the storage and initialise the bot."""
