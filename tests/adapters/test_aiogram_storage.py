@@ -318,6 +318,30 @@ async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kep
     assert storage.lines == {}
 
 
+async def test_two_storage_objects_for_one_bot_are_warned_of_once(backend: Backend) -> None:
+    url = backend.place()
+    one, two = backend.storage(url), backend.storage(url)
+    dispatcher = Dispatcher(storage=StepwellStorage(one), events_isolation=StepwellIsolation(two))
+
+    @dispatcher.message()
+    async def fail(message: Message, state: FSMContext) -> None:
+        await state.set_state(Form.name)
+        raise RuntimeError("no")
+
+    bot, _ = make_bot()
+    with pytest.warns(UserWarning, match="give it to both StepwellStorage and StepwellIsolation") as caught:
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                await feed(dispatcher, bot, message("hi"))
+    assert len(caught) == 1
+
+
+async def test_a_key_of_somebody_else_in_another_storage_is_nothing_to_warn_of(backend: Backend) -> None:
+    other = StorageKey(bot_id=7, chat_id=43, user_id=43)
+    async with StepwellIsolation(backend.storage()).lock(KEY):
+        await StepwellStorage(backend.storage()).set_state(other, Form.name)
+
+
 async def test_a_task_that_outlives_its_handler_writes_by_itself(storage: Storage, kept: StepwellStorage) -> None:
     done = asyncio.Event()
 

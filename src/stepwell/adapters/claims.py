@@ -7,6 +7,7 @@ write, fenced by the claim; if it raises, nothing is written. Outside, every cal
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -33,6 +34,7 @@ class Claims:
     def __init__(self, storage: Storage, *, family: Callable[[Any], Any]) -> None:
         self.storage = storage
         self._family = family
+        self._warned = False
 
     def holding(
         self, namespace: str, key: Any, *, wait: float, lease: float, fine: tuple[type[BaseException], ...] = ()
@@ -91,9 +93,20 @@ class Claims:
         return {} if applied.record is None else seal.data(applied.record.fields)
 
     def _held(self, namespace: str, key: Any) -> Held | None:
+        elsewhere = False
         for held in _held.get():
-            if not held.over and held.storage is self.storage and held.family == (namespace, self._family(key)):
-                return held
+            if not held.over and held.family == (namespace, self._family(key)):
+                if held.storage is self.storage:
+                    return held
+                elsewhere = True
+        if elsewhere and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "this handler's key is held in one storage object and kept in another, so what it writes stays also "
+                "if it raises; open one storage, and give it to both StepwellStorage and StepwellIsolation",
+                UserWarning,
+                stacklevel=3,
+            )
         return None
 
     def _checked(self, address: Address, data: Mapping[Any, Any]) -> dict[Any, Any]:
