@@ -74,6 +74,11 @@ def test_a_copied_or_pickled_state_is_its_bare_name() -> None:
         assert (twin, type(twin)) == ("email", str)
 
 
+def test_a_state_without_its_parentheses_is_refused() -> None:
+    with pytest.raises(InvalidFlow, match=r"write x = state\(\)"):
+        type("Bad", (Flow,), {"x": state}, name="bad")
+
+
 @pytest.mark.parametrize("reserved", RESERVED)
 def test_a_state_with_a_reserved_name_is_refused_with_all_of_them(reserved: str) -> None:
     with pytest.raises(InvalidFlow) as caught:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stepwell import State, Storage
-from stepwell.errors import FieldError, UsageError
+from stepwell.errors import FieldError, InvalidFlow, UsageError
 from stepwell.fsm import FSM, Context, Flow, TransitionError, UnknownFlowError, state
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -229,3 +231,38 @@ def test_the_words_of_hooks_are_no_states() -> None:
 
     with pytest.raises(InvalidFlow, match="reserved"):
         type("Bad", (Flow,), {"on_enter": state()}, name="bad")
+
+
+async def _without_revision(state: str, data: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("on_enter", lambda ctx: None),
+        ("on_enter", lambda self, ctx: None),
+        ("on_leave", lambda self, ctx, state, old: None),
+        ("on_leave", staticmethod(lambda self, ctx, state: None)),
+        ("on_leave", classmethod(lambda cls, ctx: None)),
+        ("migrate", _without_revision),
+        ("migrate", lambda self, state, data: None),
+    ],
+)
+def test_a_hook_that_cannot_take_its_arguments_is_refused(name: str, hook: Any) -> None:
+    arguments = "old_revision, state, data" if name == "migrate" else "ctx, state"
+    with pytest.raises(InvalidFlow, match=rf"{name}\(.+\) does not take .*; write {name}\({arguments}\)"):
+        type("Bad", (Flow,), {"a": state(), name: hook}, name="bad")
+
+
+async def test_a_hook_may_take_more_than_it_is_given_or_anything_at_all(storage: Storage) -> None:
+    def further(ctx: Context, state: str, *rest: Any, word: str = "further") -> None:
+        LOG.append(f"{word} {state}")
+
+    def method(self: Any, ctx: Context, state: str = "none") -> None:
+        LOG.append(f"method {state}")
+
+    for hook in (further, method, lambda *given: LOG.append(f"anything {given[1]}"), staticmethod(further)):
+        flow = type("Fine", (Flow,), {"a": state(), "default_state": "a", "on_enter": hook}, name="fine")
+        async with FSM("bot", storage=storage, flows=[flow]).conversation(key=1) as ctx:
+            ctx.start_flow(flow)
+    assert LOG == ["further a", "method a", "anything a", "further a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from stepwell.errors import InvalidFlow, UnknownFlowError
+from stepwell.fsm.hooks import hook_of
 from stepwell.fsm.typed import is_data_type
 
 __all__ = [
@@ -103,7 +103,7 @@ class FlowDescription:
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """A hook of the flow as a function of its documented arguments; ``None`` where it has none."""
-        return _hook(self.source, name)
+        return hook_of(self.source, name)
 
     def declares(self, state: str | None) -> bool:
         """Whether this is a state of the flow. ``Other.email`` is not, even where this flow has an ``email``."""
@@ -132,24 +132,6 @@ class FlowDescription:
     def allowed(self, from_: str | None, to: str) -> bool:
         """Whether a declared edge leads there."""
         return to in self.targets(from_) and getattr(to, "flow_name", None) in (None, self.name)
-
-
-#: How many arguments each hook is called with.
-_HOOKS = {"on_enter": 2, "on_leave": 2, "migrate": 3}
-
-
-def _hook(source: Any, name: str) -> Callable[..., Any] | None:
-    hook = getattr(source, name, None)
-    if not callable(hook):
-        return None
-    if isinstance(source, type) and inspect.isfunction(hook):
-        takes = [each for each in inspect.signature(hook).parameters.values() if each.default is each.empty]
-        if len(takes) > _HOOKS[name]:
-            # Written as a method, although the class itself was registered.
-            method: Callable[..., Any] = getattr(source(), name)
-            return method
-    found: Callable[..., Any] = hook
-    return found
 
 
 def describe(flow: object) -> FlowDescription:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from stepwell.errors import InvalidFlow
 from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
 from stepwell.fsm.diagram import diagram as draw
+from stepwell.fsm.hooks import check_hooks
 
 __all__ = ["Flow", "state"]
 
@@ -105,6 +106,7 @@ class Flow:
         for computed in ("flow_name", "states", "transitions"):
             if computed in vars(cls) and not isinstance(vars(cls)[computed], _Declaration):
                 raise InvalidFlow(name, f"{computed!r} follows from the name= and the state()s; leave it out")
+        check_hooks(cls, name)
         declarations = _declarations(cls, name)
         default = vars(cls).get("default_state")
         names = {id(declaration): state_name for state_name, declaration in declarations.items()}
@@ -158,6 +160,8 @@ def _declarations(cls: type, flow: str) -> dict[str, _Declaration]:
     # States may come from plain mixins too; those first, as Python reads them.
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
+            if value is state:
+                raise InvalidFlow(flow, f"{name} = state declares nothing; write {name} = state()")
             if not isinstance(value, _Declaration) or name == "default_state":
                 continue
             if name in RESERVED:

@@ -1,19 +1,25 @@
-"""Hooks of a flow: ``on_enter`` and ``on_leave``, after the handler and before the commit."""
+"""Hooks of a flow: ``on_enter`` and ``on_leave``, after the handler and before the commit, and ``migrate``."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwell.errors import UsageError
-from stepwell.fsm.description import FlowDescription
+from stepwell.errors import InvalidFlow, UsageError
 
 if TYPE_CHECKING:
     from stepwell.fsm.context import Context
+    from stepwell.fsm.description import FlowDescription
 
-__all__ = ["Move", "run_hooks"]
+__all__ = ["Move", "check_hooks", "hook_of", "run_hooks"]
 
+#: What each hook is called with.
+_HOOKS = {
+    "on_enter": ("ctx", "state"),
+    "on_leave": ("ctx", "state"),
+    "migrate": ("old_revision", "state", "data"),
+}
 #: How often hooks may move on, for one update.
 MOST_MOVES = 16
 
@@ -48,3 +54,50 @@ async def _call(
         result = hook(ctx, state)
         if inspect.isawaitable(result):
             await result
+
+
+def hook_of(source: Any, name: str) -> Callable[..., Any] | None:
+    """A hook of a flow's class or object as a function of its documented arguments; ``None`` where it has none."""
+    hook = getattr(source, name, None)
+    if not callable(hook):
+        return None
+    if isinstance(source, type) and inspect.isfunction(hook) and _is_method(hook, len(_HOOKS[name])):
+        # Written as a method, although the class itself was registered.
+        hook = getattr(source(), name)
+    found: Callable[..., Any] = hook
+    return found
+
+
+def check_hooks(source: type, flow: str) -> None:
+    """``InvalidFlow`` for a hook that cannot be called with its arguments."""
+    for name, arguments in _HOOKS.items():
+        hook = getattr(source, name, None)
+        if not callable(hook):
+            continue
+        count = len(arguments)
+        # A static method may call its first argument as it likes.
+        written_static = isinstance(inspect.getattr_static(source, name), staticmethod)
+        method = inspect.isfunction(hook) and not written_static and _is_method(hook, count)
+        if not _takes(hook, count + method):
+            written = ", ".join(inspect.signature(hook).parameters)
+            raise InvalidFlow(
+                flow, f"{name}({written}) does not take what it is called with; write {name}({', '.join(arguments)})"
+            )
+
+
+def _is_method(hook: Callable[..., Any], count: int) -> bool:
+    """A function in the body of a class is meant as a method: it says so, or needs one argument more."""
+    return next(iter(inspect.signature(hook).parameters), None) == "self" or not _takes(hook, count)
+
+
+def _takes(hook: Callable[..., Any], count: int) -> bool:
+    try:
+        signature = inspect.signature(hook)
+    except (TypeError, ValueError):
+        # Written in C; it will say so itself.
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
