@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 import stepwell
-from stepwell.errors import InsideLoop
+from stepwell.errors import InsideLoop, UsageError
 
 
 def test_sync_runs_an_awaitable_and_gives_its_result() -> None:
@@ -22,6 +23,12 @@ def test_sync_runs_an_awaitable_and_gives_its_result() -> None:
 def test_sync_raises_what_the_awaitable_raises() -> None:
     with pytest.raises(stepwell.StepwellError, match="non-empty"):
         stepwell.sync(stepwell.MemoryStorage().get_state("", 1))
+
+
+@pytest.mark.parametrize("wrong", [5, None, asyncio.sleep])
+def test_sync_refuses_what_cannot_be_awaited(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"sync\(\) takes an awaitable"):
+        stepwell.sync(wrong)
 
 
 def test_all_calls_share_one_loop_in_one_thread() -> None:

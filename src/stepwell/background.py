@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from stepwell.errors import InsideLoop
+from stepwell.errors import InsideLoop, UsageError
 
 __all__ = ["sync"]
 
@@ -32,6 +33,8 @@ def sync(awaitable: Awaitable[T]) -> T:
         if asyncio.iscoroutine(awaitable):
             awaitable.close()
         raise InsideLoop
+    if not inspect.isawaitable(awaitable):
+        raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
     ended = threading.Event()
     future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended), _background_loop())
     try:

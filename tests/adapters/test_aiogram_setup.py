@@ -449,6 +449,8 @@ def test_setup_is_done_once_and_with_a_machine(fsm: FSM) -> None:
     dispatcher = Dispatcher(disable_fsm=True)
     with pytest.raises(InvalidOption, match="takes an FSM"):
         setup(dispatcher, "fsm")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="takes the Dispatcher, which all routers are in"):
+        setup(Router(), fsm)  # type: ignore[arg-type]
     setup(dispatcher, fsm)
     with pytest.raises(UsageError, match="set up already"):
         setup(dispatcher, fsm)

@@ -93,6 +93,26 @@ def test_a_missing_or_wrong_name_is_refused(arguments: dict[str, Any]) -> None:
         type("Bad", (Flow,), {"x": state()}, **arguments)
 
 
+def test_an_unknown_argument_of_the_class_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidFlow, match="takes name=, data=, revision= and ttl=, not foo="):
+        type("Bad", (Flow,), {"x": state()}, name="bad", foo=3)
+
+
+def test_a_mixin_may_take_arguments_of_its_own() -> None:
+    class Coloured:
+        colour = ""
+
+        def __init_subclass__(cls, colour: str, **rest: Any) -> None:
+            super().__init_subclass__(**rest)
+            cls.colour = colour
+
+    for bases in ((Flow, Coloured), (Coloured, Flow)):
+        flow: Any = type("Fine", bases, {"x": state()}, name="fine", colour="red")
+        assert flow.colour == "red"
+    with pytest.raises(TypeError, match="colour"):
+        type("Bad", (Flow, Coloured), {"x": state()}, name="bad")
+
+
 @pytest.mark.parametrize("computed", ["flow_name", "states", "transitions"])
 def test_what_follows_from_the_declaration_cannot_be_written_by_hand(computed: str) -> None:
     with pytest.raises(InvalidFlow, match="leave it out"):

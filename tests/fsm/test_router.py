@@ -183,6 +183,8 @@ async def test_an_included_router_is_asked_in_its_place(fsm: FSM) -> None:
     assert seen == ["a", "b, added later", "rest"]
     with pytest.raises(InvalidOption, match="itself"):
         router.include(router)
+    with pytest.raises(InvalidOption, match=r"include\(\) takes a Router, got <.*FSM"):
+        router.include(fsm)  # type: ignore[arg-type]
     other.include(Router())
     with pytest.raises(InvalidOption, match="itself"):
         loop = Router()

@@ -260,6 +260,30 @@ async def test_a_wrong_policy_or_option_is_an_error_when_the_machine_is_made(mak
             make_fsm(**wrong)
 
 
+@pytest.mark.parametrize(("flows", "named"), [(Form, "Form"), ("form", "'form'"), (5, "5")])
+def test_flows_that_are_no_list_are_refused(make_fsm: Make, flows: Any, named: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"flows is a list of flows.*flows=\[{named}\]"):
+        make_fsm(flows=flows)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda ctx: ctx.set_data(None),
+        lambda ctx: ctx.set_data([("a", 1)]),
+        lambda ctx: ctx.update_data([1]),
+        lambda ctx: ctx.update_data("a"),
+        lambda ctx: ctx.push_flow(Open, 5),
+    ],
+)
+async def test_data_that_is_no_dict_is_refused_and_changes_nothing(fsm: FSM, write: Any) -> None:
+    await start(fsm, a=1)
+    async with fsm.conversation(key=1) as ctx:
+        with pytest.raises(InvalidOption, match=r"\(\) takes a dict of fields, got (NoneType|list|str|int)"):
+            write(ctx)
+    assert await stored(fsm) == State("form", "name", {"a": 1})
+
+
 async def test_back_returns_to_the_state_before_and_keeps_the_data(fsm: FSM) -> None:
     await start(fsm)
     async with fsm.conversation(key=1) as ctx:

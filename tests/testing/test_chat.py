@@ -255,6 +255,13 @@ def test_ids_that_cannot_be_are_refused() -> None:
         chat.topic(7)
 
 
+async def test_what_is_no_text_is_refused() -> None:
+    chat = Chat(make_poll)
+    for write in (chat.send, chat.send_at_once, chat.edit):
+        with pytest.raises(InvalidOption, match="a message's text is a str, got 5"):
+            await write(5)  # type: ignore[arg-type,operator]
+
+
 # Restart, redelivery, workers, time
 
 

@@ -128,6 +128,10 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
     afterwards. Timers run from the dispatcher's start-up to its shut-down, and answer through its bot;
     where a webhook's start-up does not know it (``setup_application(app, dispatcher)``), give ``bot=``.
     """
+    if not isinstance(dispatcher, Dispatcher):
+        raise InvalidOption(
+            f"setup(dispatcher, fsm) takes the Dispatcher, which all routers are in, got {dispatcher!r}"
+        )
     if not isinstance(fsm, FSM):
         raise InvalidOption(f"setup(dispatcher, fsm) takes an FSM, got {fsm!r}")
     middlewares = dispatcher.update.outer_middleware

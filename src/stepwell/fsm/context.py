@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepwell.errors import ContextClosed, DuplicateUpdate, NoKeyError, TransitionError, UsageError
+from stepwell.errors import ContextClosed, DuplicateUpdate, InvalidOption, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import keys, typed
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.hooks import Move
@@ -200,6 +200,7 @@ class Context:
         The inner flow has data of its own. Its result is put into the field ``into`` of the outer data.
         """
         inner = self._fsm.flows.find(flow)
+        _check_mapping("push_flow", data)
         if self._refuses():
             return False
         record, active = self._record, self._active()
@@ -244,6 +245,7 @@ class Context:
 
     def update_data(self, changes: Mapping[Any, Any] | None = None, /, **fields: Any) -> dict[Any, Any]:
         """Merge fields into the data, and return it."""
+        _check_mapping("update_data", changes)
         merged = {**(changes or {}), **fields}
         if not self._refuses():
             self._check(merged)
@@ -252,6 +254,7 @@ class Context:
 
     def set_data(self, data: Mapping[Any, Any]) -> None:
         """Replace the data."""
+        _check_mapping("set_data", data, optional=False)
         if not self._refuses():
             self._check(data)
             self._record.data = dict(data)
@@ -351,6 +354,11 @@ class Context:
         if self._calls is None:
             raise UsageError("calls are collected by a Router; here, send the message yourself")
         return self._calls
+
+
+def _check_mapping(method: str, given: object, *, optional: bool = True) -> None:
+    if not isinstance(given, Mapping) and not (optional and given is None):
+        raise InvalidOption(f"{method}() takes a dict of fields, got {type(given).__name__}")
 
 
 def _plain(state: str | None) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from stepwell.errors import InvalidFlow, UnknownFlowError
+from stepwell.errors import InvalidFlow, InvalidOption, UnknownFlowError
 from stepwell.fsm.hooks import hook_of
 from stepwell.fsm.typed import is_data_type
 
@@ -253,6 +253,9 @@ class Flows(Mapping[str, FlowDescription]):
 
     def __init__(self, flows: Iterable[object]) -> None:
         self._flows: dict[str, FlowDescription] = {}
+        if not isinstance(flows, Iterable) or isinstance(flows, str):
+            given = getattr(flows, "__name__", repr(flows))
+            raise InvalidOption(f"flows is a list of flows, also where there is one: FSM(..., flows=[{given}])")
         for flow in flows:
             description = describe(flow)
             known = self._flows.setdefault(description.name, description)

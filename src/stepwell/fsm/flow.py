@@ -91,7 +91,15 @@ class Flow:
         ttl: float | None = None,
         **rest: Any,
     ) -> None:
-        super().__init_subclass__(**rest)
+        try:
+            super().__init_subclass__(**rest)
+        except TypeError as error:
+            if not rest:
+                raise
+            unknown = ", ".join(f"{each}=" for each in rest)
+            raise InvalidFlow(
+                cls.__name__, f"its class takes name=, data=, revision= and ttl=, not {unknown}"
+            ) from error
         parent = next((base for base in cls.__mro__[1:] if "__flow__" in vars(base)), None)
         if parent is not None:
             raise InvalidFlow(

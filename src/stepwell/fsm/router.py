@@ -60,6 +60,8 @@ class Router:
 
     def include(self, other: Router) -> None:
         """Ask another router here; what is added to it later counts too."""
+        if not isinstance(other, Router):
+            raise InvalidOption(f"include() takes a Router, got {other!r}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _ in other._flat():

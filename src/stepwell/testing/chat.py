@@ -98,6 +98,7 @@ class Chat:
 
     async def edit(self, text: str) -> list[str]:
         """Change the last message of this person."""
+        _check_text(text)
         mine = [message for message in self.messages if message["from"]["id"] == self._user["id"]]
         if not mine:
             raise UsageError("there is nothing to edit yet; send() something first")
@@ -204,6 +205,7 @@ class Chat:
 
     def _written(self, text: str | None, fields: dict[str, Any]) -> dict[str, Any]:
         if text is not None:
+            _check_text(text)
             fields = {"text": text, **_entities(text), **fields}
         message = self._telegram.said(self._user, self._chat, self._thread, **fields)
         return self._telegram.update("message", copy.deepcopy(message))
@@ -226,6 +228,11 @@ def _person(number: int, **fields: Any) -> dict[str, Any]:
     if number <= 0:
         raise InvalidOption(f"the id of a user is above 0, got {number}")
     return {"id": number, "is_bot": False, "first_name": f"User {number}", "language_code": "en"} | fields
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidOption(f"a message's text is a str, got {text!r}; other fields have names: photo=[...]")
 
 
 def _entities(text: str) -> dict[str, Any]:
