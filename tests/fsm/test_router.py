@@ -171,6 +171,29 @@ async def test_a_scope_adds_its_filters_and_keeps_its_place(fsm: FSM) -> None:
     assert seen == ["outside", "name", "outside"]
 
 
+def test_a_state_that_no_flow_has_is_warned_of_with_the_near_ones(make_fsm: Make) -> None:
+    router, collected = Router(make_fsm()), Router()
+    collected.on(text(), ~fsm_state("emial"))(lambda ctx: None)
+    for register in (
+        lambda: router.on(fsm_state("emial")),
+        lambda: router.on(text() & (fsm_state("emial") | fsm_state("name"))),
+        lambda: router.scope(fsm_state("emial")),
+        lambda: router.include(collected),
+    ):
+        with pytest.warns(UserWarning, match=r"no registered flow has the state 'emial'.*near is 'email'") as caught:
+            register()
+        assert (len(caught), caught[0].filename) == (1, __file__)
+    with pytest.warns(UserWarning, match="near is nothing"):
+        router.on(fsm_state("zz"))
+
+
+def test_a_state_that_some_flow_has_or_no_flow_could_have_is_fine(make_fsm: Make) -> None:
+    for fine in ("email", "a", Form.email, None, ("emial", 1)):
+        Router(make_fsm()).on(fsm_state(fine))
+    for nothing_known in (Router(), Router(make_fsm(flows=[]))):
+        nothing_known.on(fsm_state("emial"))
+
+
 async def test_an_included_router_is_asked_in_its_place(fsm: FSM) -> None:
     router, other = Router(fsm), Router()
     seen: list[str] = []

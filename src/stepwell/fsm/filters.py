@@ -60,6 +60,11 @@ class Filter(ABC):
         """The flows that it names, so that a router can say which are not registered."""
         return frozenset()
 
+    @property
+    def states(self) -> frozenset[str]:
+        """The states that it names without a flow, so that a router can say which no flow has."""
+        return frozenset()
+
     def __and__(self, other: Filter | Callable[[Any], Any]) -> Filter:
         return _All(self, as_filter(other))
 
@@ -115,6 +120,10 @@ class _Several(Filter):
     @property
     def flows(self) -> frozenset[str]:
         return frozenset().union(*(part.flows for part in self.parts))
+
+    @property
+    def states(self) -> frozenset[str]:
+        return frozenset().union(*(part.states for part in self.parts))
 
 
 class _All(_Several):
@@ -183,6 +192,10 @@ class fsm_state(Filter):  # noqa: N801
     @property
     def flows(self) -> frozenset[str]:
         return frozenset() if self.flow is None else frozenset({self.flow})
+
+    @property
+    def states(self) -> frozenset[str]:
+        return frozenset() if self.state is None or self.flow is not None else frozenset({self.state})
 
 
 class fsm_in_flow(Filter):  # noqa: N801

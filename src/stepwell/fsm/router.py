@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from stepwell import background
@@ -40,7 +42,7 @@ class Router:
     def on(self, *filters: Filter | Callable[[Any], Any]) -> Callable[[H], H]:
         """Decorate a handler ``async def handler(ctx)`` that is for updates that pass all these filters."""
         chosen = tuple(as_filter(given) for given in filters)
-        self._check_flows(chosen)
+        self._check(chosen)
 
         def register(handler: H) -> H:
             if not callable(handler):
@@ -53,8 +55,9 @@ class Router:
     def scope(self, *filters: Filter | Callable[[Any], Any]) -> Router:
         """A router whose handlers all have these filters too; they keep their place in the order of this one."""
         inner = Router(self.fsm, send=self.send)
-        inner._scope = self._scope + tuple(as_filter(given) for given in filters)
-        self._check_flows(inner._scope)
+        chosen = tuple(as_filter(given) for given in filters)
+        self._check(chosen)
+        inner._scope = self._scope + chosen
         inner._routes = self._routes
         return inner
 
@@ -65,7 +68,7 @@ class Router:
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _ in other._flat():
-            self._check_flows(filters)
+            self._check(filters)
         self._routes.append((self._scope, other))
 
     async def handle(self, update: Any) -> list[dict[str, Any]]:
@@ -116,9 +119,19 @@ class Router:
                 yield target
                 yield from target._included()
 
-    def _check_flows(self, filters: tuple[Filter, ...]) -> None:
+    def _check(self, filters: tuple[Filter, ...]) -> None:
+        """A flow that is not registered is an error. A state that no flow has may be one of an earlier release."""
         if self.fsm is None:
             return
         for name in sorted({name for given in filters for name in given.flows}):
             if name not in self.fsm.flows:
                 raise UnknownFlowError(name, self.fsm.flows)
+        states = {str(each) for flow in self.fsm.flows.values() for each in flow.states}
+        for name in sorted({name for given in filters for name in given.states} - states if states else ()):
+            near = ", ".join(map(repr, get_close_matches(name, states))) or "nothing"
+            warnings.warn(
+                f"no registered flow has the state {name!r} that fsm_state({name!r}) asks for; near is {near}; "
+                "correct it, or add its flow to FSM(flows=[...])",
+                UserWarning,
+                stacklevel=3,
+            )
