@@ -288,6 +288,50 @@ def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Pa
     assert terminal.process.wait(10) == 0
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlit:///x", "stepwell: no storage is installed for 'sqlit'"),
+        ("sqlite:///nodir/x.db", "stepwell: the folder "),
+        ("sqlite://x", "stepwell: 'sqlite://x' is not the URL of an SQLite file"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["demo"], ["play", str(ROOT / "examples" / "registration.py")]], ids=lambda it: it[0]
+)
+def test_a_storage_that_cannot_be_opened_is_one_clear_line_before_anything_runs(
+    command: list[str], url: str, said: str, tmp_path: Path
+) -> None:
+    done = stepwell(*command, "--storage", url, cwd=tmp_path, timeout=20)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+def test_a_storage_that_cannot_be_opened_is_one_clear_line_in_a_terminal_too(
+    tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    terminals.append(terminal := Terminal(tmp_path, "--storage", f"sqlite:///{tmp_path}/nodir/x.db"))
+    assert terminal.expect("stepwell: the folder ") == ""
+    terminal.expect("create it first")
+    assert terminal.process.wait(10) == 1
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http", "²"])
+@pytest.mark.parametrize("command", [["demo"], ["play", "bot.py"]], ids=lambda it: it[0])
+def test_a_port_that_is_none_is_refused_by_the_parser(command: list[str], port: str) -> None:
+    done = stepwell(*command, f"--port={port}")
+    assert done.returncode == 2
+    assert f"a port is a number from 0 to 65535, got {port!r}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_help_of_a_command_is_a_sentence() -> None:
+    assert "\nRun a bot without Telegram, chat" in stepwell("play", "--help").stdout
+    assert "\nChat with a registration bot" in stepwell("demo", "--help").stdout
+
+
 def test_play_says_what_it_cannot_do() -> None:
     done = stepwell("play", "nowhere.py", "--storage", "memory://")
     assert (done.returncode, done.stderr) == (1, "stepwell: there is no file nowhere.py\n")

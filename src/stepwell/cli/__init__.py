@@ -22,14 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "chat with a registration bot that survives kill -9, here and in the browser; "
         "without a terminal, play a scripted chat and check it"
     )
-    demo_command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
+    demo_command = commands.add_parser("demo", help=about, description=_sentence(about))
     demo_command.add_argument(
         "--storage", metavar="URL", help="where to keep the conversation (default: an SQLite file, whose path is shown)"
     )
     demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
-    demo_command.add_argument("--port", type=int, help="the port of the page (default: 8642, or a free one)")
+    demo_command.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
     about = "run a bot without Telegram, chat with it in the browser, and watch its state move"
-    play_command = commands.add_parser("play", help=about, description=about.capitalize() + ".")
+    play_command = commands.add_parser("play", help=about, description=_sentence(about))
     play_command.add_argument(
         "file", help="the bot: a file with make_router(storage), or any bot that takes its Bot API from BOT_API"
     )
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     play_command.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
     )
-    play_command.add_argument("--port", type=int, help="the port of the page (default: 8642, or a free one)")
+    play_command.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
     play_command.add_argument(
         "--allow-host",
         metavar="NAME",
@@ -68,3 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever was reading has gone; nothing is left to be said, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _sentence(about: str) -> str:
+    return f"{about[0].upper()}{about[1:]}."
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+    return int(text)

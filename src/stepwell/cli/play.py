@@ -9,7 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
-from stepwell.cli.demo.bot import place_of, tell
+from stepwell.cli.demo.bot import check_storage, place_of, tell
 from stepwell.cli.state_files import state_url
 
 __all__ = ["free_port", "run"]
@@ -41,6 +41,7 @@ async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tu
     from stepwell.playground.play import Playground
 
     storage = storage or os.environ.get("STEPWELL_STORAGE") or state_url(f"play-{Path(file).stem}")
+    await check_storage(storage)
     place = place_of(storage)
     async with Playground(
         file,

@@ -10,12 +10,13 @@ from shutil import get_terminal_size
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stepwell import State, sync
+from stepwell import State, open_storage, sync
 from stepwell.fsm import Router, Update
 
 __all__ = [
     "bot_file",
     "bot_path",
+    "check_storage",
     "dies_with_its_process",
     "make_router",
     "message",
@@ -78,6 +79,12 @@ def place_of(url: str) -> str:
         home = str(Path.home())
         return f"~{path[len(home) :]}" if path.startswith(home + os.sep) else path
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+async def check_storage(url: str) -> None:
+    """Open the storage at a URL once: what is wrong with it is said here, and not by the bot's process."""
+    async with open_storage(url):
+        pass
 
 
 def dies_with_its_process(url: str) -> bool:
