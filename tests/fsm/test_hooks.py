@@ -226,6 +226,20 @@ async def test_a_timeout_of_the_outer_state_waits_while_the_inner_flow_runs(stor
     assert await storage.get_state("bot", 1) == State("outer", "late", {})
 
 
+async def test_a_timeout_of_an_inner_flow_without_more_ends_the_outer_one_too(storage: Storage, clock: Clock) -> None:
+    class Short(Flow, name="short"):
+        ask = state(timeout=60)
+        default_state = ask
+
+    fsm = FSM("bot", storage=storage, flows=[Shop, Short], run_timers=False)
+    async with fsm.conversation(key=1) as ctx:
+        ctx.start_flow(Shop)
+        ctx.push_flow(Short)
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert await storage.get_state("bot", 1) is None
+
+
 def test_the_words_of_hooks_are_no_states() -> None:
     from stepwell.errors import InvalidFlow
 

@@ -284,6 +284,12 @@ async def test_data_that_is_no_dict_is_refused_and_changes_nothing(fsm: FSM, wri
     assert await stored(fsm) == State("form", "name", {"a": 1})
 
 
+async def test_inside_of_a_value_fields_keep_their_order(fsm: FSM) -> None:
+    await start(fsm, cart={"z": 1, "a": 2, "m": 3})
+    async with fsm.conversation(key=1) as ctx:
+        assert list(ctx.data["cart"]) == ["z", "a", "m"]
+
+
 async def test_back_returns_to_the_state_before_and_keeps_the_data(fsm: FSM) -> None:
     await start(fsm)
     async with fsm.conversation(key=1) as ctx:
