@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell import State, Storage
-from stepwell.errors import InvalidOption, StorageUnavailable
-from stepwell.fsm import FSM, DuplicateUpdate, Flow, keys, state
+from stepwell.errors import InvalidOption, RecordReplaced, StorageUnavailable
+from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, keys, state
 from stepwell.storage import Claim, Claimed
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -52,6 +52,35 @@ async def test_records_are_found_by_user_chat_flow_and_state(fsm: FSM) -> None:
     assert await found(fsm.find(state=None)) == {(1, 1)}
     assert await found(fsm.find(user=3)) == set()
     assert len(await found(fsm.find())) == 3
+
+
+async def test_what_was_written_past_the_machine_is_found_once_the_machine_has_written_it(fsm: FSM) -> None:
+    await fsm.storage.set_state("bot", (1, 1), State("form", "name"))
+    assert await found(fsm.find(user=1)) == set()
+    assert await fsm.forget(user=1) == 0
+    async with fsm.conversation(key=(1, 1)) as ctx:
+        ctx.update_data(seen=True)
+    assert await found(fsm.find(user=1)) == {(1, 1)}
+
+
+async def test_a_handler_may_forget_its_own_user_if_it_changes_nothing_afterwards(fsm: FSM) -> None:
+    async def forget(ctx: Context) -> int:
+        return await fsm.forget(user=1)
+
+    async def forget_and_clear(ctx: Context) -> None:
+        await fsm.forget(user=1)
+        ctx.clear_flow()
+
+    for handler in (forget, forget_and_clear):
+        await begin(fsm, 1, 1, update_id=1)
+        await begin(fsm, 1, OLD, update_id=2)
+        update = message(user=1, chat=1, update_id=3)
+        if handler is forget:
+            assert await fsm.handle(update, handler) == 2
+        else:
+            with pytest.raises(RecordReplaced):
+                await fsm.handle(update, handler)
+        assert await fsm.forget(user=1) == 0
 
 
 async def test_a_user_is_forgotten_with_all_that_cleared_conversations_leave(fsm: FSM) -> None:
