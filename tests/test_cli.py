@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,9 @@ def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Pa
     terminals.append(terminal := Terminal(tmp_path, str(bot_file), command="play"))
     terminal.expect("is started again when its file changes")
     terminal.expect("  http://127.0.0.1:")
-    terminal.expect(f"storage: sqlite:///{tmp_path}/stepwell/play-my_bot.db")
+    # Bots of the same name in different folders have different files.
+    named = sha256(str(bot_file.resolve()).encode()).hexdigest()[:8]
+    terminal.expect(f"storage: sqlite:///{tmp_path}/stepwell/play-my_bot-{named}.db")
     os.kill(terminal.process.pid, signal.SIGINT)
     terminal.expect("Bye.")
     assert terminal.process.wait(10) == 0

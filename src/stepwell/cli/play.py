@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+from hashlib import sha256
 from pathlib import Path
 
 from stepwell.cli.demo.bot import check_storage, place_of, tell
@@ -36,11 +37,17 @@ def free_port() -> int:
         return 0
 
 
+def _name_of(file: str) -> str:
+    """A name for the bot in a file: half of all bots are called bot.py."""
+    path = Path(file).resolve()
+    return f"play-{path.stem}-{sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tuple[str, ...]) -> None:
     # Not above: it needs an extra, the other commands do not.
     from stepwell.playground.play import Playground
 
-    storage = storage or os.environ.get("STEPWELL_STORAGE") or state_url(f"play-{Path(file).stem}")
+    storage = storage or os.environ.get("STEPWELL_STORAGE") or state_url(_name_of(file))
     await check_storage(storage)
     place = place_of(storage)
     async with Playground(
