@@ -132,6 +132,32 @@ async def test_hooks_may_be_methods_of_a_class_or_of_an_object(storage: Storage)
     assert LOG == ["made by the library: a", "mine: a"]
 
 
+async def test_hooks_may_be_functions_also_where_an_object_is_registered(storage: Storage) -> None:
+    class Plain(Flow, name="plain"):
+        a = state()
+        default_state = a
+
+        def on_enter(ctx: Context, state: str) -> None:
+            LOG.append(state)
+
+    for flow in (Plain, Plain()):
+        fsm = FSM("bot", storage=storage, flows=[flow])
+        async with fsm.conversation(key=1) as ctx:
+            ctx.start_flow("plain")
+    assert LOG == ["a", "a"]
+
+
+def test_migrate_cannot_be_awaited() -> None:
+    with pytest.raises(InvalidFlow, match="async def"):
+
+        class Later(Flow, name="later", revision=2):
+            a = state()
+            default_state = a
+
+            async def migrate(old_revision: int, state: str, data: dict[str, Any]) -> Any:
+                return state, data
+
+
 # Nested flows
 
 

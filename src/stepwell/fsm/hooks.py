@@ -61,9 +61,14 @@ def hook_of(source: Any, name: str) -> Callable[..., Any] | None:
     hook = getattr(source, name, None)
     if not callable(hook):
         return None
-    if isinstance(source, type) and inspect.isfunction(hook) and _is_method(hook, len(_HOOKS[name])):
-        # Written as a method, although the class itself was registered.
-        hook = getattr(source(), name)
+    count = len(_HOOKS[name])
+    if isinstance(source, type):
+        if inspect.isfunction(hook) and _is_method(hook, count):
+            # Written as a method, although the class itself was registered.
+            hook = getattr(source(), name)
+    elif inspect.ismethod(hook) and hook.__self__ is source and not _is_method(hook.__func__, count):
+        # Written as a function, although an object was registered.
+        hook = hook.__func__
     found: Callable[..., Any] = hook
     return found
 
@@ -83,6 +88,8 @@ def check_hooks(source: type, flow: str) -> None:
             raise InvalidFlow(
                 flow, f"{name}({written}) does not take what it is called with; write {name}({', '.join(arguments)})"
             )
+        if name == "migrate" and inspect.iscoroutinefunction(hook):
+            raise InvalidFlow(flow, "migrate is an async def, but nothing can be awaited there; make it a def")
 
 
 def _is_method(hook: Callable[..., Any], count: int) -> bool:

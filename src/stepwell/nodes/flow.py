@@ -383,8 +383,8 @@ class NodeFlow(BaseFlow):
 
         ``flow_id`` is the run's id, or the id of one of its waits, which ``value`` then answers, once: if it was
         answered before, nothing is applied, and the run's present outcome is given. With the run's id,
-        ``value`` answers the wait that the run is at. A run whose runner has died is free when that one's claim
-        has run out, which this waits for.
+        ``value`` answers the wait that the run is at, or takes the place of the answer that it failed on. A run
+        whose runner has died is free when that one's claim has run out, which this waits for.
         """
         return await runs.resume(
             self,
