@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import queue
 import threading
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["sync"]
+__all__ = ["call", "sync"]
 
 T = TypeVar("T")
 
@@ -36,21 +38,91 @@ def sync(awaitable: Awaitable[T]) -> T:
     if not inspect.isawaitable(awaitable):
         raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
     ended = threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended), _background_loop())
+    caller = _Caller()
+    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended, caller), _background_loop())
+    future.add_done_callback(caller.done)
     try:
+        caller.work()
         return future.result()
     except BaseException:
         # Ctrl-C in the caller's thread must not leave the work running behind its back, nor cut its clean-up short.
         if future.cancel():
             ended.wait()
         raise
+    finally:
+        caller.gone = True
 
 
-async def _awaited(awaitable: Awaitable[T], ended: threading.Event) -> T:
+async def _awaited(awaitable: Awaitable[T], ended: threading.Event, caller: _Caller) -> T:
+    _callers.set(caller)
     try:
         return await awaitable
     finally:
         ended.set()
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function: in the thread that waits in ``sync`` for what is running here, if there is one.
+
+    There it may block, and use what belongs to that thread: a database connection, a web framework's request. What
+    it returns is awaited here, if it can be; an ``async def`` is only ever called here.
+    """
+    caller = _callers.get()
+    if caller is None or caller.gone or inspect.iscoroutinefunction(function):
+        result = function(*args)
+    else:
+        result = await caller.call(function, *args)
+    return await result if inspect.isawaitable(result) else result
+
+
+class _Caller:
+    """A thread that waits in ``sync``, and calls what it is asked to meanwhile."""
+
+    def __init__(self) -> None:
+        #: ``None`` when there is nothing more to come.
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: It does not wait any more.
+        self.gone = False
+
+    def work(self) -> None:
+        """In its thread: until what it waits for has ended."""
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def done(self, future: object) -> None:
+        self._jobs.put(None)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """In the loop: the result of a function that is called in the waiting thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def job() -> None:
+            try:
+                result = function(*args)
+            except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            except BaseException:
+                # Ctrl-C: it belongs to the thread. The loop must not end with it.
+                loop.call_soon_threadsafe(future.cancel)
+                raise
+            else:
+                loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self._jobs.put(job)
+        return await future
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+_callers: ContextVar[_Caller | None] = ContextVar("stepwell_caller", default=None)
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:

@@ -90,9 +90,14 @@ class UsageError(StepwellError, RuntimeError):
 class WrongLoop(UsageError):
     """A storage is used from an event loop that did not open it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forked: bool = False) -> None:
+        #: It was opened before this process was forked from another.
+        self.forked = forked
         super().__init__(
-            "this storage was opened by another event loop; open one storage per loop, "
+            "this storage was opened before this process was forked, and its connections belong to the other one; "
+            "close() it before forking, or use it first in the worker itself"
+            if forked
+            else "this storage was opened by another event loop; open one storage per loop, "
             "or close() it there before using it here"
         )
 

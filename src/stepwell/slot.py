@@ -105,6 +105,9 @@ class Slot:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         storage, address = self.storage, self.address
+        if storage.loop is not loop:
+            # First: if it was open in a loop that is closed, opening it anew ends all lines.
+            await storage.open()
         if address in storage.lines:
             await enter_line(storage, address, self._wait)
         else:

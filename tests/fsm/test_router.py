@@ -12,6 +12,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import (
     FSM,
     Context,
+    Filter,
     Router,
     UnknownFlowError,
     callback,
@@ -279,6 +280,18 @@ async def test_answers_that_cannot_be_given_are_errors(fsm: FSM) -> None:
         await router.handle(message("hi"))
     with pytest.raises(UsageError, match="chat_id"):
         await router.handle(POLL)
+
+
+def test_a_filter_of_ones_own_may_have_states() -> None:
+    class Between(Filter):
+        def __init__(self, *states: str) -> None:
+            self.states = states
+
+        def __call__(self, ctx: Context) -> bool:
+            return ctx.state in self.states
+
+    router = Router(FSM("bot", storage="memory://", flows=[Form]))
+    router.on(Between("name", "email"))(lambda ctx: None)
 
 
 def test_without_a_loop_there_is_handle_sync() -> None:

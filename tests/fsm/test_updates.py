@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stepwell
 from stepwell import MemoryStorage, State
 from stepwell.errors import AlreadyHeld, ContextClosed, InsideLoop, InvalidOption, RecordReplaced, UsageError, WrongLoop
 from stepwell.fsm import FSM, Busy, DuplicateUpdate, LeaseLost, NoKeyError, Update, keys
@@ -463,6 +469,65 @@ def test_without_a_loop_there_is_handle_sync() -> None:
     assert fsm.handle_sync(message(update_id=2), lambda ctx: ctx.state) == "name"
     with pytest.raises(WrongLoop):
         asyncio.run(fsm.handle(message(update_id=3), register))
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/bot.db"])
+def test_a_loop_for_each_update_will_do(url: str, tmp_path: Path) -> None:
+    fsm = FSM("bot", storage=url.format(tmp_path), flows=[Form])
+
+    def count(ctx: Any) -> int:
+        ctx.update_data(n=ctx.data.get("n", 0) + 1)
+        return int(ctx.data["n"])
+
+    for turn in (1, 2, 3):
+        assert asyncio.run(fsm.handle(message(update_id=turn), count)) == turn
+
+
+def test_a_blocking_handler_holds_up_nobody_else_and_keeps_its_claim() -> None:
+    fsm = FSM("bot", storage="memory://", flows=[Form], lease=0.3)
+    together = threading.Barrier(4)
+
+    def slow(ctx: Any) -> str:
+        # Nobody gets on unless all four are here at the same time, each for longer than its lease.
+        together.wait(10)
+        time.sleep(0.5)
+        ctx.update_data(by=threading.current_thread().name)
+        return threading.current_thread().name
+
+    with ThreadPoolExecutor(4, "request") as pool:
+        futures = [pool.submit(fsm.handle_sync, message(user=n, chat=n, update_id=n), slow) for n in range(1, 5)]
+        names = [future.result() for future in futures]
+    assert len(set(names)) == 4
+    assert all(name.startswith("request") for name in names)
+    assert sorted(stepwell.sync(fsm.storage.get_data("bot", (n, n)))["by"] for n in range(1, 5)) == sorted(names)
+
+
+def test_a_blocking_handler_may_use_what_belongs_to_its_thread() -> None:
+    here: ContextVar[str] = ContextVar("here")
+    here.set("a request")
+    fsm = FSM("bot", storage="memory://", flows=[Form])
+
+    def look(ctx: Any) -> tuple[str, Any]:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return here.get(), stepwell.sync(fsm.storage.get_data("other", 1))
+
+    assert fsm.handle_sync(message(update_id=1), look) == ("a request", None)
+
+
+def test_what_a_blocking_handler_raises_changes_nothing_and_is_raised() -> None:
+    fsm = FSM("bot", storage="memory://", flows=[Form])
+
+    def fails(ctx: Any, error: BaseException) -> None:
+        ctx.update_data(half=True)
+        raise error
+
+    with pytest.raises(ZeroDivisionError):
+        fsm.handle_sync(message(update_id=1), partial(fails, error=ZeroDivisionError()))
+    # As Ctrl-C does it.
+    with pytest.raises(KeyboardInterrupt):
+        fsm.handle_sync(message(update_id=1), partial(fails, error=KeyboardInterrupt()))
+    assert fsm.handle_sync(message(update_id=1), lambda ctx: dict(ctx.data)) == {}
 
 
 async def test_handle_sync_inside_a_loop_says_to_await(fsm: FSM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 
 import pytest
@@ -266,3 +267,124 @@ async def test_a_node_that_meets_a_cancellation_nobody_asked_for_has_failed(stor
             await flow.run(storage=kept, flow_id="r")
         found = await flow.status("r", storage=kept)
         assert (found.status, [error.type for error in found.errors]) == ("failed", ["WorkCancelled"])
+
+
+class Slow(Node):
+    async def exec(self, prep_res):
+        await asyncio.sleep(60)
+
+
+class Timed(BatchNode):
+    """Each item gives an inner run only so long."""
+
+    def prep(self, shared):
+        return [1, 2]
+
+    async def exec(self, item):
+        try:
+            async with asyncio.timeout(0.02):
+                await NodeFlow(start=Slow()).run({})
+        except TimeoutError:
+            return "too late"
+
+    def post(self, shared, prep_res, results):
+        shared["results"] = results
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_timeout_around_a_run_inside_an_item_is_a_timeout(concurrency):
+    flow = NodeFlow(start=Timed(concurrency=concurrency, max_retries=2))
+    assert await flow.run() == {"results": ["too late", "too late"]}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await NodeFlow(start=TimedOut(concurrency=concurrency)).run()
+
+
+class TimedOut(Timed):
+    async def exec(self, item):
+        await NodeFlow(start=Slow()).run({})
+
+
+async def test_a_cancellation_that_was_pending_when_the_run_began_cancels_it():
+    async def cancelled_before():
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await NodeFlow(start=Slow(max_retries=3)).run()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(cancelled_before())
+
+
+async def test_a_cancellation_is_not_mistaken_for_that_of_a_task_group():
+    class Grouped(Node):
+        attempts = 0
+
+        async def exec(self, prep_res):
+            type(self).attempts += 1
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails_when_cancelled())
+
+    async def fails_when_cancelled():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("cleaning up failed")
+
+    with pytest.raises((ExceptionGroup, TimeoutError)):
+        async with asyncio.timeout(0.02):
+            await NodeFlow(start=Grouped(max_retries=3)).run()
+    assert Grouped.attempts == 1
+
+
+def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
+    done: list[int] = []
+    waits = True
+
+    class Items(BatchNode):
+        def prep(self, shared):
+            return range(8)
+
+        async def exec(self, item):
+            if waits:
+                await asyncio.sleep(60)
+            done.append(item)
+            return item
+
+        def post(self, shared, prep_res, results):
+            shared["results"] = results
+
+    flow = NodeFlow(start=Items(concurrency=3, on_error="skip"), name="items")
+
+    async def ends_early():
+        storage = open_storage(f"sqlite:///{tmp_path}/runs.db")
+        background = asyncio.create_task(flow.run(storage=storage, flow_id="r"))
+        await asyncio.sleep(0.1)
+        assert not background.done()
+
+    async def goes_on():
+        async with open_storage(f"sqlite:///{tmp_path}/runs.db") as storage:
+            return await flow.resume("r", storage=storage)
+
+    # What is still running when the loop ends is cancelled, tasks and items alike, in any order.
+    asyncio.run(ends_early())
+    waits = False
+    assert asyncio.run(goes_on()) == {"results": list(range(8))}
+    assert sorted(done) == list(range(8))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with 3.12")
+async def test_eager_tasks_belong_to_their_group_before_they_run():
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+
+    class Quick(BatchNode):
+        def prep(self, shared):
+            return range(1000)
+
+        async def exec(self, item):
+            return item
+
+        def post(self, shared, prep_res, results):
+            shared["sum"] = sum(results)
+
+    assert await NodeFlow(start=Quick(concurrency=500)).run() == {"sum": 499500}

@@ -11,6 +11,7 @@ import pytest
 from stepwell import Limits, Storage
 from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
+from stepwell.nodes.failure import kept_error
 from stepwell.nodes.kept_batch import ITEMS_A_PART, UNSAVED
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
@@ -174,6 +175,45 @@ async def test_what_was_skipped_before_a_crash_does_not_run_again(
     state = await linear(batch, Say([], "end"), storage=storage).resume("r")
     assert state["squares"] == [n * n if n % 2 else n for n in range(200)]
     assert len(ran) <= UNSAVED
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+async def test_whatever_an_item_failed_with_it_can_be_skipped(storage: Storage) -> None:
+    errors = [ValueError("x" * 2_000_000), Wordless(), ValueError("half \ud83d"), Boom("fine")]
+
+    class Odd(BatchNode):
+        def prep(self, shared: Any) -> list[dict[str, Any]]:
+            return [{"number": number} for number in range(60)]
+
+        async def exec(self, item: dict[str, Any]) -> None:
+            number = item["number"]
+            item["spoiled"] = object()
+            raise errors[number % 4]
+
+        def post(self, shared: Any, items: Any, results: list[Failed]) -> None:
+            shared["types"] = [kept_error(failed.error).type_name for failed in results]
+            shared["longest"] = max(len(kept_error(failed.error).message) for failed in results)
+
+    say = Say([], "end", fails=[Boom()])
+    flow = linear(Odd(on_error="skip"), say, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    state = await flow.resume("r")
+    assert state["types"] == ["ValueError", "Wordless", "ValueError", "Boom"] * 15
+    assert state["longest"] == 500
+
+
+async def test_a_skipped_item_in_the_state_that_cannot_be_kept_says_where_it_is(storage: Storage) -> None:
+    class Spoils(Node):
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            shared["failed"] = Failed({"a": [1, object()]}, Boom())
+
+    with pytest.raises(Unstorable, match=r"\$\.failed\.item\.a\[1\] \(object\)"):
+        await linear(Spoils, Node).run(storage=storage)
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])

@@ -198,6 +198,13 @@ async def test_max_steps_counts_what_flows_inside_visit(inside):
         await NodeFlow(start=inside(a), max_steps=10).run(storage=MemoryStorage())
 
 
+async def test_a_flow_inside_is_as_many_steps_as_its_nodes():
+    flow = linear(linear(A, B), C, max_steps=3)
+    assert (await flow.run({}))["trail"] == ["A", "B", "C"]
+    with pytest.raises(TooManySteps):
+        await linear(linear(A, B), C, max_steps=2).run({})
+
+
 def test_linear_takes_each_node_once():
     a = A()
     with pytest.raises(InvalidGraph, match="twice"):

@@ -10,7 +10,8 @@ from examples.file_storage import FileStorage
 
 from stepwell import State, Storage
 from stepwell.errors import CorruptRecord, StorageError, StorageFull, Unsupported
-from stepwell.record import Address
+from stepwell.fsm import FSM, Context, Flow, state
+from stepwell.record import DAY, Address
 from stepwell.slot import Slot
 from stepwell.storage import Get
 from stepwell.testing import Clock, KeyValueContract
@@ -123,3 +124,34 @@ async def test_what_has_expired_goes_when_it_is_looked_at(tmp_path: Path, clock:
 def test_the_example_runs() -> None:
     done = subprocess.run([sys.executable, "examples/file_storage.py"], capture_output=True, text=True, check=True)
     assert "State(flow='registration', state='get_name', data={'name': 'Alice'})" in done.stdout
+
+
+async def test_handled_updates_stay_known_when_an_expired_record_was_looked_at(tmp_path: Path, clock: Clock) -> None:
+    async with FileStorage(tmp_path, clock=clock) as storage:
+        fsm = FSM("bot", storage=storage, flows=[], ttl=60)
+        update = {"update_id": 7, "message": {"from": {"id": 1}, "chat": {"id": 1}, "text": "hi"}}
+        for expected in ("handled", None):
+            assert await fsm.handle(update, _remember) == expected
+            clock.advance(61)
+            assert await storage.get_state("bot", (1, 1)) is None
+        clock.advance(DAY)
+        assert await storage.get_state("bot", (1, 1)) is None
+        assert list(tmp_path.iterdir()) == []
+
+
+def _remember(ctx: Context) -> str:
+    ctx.update_data(n=1)
+    return "handled"
+
+
+async def test_timeouts_that_nobody_could_notice_are_refused_at_the_start(tmp_path: Path) -> None:
+    class Slow(Flow, name="slow"):
+        a = state(timeout=60)
+        default_state = a
+
+    storage = FileStorage(tmp_path)
+    with pytest.raises(Unsupported, match=r"FileStorage cannot find deadlines.*run_timers=False"):
+        async with FSM("bot", storage=storage, flows=[Slow]):
+            pass
+    async with FSM("bot", storage=storage, flows=[Slow], run_timers=False) as fsm, fsm.conversation(key=1) as ctx:
+        ctx.start_flow(Slow)

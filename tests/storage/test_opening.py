@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +177,29 @@ async def test_all_that_was_asked_for_is_answered_when_it_closes_meanwhile(backe
     if cancelled:
         assert {type(answer) for answer in answers[::2]} <= {asyncio.CancelledError, Claimed}
     assert not storage.is_open
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_worker_that_was_forked_says_that_the_storage_is_its_parents(closed: bool, tmp_path: Path) -> None:
+    # In a process of its own: forking this one, with all its threads, is asking for trouble.
+    code = f"""
+import asyncio, os, stepwell
+storage = stepwell.open_storage("sqlite:///{tmp_path}/bot.db")
+run = asyncio.run if {closed} else stepwell.sync
+run(storage.update_data("bot", 1, {{"a": 1}}))
+if os.fork() == 0:
+    try:
+        stepwell.sync(storage.get_data("bot", 1))
+    except stepwell.errors.WrongLoop as error:
+        print(error.forked, error, flush=True)
+    print(stepwell.sync(stepwell.MemoryStorage().update_data("bot", 1, {{"c": 3}})), flush=True)
+    os._exit(0)
+os.wait()
+print(run(storage.update_data("bot", 1, {{"b": 2}})))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    forked, fresh, parent = ran.stdout.splitlines()
+    assert forked.startswith("True this storage was opened before this process was forked")
+    assert (fresh, parent) == ("{'c': 3}", "{'a': 1, 'b': 2}")
+    assert ran.returncode == 0, ran.stderr

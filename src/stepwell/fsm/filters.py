@@ -61,7 +61,7 @@ class Filter(ABC):
         return frozenset()
 
     @property
-    def states(self) -> frozenset[str]:
+    def _asked_states(self) -> frozenset[str]:
         """The states that it names without a flow, so that a router can say which no flow has."""
         return frozenset()
 
@@ -122,8 +122,8 @@ class _Several(Filter):
         return frozenset().union(*(part.flows for part in self.parts))
 
     @property
-    def states(self) -> frozenset[str]:
-        return frozenset().union(*(part.states for part in self.parts))
+    def _asked_states(self) -> frozenset[str]:
+        return frozenset().union(*(part._asked_states for part in self.parts))
 
 
 class _All(_Several):
@@ -194,7 +194,7 @@ class fsm_state(Filter):  # noqa: N801
         return frozenset() if self.flow is None else frozenset({self.flow})
 
     @property
-    def states(self) -> frozenset[str]:
+    def _asked_states(self) -> frozenset[str]:
         return frozenset() if self.state is None or self.flow is not None else frozenset({self.state})
 
 

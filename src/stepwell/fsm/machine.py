@@ -102,6 +102,8 @@ class FSM:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
 
     async def __aenter__(self) -> Self:
+        if self._timers is not None:
+            self._timers.check()
         await self.prepare()
         self._entered += 1
         if self._entered > 1:
@@ -142,11 +144,10 @@ class FSM:
         async with self.open(update, key=key, update_id=update_id, enters=True) as ctx:
             if ctx.duplicate:
                 return None
-            result = handler(ctx)
-            return await result if inspect.isawaitable(result) else result
+            return await background.call(handler, ctx)
 
     def handle_sync(self, update: Any, handler: Handler, **options: Any) -> Any:
-        """``handle`` for code without an event loop."""
+        """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
         return background.sync(self.handle(update, handler, **options))
 
     def find(

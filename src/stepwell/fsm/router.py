@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from difflib import get_close_matches
@@ -84,9 +83,7 @@ class Router:
         async with self.fsm.open(update, collects=True, enters=True) as ctx:
             handler = None if ctx.duplicate else self._find(ctx)
             if handler is not None:
-                result = handler(ctx)
-                if inspect.isawaitable(result):
-                    await result
+                await background.call(handler, ctx)
             # The same list that hooks add to before the commit.
             calls = ctx.calls
         if self.send is not None:
@@ -95,7 +92,7 @@ class Router:
         return calls
 
     def handle_sync(self, update: Any) -> list[dict[str, Any]]:
-        """``handle`` for code without an event loop."""
+        """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
         return background.sync(self.handle(update))
 
     def _find(self, ctx: Context) -> Handler | None:
@@ -127,7 +124,7 @@ class Router:
             if name not in self.fsm.flows:
                 raise UnknownFlowError(name, self.fsm.flows)
         states = {str(each) for flow in self.fsm.flows.values() for each in flow.states}
-        for name in sorted({name for given in filters for name in given.states} - states if states else ()):
+        for name in sorted({name for given in filters for name in given._asked_states} - states if states else ()):
             near = ", ".join(map(repr, get_close_matches(name, states))) or "nothing"
             warnings.warn(
                 f"no registered flow has the state {name!r} that fsm_state({name!r}) asks for; near is {near}; "

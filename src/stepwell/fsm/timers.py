@@ -12,11 +12,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import decode_key, encode_namespace
-from stepwell.errors import Busy
+from stepwell.errors import Busy, Unsupported
 from stepwell.fsm.context import Context
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
+from stepwell.storage import Storage
 from stepwell.storage.due import DueTasks
 
 if TYPE_CHECKING:
@@ -70,10 +71,20 @@ class Timers:
         namespace = encode_namespace(fsm.bot, fsm.storage.limits)
         self._due = DueTasks(fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES)
 
+    def check(self) -> None:
+        """``Unsupported`` if no timeout could ever be noticed."""
+        if self._needed and type(self._fsm.storage).due is Storage.due:
+            what = "find deadlines, which the timeouts of these flows need (run_timers=False leaves them to others)"
+            raise Unsupported(type(self._fsm.storage).__name__, what)
+
     def start(self) -> None:
         """Begin to look for deadlines, if any flow has timeouts."""
-        if any(flow.timeouts for flow in self._fsm.flows.values()):
+        if self._needed:
             self._due.start()
+
+    @property
+    def _needed(self) -> bool:
+        return any(flow.timeouts for flow in self._fsm.flows.values())
 
     async def stop(self) -> None:
         """End it. A timer that is being fired is either committed or stays due."""

@@ -11,9 +11,22 @@ from stepwell.codec.types import register_shape
 from stepwell.errors import InvalidOption, KeptError, WorkCancelled
 from stepwell.nodes.workgroup import WorkGroup
 
-__all__ = ["Failed", "OnError", "attach", "check_on_error", "conclude", "inside_cancelled", "together"]
+__all__ = [
+    "Failed",
+    "OnError",
+    "attach",
+    "check_on_error",
+    "conclude",
+    "inside_cancelled",
+    "kept_error",
+    "message_of",
+    "together",
+]
 
 OnError = Literal["stop", "collect", "skip"]
+
+#: The most characters of an error's message that are kept.
+MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +39,28 @@ class Failed:
     error: Exception
 
 
-def _pack(failed: Failed) -> list[Any]:
-    error = failed.error
-    kept = error if isinstance(error, KeptError) else KeptError(type(error).__qualname__, str(error))
-    # Half a character, as a broken text may have it, cannot be stored.
-    return [failed.item, kept.type_name, kept.message.encode("utf-8", "backslashreplace").decode()]
+def kept_error(error: Exception) -> KeptError:
+    """What is kept of an error."""
+    return error if isinstance(error, KeptError) else KeptError(type(error).__name__, message_of(error))
 
 
-def _unpack(stored: list[Any]) -> Failed:
-    item, type_name, message = stored
-    return Failed(item, KeptError(type_name, message))
+def message_of(error: Exception) -> str:
+    """The message of an error as it can be kept: not all of a long one."""
+    try:
+        text = str(error)[:MESSAGE]
+    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a type
+        return ""
+    # A file name may have lone surrogates, and no storage keeps them.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _pack(failed: Failed) -> dict[str, Any]:
+    kept = kept_error(failed.error)
+    return {"item": failed.item, "type": kept.type_name, "message": kept.message}
+
+
+def _unpack(stored: dict[str, Any]) -> Failed:
+    return Failed(stored["item"], KeptError(stored["type"], stored["message"]))
 
 
 register_shape(Failed, "stepwell.Failed", _pack, _unpack)

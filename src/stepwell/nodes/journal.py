@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, RunReplaced, Unstorable
+from stepwell.nodes.failure import message_of
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
@@ -32,8 +33,6 @@ Retention = bool | float
 GRAPH = "graph::"
 #: How many of the nodes before this one, and of the errors, are remembered.
 TRAIL, ERRORS = 20, 5
-#: The longest text of an error that is kept.
-MESSAGE = 500
 #: A running run that has not committed for so many seconds is looked after by the workers; renewed at half of it.
 WATCH = 12.0
 
@@ -384,7 +383,7 @@ class Journal:
             return
         self._blamed.append(error)
         self._failed.add(stage.path)
-        self.errors.append([self.now(), stage.path, type(error).__name__, _message_of(error)])
+        self.errors.append([self.now(), stage.path, type(error).__name__, message_of(error)])
 
 
 def is_inside(path: str, around: str) -> bool:
@@ -400,15 +399,6 @@ def _asked_again(wait: dict[str, Any]) -> dict[str, Any]:
     asked = WaitId.read(wait["id"])
     assert asked is not None
     return {**wait, "again": asked.again().text}
-
-
-def _message_of(error: Exception) -> str:
-    try:
-        text = str(error)[:MESSAGE]
-    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a type
-        return ""
-    # A file name may have lone surrogates, and no storage keeps them.
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _owner(name: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterable, Iterable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import TooLarge
-from stepwell.nodes.failure import attach
+from stepwell.errors import KeptError, TooLarge
+from stepwell.nodes.failure import Failed, attach, kept_error
 from stepwell.nodes.items import Batch
 from stepwell.nodes.line import Line
 from stepwell.nodes.thread import settled
@@ -35,7 +35,8 @@ async def run_kept_batch(stage: Stage, cursor: Any, node: Any, shared: Any, insi
     if inside:
         items = [item for part in journal.parts_of(path, "items") for item in part]
         for part in journal.parts_of(path, "done"):
-            done.update(part)
+            for index, result, *error in part:
+                done[index] = Failed(items[index], KeptError(*error)) if error else result
     else:
         prep_res = stage.prep(node, shared)
         if type(prep_res) is CoroutineType:
@@ -96,7 +97,7 @@ class _KeptBatch(Batch):
         self.gate = cursor.run.gate(stage)
         self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
         # What threads have finished and not brought back yet is not kept either.
-        self.largest_chunk = max(1, UNSAVED // (self.settings.concurrency or UNSAVED))
+        self.largest_chunk = max(8, UNSAVED // (self.settings.concurrency or UNSAVED))
         self._line = line
         self._items = items
         self._left = iter([index for index in range(len(items)) if index not in done])
@@ -202,9 +203,9 @@ class _KeptBatch(Batch):
     def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
         """Results as parts, numbered from here on: one, or more where they are large. Raises what cannot be kept."""
         path = self.stage.path
-        pairs = [list(result) for result in results]
+        rows = [_row(index, result) for index, result in results]
         try:
-            return [self._line.journal.seal(path, f"done:{path}:{number}", pairs, lambda at: _result_at(at, results))]
+            return [self._line.journal.seal(path, f"done:{path}:{number}", rows, lambda at: _result_at(at, results))]
         except TooLarge as error:
             if len(results) == 1:
                 error.add_note(f"the result of item {results[0][0]} of batch {path!r}")
@@ -229,6 +230,14 @@ class _KeptBatch(Batch):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _row(index: int, result: Any) -> list[Any]:
+    """A result as it is kept. Of an item that failed only its error is: it is among the items already, as it was."""
+    if not isinstance(result, Failed):
+        return [index, result]
+    error = kept_error(result.error)
+    return [index, None, error.type_name, error.message]
 
 
 def _result_at(at: str, results: list[tuple[int, Any]]) -> str:

@@ -15,7 +15,7 @@ from stepwell.nodes.gate import Gate
 from stepwell.nodes.node import END, BaseNode
 from stepwell.nodes.plan import Graph, Program, Stage
 from stepwell.nodes.position import Cursor, enter, leave, new_flow_id
-from stepwell.nodes.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, group_of
+from stepwell.nodes.workgroup import group_of, marks_of, was_marked_by
 
 __all__ = ["Run", "copy_node", "drive", "failure_of", "run_root", "trace", "walk"]
 
@@ -30,7 +30,8 @@ class Run:
     __slots__ = (
         "_flow_id",
         "_marked",
-        "_root",
+        "_program",
+        "_steps",
         "_task",
         "by_hand",
         "concurrency",
@@ -57,14 +58,15 @@ class Run:
         #: How often each stage was visited, by its index.
         self.visits = [0] * len(program.stages)
         #: How many nodes it may visit in all, those of nested flows and branches among them.
-        self._root = program.root.index
+        self._program = program
+        self._steps: int | None = None
         self.max_steps = None if program.root.graph is None else program.root.graph.max_steps
         #: The run's own bound, which takes the place of its outermost flow's.
         self.concurrency = concurrency
         self.gates: dict[Graph, asyncio.Semaphore] = {}
         #: The task that began the run, and how often it was cancelled before that.
         self._task = None if by_hand else asyncio.current_task()
-        self._marked = 0 if self._task is None else self._task.cancelling()
+        self._marked = 0 if self._task is None else marks_of(self._task)
         # In a list, since it is made when it is first asked for: most runs never need it.
         self._flow_id = [] if flow_id is None else [flow_id]
 
@@ -88,20 +90,24 @@ class Run:
         task = asyncio.current_task()
         if task is None:
             return False
-        group = group_of(task)
-        if group is not None:
-            return group.cancelled
+        if task is not self._task and (group := group_of(task)) is not None:
+            return group.ending()
         count = task.cancelling() - (self._marked if task is self._task else 0)
-        if count == 1 and isinstance(error, BaseExceptionGroup) and not CANCELLATIONS_ARE_COUNTED_RIGHT:
-            # Very likely the mark of the TaskGroup that raised it.
+        if count == 1 and was_marked_by(error):
             count -= 1
             task.uncancel()
         return count > 0
 
     def check_steps(self, stage: Stage) -> None:
-        """Raise if a visit of this stage were one too many."""
-        if self.max_steps is not None and sum(self.visits) - self.visits[self._root] >= self.max_steps:
+        """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
+        if self.max_steps is None or stage.graph is not None:
+            return
+        if self._steps is None:
+            # A run that is resumed has some already.
+            self._steps = sum([self.visits[known.index] for known in self._program.stages if known.graph is None])
+        if self._steps >= self.max_steps:
             raise TooManySteps(self.name, self.max_steps, stage.name)
+        self._steps += 1
 
     def gate(self, stage: Stage) -> Gate | None:
         """What an ``exec`` of this stage has to pass, or ``None`` if nothing bounds it."""

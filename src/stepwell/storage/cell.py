@@ -84,6 +84,10 @@ class Cell:
             return self.expired(now)
         return self.memo_until <= now and (not self.version.number or self.written_at + DAY <= now)
 
+    def remains(self, now: float) -> Cell | None:
+        """What is left when it is removed: handled updates stay known for a day, whatever becomes of the record."""
+        return type(self)(memo=self.memo, memo_until=self.memo_until, tags=self.tags) if self.memo_until > now else None
+
     def stored(self, parts: bool) -> Stored:
         """A copy for a reader."""
         return Stored(

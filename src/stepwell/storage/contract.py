@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import weakref
 from abc import abstractmethod
@@ -171,6 +172,8 @@ class Storage(Callbacks):
         self._sweep_every = sweep_every
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The process that opened it.
+        self._process = 0
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._lanes: dict[Hashable, Lane] = {}
@@ -226,6 +229,11 @@ class Storage(Callbacks):
         raise Unsupported(cls.__name__, "be opened by URL")
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it is open in."""
+        return self._loop
+
+    @property
     def is_open(self) -> bool:
         """It was opened, and not closed since."""
         return self._loop is not None
@@ -235,6 +243,8 @@ class Storage(Callbacks):
         loop = asyncio.get_running_loop()
         while self._loop is not loop:
             under_way = self._closing or self._opening
+            if self._loop is not None and self._process != os.getpid():
+                raise WrongLoop(forked=True)
             if under_way is not None and under_way.get_loop().is_closed():
                 self._closing = self._opening = under_way = None
             owner = self._loop if under_way is None else under_way.get_loop()
@@ -254,7 +264,7 @@ class Storage(Callbacks):
                 self.lines.clear()
                 await self._close()
             await self._open()
-            self._loop = asyncio.get_running_loop()
+            self._loop, self._process = asyncio.get_running_loop(), os.getpid()
             self._plan_sweep()
         finally:
             self._opening = None

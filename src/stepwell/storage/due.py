@@ -110,20 +110,21 @@ class DueTasks:
         #: When it is next said that the storage is away, and how long after that once more.
         say_at, say_again = 0.0, _SAY_AGAIN[0]
         away_since: float | None = None
+        failed_at = 0.0
         while True:
             try:
                 # What was begun is not waited for: what takes its time holds up its own key only.
                 await self.look()
-                if away_since is not None:
-                    logger.warning("%s can be read again, after %.0f s", self._what, loop.time() - away_since)
+                if away_since is not None and loop.time() - failed_at >= _SAY_AGAIN[0]:
+                    logger.warning("%s can be read again, after %.0f s", self._what, failed_at - away_since)
                     say_at, say_again, away_since = 0.0, _SAY_AGAIN[0], None
             except StorageError as error:
                 # They wait in the storage: nothing is lost while it is away.
-                now = loop.time()
-                away_since = now if away_since is None else away_since
-                if now >= say_at:
+                failed_at = loop.time()
+                away_since = failed_at if away_since is None else away_since
+                if failed_at >= say_at:
                     logger.warning("%s cannot be read: %s", self._what, error)
-                    say_at, say_again = now + say_again, min(2 * say_again, _SAY_AGAIN[1])
+                    say_at, say_again = failed_at + say_again, min(2 * say_again, _SAY_AGAIN[1])
             except StepwellError:
                 logger.exception("%s are not looked after any more in this process", self._what)
                 return

@@ -94,12 +94,16 @@ class KeyValueStorage(Storage):
         return result
 
     async def _keep(self, address: Address, operation: Operation, cell: Cell, text: str | None, now: float) -> None:
-        empty = not cell.alive and cell.version == NEVER and cell.memo_until <= now
-        if empty or cell.removable(now):
+        left: Cell | None = cell
+        if not cell.alive and cell.version == NEVER and cell.memo_until <= now:
+            left = None
+        elif cell.removable(now):
+            left = cell.remains(now)
+        if left is None:
             if text is not None:
                 await self.delete(address)
-        elif type(operation) is not Get:
-            new = _text(address, cell)
+        elif left is not cell or type(operation) is not Get:
+            new = _text(address, left)
             if new != text:
                 await self.write(address, new)
 

@@ -132,9 +132,8 @@ class MemoryStorage(Storage):
             if cell.alive:
                 expired.append((address, cell.head.text if cell.head else None))
             self._waiting.discard(address)
-            if cell.memo_until > now:
-                # Handled updates stay known for a day, whatever becomes of the record.
-                self._cells[address] = self._cell(memo=cell.memo, memo_until=cell.memo_until, tags=cell.tags)
+            if (left := cell.remains(now)) is not None:
+                self._cells[address] = left
             else:
                 del self._cells[address]
                 self._retag(address, cell.tags, ())
