@@ -21,6 +21,7 @@ from stepwell.errors import (
     LeaseLost,
     NotReplicated,
     OutcomeUnknown,
+    StorageError,
     StorageFull,
     StorageUnavailable,
 )
@@ -295,6 +296,51 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
         assert "cret" not in repr(storage)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://localhost/production", "the number of a database, such as /0$"),
+        ("redis://localhost/1/2", "the number of a database"),
+        ("redis://localhost/-1", "the number of a database"),
+        ("rediss://localhost/1x", "the number of a database"),
+        ("redis://u:12/cret@localhost/0", "the number of a database, such as /0, and a password .* %-encoded"),
+        ("redis+cluster://localhost/x", "the number of a database"),
+        ("redis+cluster://localhost:1,localhost:2/3", "only the database 0"),
+        ("redis+cluster://localhost?db=3", "only the database 0"),
+        ("redis://localhost:abc/0", "its port is a number up to 65535$"),
+        ("redis://localhost:65536/0", "its port is a number up to 65535$"),
+        ("redis://:a@b:cret/", "its port .*, and a password with special characters is %-encoded"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_told_which_part_of_it(url: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says) as caught:
+        open_storage(url)
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "redis://localhost/", "redis://localhost/15", "redis+cluster://localhost/0"]
+)
+def test_a_database_may_be_named_or_left_out(url: str) -> None:
+    open_storage(url)
+
+
+async def test_the_path_of_a_url_is_the_database(own_server: RedisServer) -> None:
+    async with open_storage(f"redis://127.0.0.1:{own_server.port}/3") as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+    with own_server.client() as client:
+        assert list(client.info("keyspace")) == ["db3"]
+
+
+async def test_a_database_that_the_server_does_not_have_is_an_error_at_once(own_server: RedisServer) -> None:
+    storage = open_storage(f"redis://127.0.0.1:{own_server.port}/99")
+    start = time.monotonic()
+    with pytest.raises(StorageUnavailable, match="has no database 99; give a lower number"):
+        await storage.get_state(BOT, 1)
+    assert time.monotonic() - start < 5, "not tried again"
+    await storage.close()
+
+
 async def test_a_user_with_the_documented_acl_line_can_do_everything(own_server: RedisServer) -> None:
     with own_server.client() as client:
         client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", *acl_line())
@@ -321,6 +367,14 @@ async def test_a_user_who_may_not_gets_an_error_that_names_the_acl(own_server: R
     with pytest.raises(StorageUnavailable, match="ACL"):
         await storage.get_state(BOT, 1)
     await storage.close()
+
+
+async def test_a_script_that_may_not_is_an_error_that_names_the_acl(own_server: RedisServer) -> None:
+    with own_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", *acl_line(), "-hset")
+    async with open_storage(f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0") as storage:
+        with pytest.raises(StorageError, match=r"bot/1 \(.*\); see the ACL line in docs/redis\.md"):
+            await storage.set_state(BOT, 1, State("f", "s"))
 
 
 def acl_line() -> list[str]:
@@ -412,6 +466,23 @@ async def test_tls_checks_the_servers_certificate() -> None:
         distrusting = open_storage(url, patience=0.2)
         with pytest.raises(StorageUnavailable, match=r"(?i)certificate"):
             await distrusting.open()
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_tls_file_that_cannot_be_read_is_an_error_at_once_that_names_it(
+    tmp_path: Path, scheme: str, option: str, there: bool
+) -> None:
+    path = tmp_path / "some.pem"
+    if there:
+        path.write_text("no certificate")
+    storage = open_storage(f"{scheme}://localhost:{the_server().port}?{option}={path}")
+    start = time.monotonic()
+    with pytest.raises(StorageUnavailable, match=f"correct {option}={path} "):
+        await storage.open()
+    assert time.monotonic() - start < 5, "not tried again"
+    await storage.close()
 
 
 async def test_a_unix_socket_will_do(tmp_path: Any) -> None:

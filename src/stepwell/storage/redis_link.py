@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.extras import require
@@ -45,6 +45,9 @@ _THEIRS: Final = frozenset(
         "himport_registry",
     }
 )
+#: Options of TLS that name a file or a folder.
+_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_ENCODED: Final = "a password with special characters is %-encoded"
 
 
 class Refused(NamedTuple):
@@ -70,8 +73,13 @@ class Door(NamedTuple):
         except ValueError as error:
             # The driver's message may quote a piece of the password; ours is the name of an option at most.
             text = str(error)
-            why = text if text.startswith("Invalid value for") else "a password with special characters is %-encoded"
-            raise InvalidOption(f"this Redis URL cannot be read: {why}") from None
+            if text.startswith("Port "):
+                text = "its port is a number up to 65535" + (f", and {_ENCODED}" if "@" in url else "")
+            elif not text.startswith("Invalid value for"):
+                text = _ENCODED
+            raise InvalidOption(f"this Redis URL cannot be read: {text}") from None
+        if "path" not in arguments:
+            _check_database(url)
         kind = arguments.pop("connection_class", _connections.Connection)
         return cls.of(kind, arguments)
 
@@ -95,6 +103,10 @@ class Door(NamedTuple):
 
     def seed(self) -> Door:
         """The same server as one of a Cluster."""
+        if self.arguments.get("db"):
+            raise InvalidOption(
+                "a Redis Cluster has only the database 0; leave the database out, and keep programs apart by prefix="
+            )
         # A client that reads from replicas switches its connections to that; ours must not.
         plain = {name: value for name, value in self.arguments.items() if name not in ("redis_connect_func", "db")}
         return Door(self.kind, plain, seeds=True)
@@ -111,6 +123,16 @@ class Door(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Door {self.place}>"
+
+
+def _check_database(url: str) -> None:
+    """The driver takes the digits of a path, whatever they are mixed with, and 0 where there are none."""
+    path = unquote(urlsplit(url).path)
+    number = path.strip("/")
+    if number and not (number.isascii() and number.isdigit()):
+        # Not quoted: a password with a slash ends up here.
+        more = f", and {_ENCODED}" if "@" in path else ""
+        raise InvalidOption(f"the path of a Redis URL is the number of a database, such as /0{more}")
 
 
 def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
@@ -178,6 +200,9 @@ class Link:
                     for _ in commands:
                         replies.append(await self._read(connection))  # noqa: PERF401 how far it came matters
                     return replies
+            except StorageUnavailable:
+                await self.close()
+                raise
             except _errors.BusyLoadingError as error:
                 await self.close()
                 raise self._unavailable("is loading its data", error, sent=bool(replies)) from error
@@ -185,6 +210,18 @@ class Link:
                 await self.close()
                 raise self._unavailable(
                     "refuses the user or password of its URL", error, sent=bool(replies), final=True
+                ) from error
+            except _errors.ResponseError as error:
+                # Refusals of commands are answers; this is one of the handshake.
+                await self.close()
+                if "DB index" not in str(error):
+                    raise self._unavailable("is not reached", error, sent=sent) from error
+                raise self._unavailable(
+                    f"has no database {self._door.arguments.get('db')}; give a lower number, "
+                    "or raise databases in its configuration",
+                    error,
+                    sent=sent,
+                    final=True,
                 ) from error
             except TimeoutError as error:
                 await self.close()
@@ -213,8 +250,23 @@ class Link:
         connection = self._door.kind(**self._door.arguments)
         # Kept from the start, so that whatever interrupts the handshake also closes it.
         self._connection, self._loop = connection, asyncio.get_running_loop()
+        self._load_files(connection)
         await connection.connect()
         return connection
+
+    def _load_files(self, connection: Any) -> None:
+        """Read the files of TLS, which the driver would only do in the handshake, where they look like the network."""
+        tls = getattr(connection, "ssl_context", None)
+        if tls is None:
+            return
+        try:
+            tls.get()
+        except (OSError, ValueError) as error:
+            given = [(name, self._door.arguments.get(name)) for name in _FILES]
+            named = ", ".join(f"{name}={value}" for name, value in given if value) or "its ssl options"
+            raise self._unavailable(
+                f"cannot be asked over TLS; correct {named}", error, sent=False, final=True
+            ) from error
 
     async def _read(self, connection: Any) -> Reply:
         try:

@@ -282,6 +282,11 @@ def refusal(message: str, address: Address) -> StepwellError:
             raise StorageUnavailable(f"Redis {what} ({code}); nothing was written", sent=False)
     if "WRONGTYPE" in words:
         return CorruptRecord(address.text, "its key in Redis", "was written over by something else")
+    # The second is how Redis 6.2 says it.
+    if "ACL failure" in message or "user executing the script" in message:
+        return StorageError(
+            f"Redis does not let its user do this with {address.text} ({message}); see the ACL line in docs/redis.md"
+        )
     return StorageError(f"Redis refused an operation on {address.text}: {message}")
 
 
