@@ -1,6 +1,12 @@
 """A storage over a directory of files: three small methods make a whole storage.
 
 Safe within one process. For more, use ``sqlite:///bot.db``.
+
+``from_url`` is for ``open_storage("files:///state")``, which finds the class by these lines in the pyproject.toml of
+the package that it is in::
+
+    [project.entry-points."stepwell.storage"]
+    files = "file_storage:FileStorage"
 """
 
 from __future__ import annotations
@@ -10,9 +16,11 @@ import os
 import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
 
 from stepwell import KeyValueStorage, State
+from stepwell.errors import InvalidOption
 from stepwell.record import Address
 
 
@@ -22,6 +30,15 @@ class FileStorage(KeyValueStorage):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(**options)
         self.folder = folder
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """``files:///state`` is relative to where the program runs, ``files:////var/lib/state`` is absolute."""
+        parts = urlsplit(url)
+        folder = unquote(parts.path)[1:]
+        if parts.netloc or parts.query or not folder:
+            raise InvalidOption(f"{url!r} is no URL of a folder; write files:///state or files:////var/lib/state")
+        return cls(Path(folder), **options)
 
     async def read(self, address: Address) -> str | None:
         try:

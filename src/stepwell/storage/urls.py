@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import InvalidOption, UnknownScheme
+from stepwell.errors import InvalidOption, StepwellError, UnknownScheme
 from stepwell.storage.contract import Storage
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["open_storage"]
 
@@ -36,12 +40,37 @@ def open_storage(url: str, **options: Any) -> Storage:
     if not separator:
         raise UnknownScheme(url, sorted(_OURS))
     backend = _backend(scheme.lower())
-    parameters = inspect.signature(backend).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known, takes_any = _options(backend)
     unknown = sorted(set(options) - set(known))
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise InvalidOption(f"{backend.__name__} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return backend.from_url(url, **options)
+    if unknown and not takes_any:
+        raise _no_option(backend, ", ".join(unknown), known)
+    try:
+        return backend.from_url(url, **options)
+    except TypeError as error:
+        # A class that takes any option passes them on to one that does not.
+        named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if named is None or named[1] not in options:
+            raise
+        raise _no_option(backend, named[1], known) from error
+
+
+def _options(backend: type[Storage]) -> tuple[list[str], bool]:
+    """The options that a class and those that it passes its own to name, and if it takes others too."""
+    known: list[str] = []
+    takes_any = False
+    for kind in backend.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(kind).parameters.values()
+        known += [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+        takes_any = True
+    return known, takes_any
+
+
+def _no_option(backend: type[Storage], names: str, known: list[str]) -> InvalidOption:
+    return InvalidOption(f"{backend.__name__} has no option {names}; it has {', '.join(sorted(set(known)))}")
 
 
 def _backend(scheme: str) -> type[Storage]:
@@ -54,6 +83,22 @@ def _backend(scheme: str) -> type[Storage]:
 
     for point in entry_points(group=_GROUP):
         if point.name == scheme:
-            theirs: type[Storage] = point.load()
-            return theirs
+            return _load(point)
     raise UnknownScheme(scheme, sorted({*_OURS, *(point.name for point in entry_points(group=_GROUP))}))
+
+
+def _load(point: EntryPoint) -> type[Storage]:
+    try:
+        theirs = point.load()
+        if not (isinstance(theirs, type) and issubclass(theirs, Storage)):
+            raise TypeError(f"{theirs!r} is no subclass of Storage")
+    except StepwellError:
+        # It says itself what to do: to install its driver, for one.
+        raise
+    except Exception as error:
+        package = "a package" if point.dist is None else f"the package {point.dist.name}"
+        raise InvalidOption(
+            f"the storage for {point.name}:// cannot be loaded: {package} names {point.value} in the entry point group "
+            f"{_GROUP!r} ({type(error).__name__}: {error}); correct that, or install another release of it"
+        ) from error
+    return theirs
