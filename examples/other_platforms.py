@@ -4,10 +4,11 @@ python examples/other_platforms.py
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from stepwell import MemoryStorage, Storage
-from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Update, state
+from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, Update, state
 
 
 class Survey(Flow, name="survey"):
@@ -33,9 +34,16 @@ def talk(ctx: Context, said: str) -> str:
 # Slack: an Events API callback. A user is one only within a team.
 
 
+def slack_said(payload: dict[str, Any]) -> str | None:
+    """What a person wrote; ``None`` for all else: a reaction, a bot (this one too), the check of the URL."""
+    event = payload.get("event", {})
+    by_person = "user" in event and "bot_id" not in event and "subtype" not in event
+    return event.get("text") if by_person else None
+
+
 def slack_key(update: Update) -> tuple[str, str] | None:
-    event = update.raw["event"]
-    return (update.raw["team_id"], event["user"]) if "user" in event else None
+    payload = update.raw
+    return None if slack_said(payload) is None else (payload["team_id"], payload["event"]["user"])
 
 
 def slack_bot(storage: Storage | str) -> FSM:
@@ -44,46 +52,91 @@ def slack_bot(storage: Storage | str) -> FSM:
         storage=storage,
         flows=[Survey],
         key=slack_key,
-        update_id=lambda update: update.raw["event_id"],  # Slack, too, delivers again what was not acknowledged.
+        update_id=lambda update: update.raw.get("event_id"),  # Slack, too, delivers again what was not acknowledged.
     )
 
 
 async def on_slack_event(fsm: FSM, payload: dict[str, Any]) -> str | None:
-    """What to post; ``None`` for an event that was handled before."""
-    answer: str | None = await fsm.handle(payload, lambda ctx: talk(ctx, payload["event"]["text"]))
+    """What to post; ``None`` for an event that was handled before, or that nobody wrote.
+
+    An answer that was lost on its way is not given again; ``slack_router`` does that.
+    """
+    said = slack_said(payload)
+    if said is None:
+        return None
+    answer: str | None = await fsm.handle(payload, lambda ctx: talk(ctx, said))
     return answer
 
 
-# WhatsApp: one notification may bring several messages, so key and id are given for each by hand.
+def slack_router(fsm: FSM) -> Router:
+    """For answers that must not be lost: they are kept with the state, and given again when the event comes again.
+
+    ``await router.handle(payload)`` gives the calls of Slack's Web API to make, before the event is acknowledged.
+    """
+    router = Router(fsm)
+
+    @router.on(lambda ctx: slack_said(ctx.update.raw) is not None)
+    def message(ctx: Context) -> None:
+        event = ctx.update.raw["event"]
+        ctx.call("chat.postMessage", channel=event["channel"], text=talk(ctx, event["text"]))
+
+    return router
+
+
+# WhatsApp: one notification may bring several messages, and each is an update by itself.
+
+
+def whatsapp_messages(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The texts of a notification, each with the number that it came to. A picture is no text, a status no message."""
+    for value in (change["value"] for entry in payload["entry"] for change in entry["changes"]):
+        for message in value.get("messages", []):
+            if "text" in message:
+                yield {**message, "number": value["metadata"]["phone_number_id"]}
 
 
 def whatsapp_bot(storage: Storage | str) -> FSM:
-    return FSM("survey_whatsapp", storage=storage, flows=[Survey])
+    return FSM(
+        "survey_whatsapp",
+        storage=storage,
+        flows=[Survey],
+        key=lambda update: (update.raw["number"], update.raw["from"]),
+        update_id=lambda update: update.raw["id"],
+    )
 
 
 async def on_whatsapp_notification(fsm: FSM, payload: dict[str, Any]) -> list[tuple[str, str]]:
-    """Whom to answer what."""
+    """Whom to answer what. As above, an answer that was lost on its way is given again only by the router."""
     answers = []
-    for change in (change for entry in payload["entry"] for change in entry["changes"]):
-        number = change["value"]["metadata"]["phone_number_id"]
-        for message in change["value"].get("messages", []):
-            key = (number, message["from"])
-            try:
-                async with fsm.conversation(message, key=key, update_id=message["id"]) as ctx:
-                    answer = talk(ctx, message["text"]["body"])
-            except DuplicateUpdate:
-                continue
-            answers.append((message["from"], answer))
+    for message in whatsapp_messages(payload):
+        try:
+            async with fsm.conversation(message) as ctx:
+                answer = talk(ctx, message["text"]["body"])
+        except DuplicateUpdate:
+            continue
+        answers.append((message["from"], answer))
     return answers
+
+
+def whatsapp_router(fsm: FSM) -> Router:
+    """``await router.handle(message)`` for each of ``whatsapp_messages`` gives what to send."""
+    router = Router(fsm)
+
+    @router.on()
+    def message(ctx: Context) -> None:
+        received = ctx.update.raw
+        ctx.call("messages", to=received["from"], text={"body": talk(ctx, received["text"]["body"])})
+
+    return router
 
 
 async def main() -> None:
     async with MemoryStorage() as storage:
-        bot = slack_bot(storage)
+        router = slack_router(slack_bot(storage))
         for number, text in enumerate(["hello", "5", "5", "great tea"]):
             event_id = f"Ev{number if text != '5' else 'five'}"  # The five is delivered twice.
-            payload = {"team_id": "T1", "event_id": event_id, "event": {"user": "U1", "text": text}}
-            print(f"{text:<10} {await on_slack_event(bot, payload)}")
+            event = {"type": "message", "channel": "D1", "user": "U1", "text": text}
+            for call in await router.handle({"team_id": "T1", "event_id": event_id, "event": event}):
+                print(f"{text:<10} {call['text']}")
 
 
 if __name__ == "__main__":
