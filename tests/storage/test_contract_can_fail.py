@@ -212,6 +212,16 @@ class AnswersLastWriteOnly(FaultyStorage):
             return result._replace(version=Version(7, "x")) if isinstance(result, Applied) else result
 
 
+class RenewsInNameOnly(FaultyStorage):
+    class _cell(Cell):
+        def _claim(self, claim: Claim, now: float) -> Result:
+            until = self.leased_until
+            result = super()._claim(claim, now)
+            if claim.renew:
+                self.leased_until = until
+            return result
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -245,6 +255,7 @@ CAUGHT_BY = {
     SweepsWhatIsHeld: "test_a_sweep_leaves_held_records_to_their_holder",
     LetsWritesOvertake: "test_writes_to_one_key_are_made_in_the_order_of_their_calls",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
+    RenewsInNameOnly: "test_a_renewal_extends_the_lease",
 }
 
 

@@ -76,6 +76,17 @@ class ClaimPromises(Suite):
         with pytest.raises(LeaseLost):
             await claim(storage, "A", "never claimed", renew=True)
 
+    async def test_a_renewal_extends_the_lease(self, storage: Storage, clock: Clock) -> None:
+        held = await claim(storage, "A", lease=10)
+        clock.advance(8)
+        await claim(storage, "A", lease=10, renew=True)
+        clock.advance(8)
+        taken = await claim(storage, "B")
+        assert isinstance(taken, Taken)
+        assert taken.remaining == pytest.approx(2, abs=0.01)
+        await apply(storage, data={"a": 1}, held=("A", held))
+        assert await storage.get_data(BOT, KEY) == {"a": 1}
+
     async def test_a_commit_writes_and_releases_in_one(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, head=("f", "s"), held=("A", held))
