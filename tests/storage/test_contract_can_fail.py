@@ -222,6 +222,18 @@ class RenewsInNameOnly(FaultyStorage):
             return result
 
 
+class CutsLongKeys(FaultyStorage):
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        return super()._do(operation._replace(address=address._replace(key=address.key[:100])))
+
+
+class CutsLongNames(FaultyStorage):
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        return super()._do(operation._replace(address=address._replace(namespace=address.namespace[:40])))
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -256,6 +268,8 @@ CAUGHT_BY = {
     LetsWritesOvertake: "test_writes_to_one_key_are_made_in_the_order_of_their_calls",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
     RenewsInNameOnly: "test_a_renewal_extends_the_lease",
+    CutsLongKeys: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
+    CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
 }
 
 

@@ -145,6 +145,19 @@ class CallbackPromises(Suite):
         with pytest.raises(TooLarge, match="key"):
             await storage.set_data("bot", "é" * storage.limits.key, {})
 
+    async def test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart(self, storage: Storage) -> None:
+        # As long as the limit lets them be.
+        room = storage.limits.key - len(storage.address("a", "a").key)
+        keys = ["x" * room + end for end in "ab"]
+        bots = ["x" * (storage.limits.key - 10) + end for end in "ab"]
+        places = [(bot, key) for bot in ("bot", *bots) for key in (1, *keys)]
+        for number, (bot, key) in enumerate(places):
+            await storage.set_data(bot, key, {"number": number})
+        for number, (bot, key) in enumerate(places):
+            assert await storage.get_data(bot, key) == {"number": number}
+        await storage.clear("bot", keys[0])
+        assert await storage.get_data("bot", keys[1]) == {"number": 2}
+
     async def test_a_returned_state_is_a_copy(self, storage: Storage) -> None:
         await storage.set_state("bot", 1, State("f", "s", {"list": [1]}))
         first = await storage.get_state("bot", 1)
