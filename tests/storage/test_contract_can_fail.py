@@ -234,6 +234,14 @@ class CutsLongNames(FaultyStorage):
         return super()._do(operation._replace(address=address._replace(namespace=address.namespace[:40])))
 
 
+class KeepsTheDeadlineAtClear(FaultyStorage):
+    class _cell(Cell):
+        def _delete(self, change: Any, held: bool, now: float) -> None:
+            deadline = self.deadline
+            super()._delete(change, held, now)
+            self.deadline = deadline
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -270,6 +278,7 @@ CAUGHT_BY = {
     RenewsInNameOnly: "test_a_renewal_extends_the_lease",
     CutsLongKeys: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
+    KeepsTheDeadlineAtClear: "test_a_record_made_after_clear_has_no_deadline",
 }
 
 

@@ -151,6 +151,16 @@ class ListingPromises(Suite):
         clock.advance(13)
         assert await storage.due(BOT) == []
 
+    async def test_a_record_made_after_clear_has_no_deadline(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, data={"a": 1}, deadline=10.0)
+        await storage.clear(BOT, KEY)
+        await apply(storage, data={"b": 2})
+        clock.advance(11)
+        assert await storage.due(BOT) == []
+        stored = await get(storage)
+        assert stored is not None
+        assert stored.deadline is None
+
     async def test_a_sweep_removes_what_has_expired_and_tells_which(self, storage: Storage, clock: Clock) -> None:
         await apply(
             storage, 1, data={"a": 1}, head=("f", "s"), tags=("user:1",), deadline=1.0, expiry=10.0, parts={"p": 1}
