@@ -242,6 +242,12 @@ class KeepsTheDeadlineAtClear(FaultyStorage):
             self.deadline = deadline
 
 
+class CountsWhatWasUnset(FaultyStorage):
+    class _cell(Cell):
+        def _size_after(self, change: Any, dropped: bool) -> int:
+            return super()._size_after(change._replace(unset=()), dropped)
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -279,6 +285,7 @@ CAUGHT_BY = {
     CutsLongKeys: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     KeepsTheDeadlineAtClear: "test_a_record_made_after_clear_has_no_deadline",
+    CountsWhatWasUnset: "test_fields_count_towards_the_limit_until_they_are_unset",
 }
 
 

@@ -132,6 +132,15 @@ class RecordPromises(Suite):
         await apply(storage, data={"a": 9, "d": 4}, unset=("b", "d", "never"))
         assert await storage.get_data(BOT, KEY) == {"a": 9, "c": 3, "d": 4}
 
+    async def test_fields_count_towards_the_limit_until_they_are_unset(self, storage: Storage) -> None:
+        for _ in range(3):
+            await apply(storage, data={"a": "x" * 60}, limit=100)
+            with pytest.raises(TooLarge):
+                await apply(storage, data={"b": "x" * 60}, limit=100)
+            await apply(storage, data={"b": "x" * 60}, unset=("a",), limit=100)
+            await apply(storage, unset=("b", "never"), limit=100)
+        assert await storage.get_data(BOT, KEY) == {}
+
     async def test_a_memo_is_given_by_the_next_claim_and_survives_clear(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         assert memo(storage, held) is None
