@@ -12,7 +12,7 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
-from stepwell.storage import Get
+from stepwell.storage import Due, Get
 from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract
@@ -248,6 +248,14 @@ class CountsWhatWasUnset(FaultyStorage):
             return super()._size_after(change._replace(unset=()), dropped)
 
 
+class SkipsEqualDeadlines(FaultyStorage):
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        found = await super().due(namespace, before=before, limit=10**9)
+        return [entry for entry in found if after is None or entry.deadline > after.deadline][:limit]
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -286,6 +294,7 @@ CAUGHT_BY = {
     CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     KeepsTheDeadlineAtClear: "test_a_record_made_after_clear_has_no_deadline",
     CountsWhatWasUnset: "test_fields_count_towards_the_limit_until_they_are_unset",
+    SkipsEqualDeadlines: "test_equal_deadlines_come_page_by_page_too",
 }
 
 

@@ -131,6 +131,17 @@ class ListingPromises(Suite):
             seen.extend(page)
         assert sorted(entry.address for entry in seen) == sorted(storage.address(BOT, key) for key in range(7))
 
+    async def test_equal_deadlines_come_page_by_page_too(self, storage: Storage, clock: Clock) -> None:
+        for key in range(7):
+            await apply(storage, key, head=("f", "s"), deadline=10.0)
+        clock.advance(60)
+        for limit in (1, 2, 3):
+            seen: list[Due] = []
+            # A page more than there can be: an order that is not kept must not go on for ever.
+            for _ in range(8):
+                seen.extend(await storage.due(BOT, limit=limit, after=seen[-1] if seen else None))
+            assert sorted(entry.address for entry in seen) == sorted(storage.address(BOT, key) for key in range(7))
+
     async def test_a_write_keeps_moves_or_takes_away_a_deadline(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={}, deadline=10.0)
         await apply(storage, data={"a": 1})
