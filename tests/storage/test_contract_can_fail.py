@@ -256,6 +256,15 @@ class SkipsEqualDeadlines(FaultyStorage):
         return [entry for entry in found if after is None or entry.deadline > after.deadline][:limit]
 
 
+class IsDueTooLate(FaultyStorage):
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        moment = self._now() if before is None else before
+        found = await super().due(namespace, before=before, limit=limit, after=after)
+        return [entry for entry in found if entry.deadline < moment]
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -295,6 +304,7 @@ CAUGHT_BY = {
     KeepsTheDeadlineAtClear: "test_a_record_made_after_clear_has_no_deadline",
     CountsWhatWasUnset: "test_fields_count_towards_the_limit_until_they_are_unset",
     SkipsEqualDeadlines: "test_equal_deadlines_come_page_by_page_too",
+    IsDueTooLate: "test_a_deadline_is_due_at_its_very_moment",
 }
 
 

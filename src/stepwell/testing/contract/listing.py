@@ -121,6 +121,14 @@ class ListingPromises(Suite):
         assert await storage.due("other") == []
         assert [entry.address for entry in await storage.due(BOT, before=clock() - 15)] == [due[0].address]
 
+    async def test_a_deadline_is_due_at_its_very_moment(self, storage: Storage, clock: Clock) -> None:
+        await apply(storage, head=("f", "s"), deadline=10.0)
+        (entry,) = await storage.due(BOT, before=clock() + 60)
+        assert await storage.due(BOT, before=entry.deadline) == [entry]
+        assert await storage.due(BOT, before=entry.deadline - 0.001) == []
+        clock.advance(10)
+        assert await storage.due(BOT) == [entry]
+
     async def test_deadlines_that_are_due_come_page_by_page(self, storage: Storage, clock: Clock) -> None:
         for key in range(7):
             await apply(storage, key, head=("f", "s"), deadline=float(key // 2))
