@@ -12,7 +12,7 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
-from stepwell.storage import Due, Get
+from stepwell.storage import Due, Get, Page, Query
 from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract
@@ -265,6 +265,34 @@ class IsDueTooLate(FaultyStorage):
         return [entry for entry in found if entry.deadline < moment]
 
 
+class PagesByNumber(FaultyStorage):
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        records = (await super().page(query, None, 10**9)).records
+        end = (after or 0) + limit
+        return Page(records[end - limit : end], end if end < len(records) else None)
+
+
+class PagesByNumberToo(PagesByNumber):
+    pass
+
+
+class PagesByTimeOfWriting(FaultyStorage):
+    newest_first = False
+
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        sign = -1 if self.newest_first else 1
+        records = (await super().page(query, None, 10**9)).records
+        places = sorted((sign * stored.written_at, address) for address, stored in records)
+        left = [place for place in places if after is None or place > after]
+        known = dict(records)
+        listed = [(address, known[address]) for _, address in left[:limit]]
+        return Page(listed, left[limit - 1] if len(left) > limit else None)
+
+
+class PagesByTimeOfWritingNewestFirst(PagesByTimeOfWriting):
+    newest_first = True
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -305,6 +333,10 @@ CAUGHT_BY = {
     CountsWhatWasUnset: "test_fields_count_towards_the_limit_until_they_are_unset",
     SkipsEqualDeadlines: "test_equal_deadlines_come_page_by_page_too",
     IsDueTooLate: "test_a_deadline_is_due_at_its_very_moment",
+    PagesByNumber: "test_a_scan_lists_what_stays_once_while_others_are_cleared",
+    PagesByNumberToo: "test_a_scan_lists_what_stays_once_while_others_are_added",
+    PagesByTimeOfWriting: "test_a_scan_lists_every_record_once_while_they_are_written",
+    PagesByTimeOfWritingNewestFirst: "test_a_scan_lists_every_record_once_while_they_are_written",
 }
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stepwell.record import DAY, RUNS, Change, State
 from stepwell.storage import Apply, Claimed, Due, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, get, memo, release
+
+#: What a backend may have different indexes for; all of them list the same records.
+QUERIES: list[dict[str, Any]] = [{}, {"flow": "f", "state": "s"}, {"tag": "user:1"}]
 
 
 class ListingPromises(Suite):
@@ -107,6 +111,37 @@ class ListingPromises(Suite):
         assert [entry.key async for entry in storage.scan(BOT)] == ["there"]
         assert [entry.key async for entry in storage.scan(BOT, flow="f", state="s")] == ["there"]
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_a_scan_lists_what_stays_once_while_others_are_cleared(self, storage: Storage) -> None:
+        async def clear_the_even(key: int, waiting: list[int]) -> None:
+            if key % 2 == 0:
+                await storage.clear(BOT, key)
+
+        for query in QUERIES:
+            seen = await self._scan_while(storage, query, clear_the_even)
+            assert sorted(key for key in seen if key % 2) == list(range(101, 120, 2)), query
+
+    async def test_a_scan_lists_what_stays_once_while_others_are_added(self, storage: Storage) -> None:
+        async def add_on_both_sides(key: int, waiting: list[int]) -> None:
+            if 100 <= key < 120:
+                for new in (key - 100, key + 100):
+                    await apply(storage, new, head=("f", "s"), tags=("user:1",))
+
+        for query in QUERIES:
+            seen = await self._scan_while(storage, query, add_on_both_sides)
+            assert sorted(key for key in seen if 100 <= key < 120) == list(range(100, 120)), query
+            for key in (*range(20), *range(200, 220)):
+                await storage.clear(BOT, key)
+
+    async def test_a_scan_lists_every_record_once_while_they_are_written(self, storage: Storage, clock: Clock) -> None:
+        async def write_one_listed_and_one_not_yet(key: int, waiting: list[int]) -> None:
+            for each in (key, *waiting[-1:]):
+                clock.advance(1)
+                await storage.update_data(BOT, each, {"written": clock()})
+
+        for query in QUERIES:
+            seen = await self._scan_while(storage, query, write_one_listed_and_one_not_yet)
+            assert sorted(seen) == list(range(100, 120)), query
 
     async def test_deadlines_are_due_when_their_time_has_come_earliest_first(
         self, storage: Storage, clock: Clock
@@ -242,3 +277,17 @@ class ListingPromises(Suite):
         clock.advance(11)
         assert (await storage.sweep(4)).removed == 4
         assert (await storage.sweep(100)).removed == 6
+
+    async def _scan_while(
+        self, storage: Storage, query: dict[str, Any], happens: Callable[[int, list[int]], Awaitable[None]]
+    ) -> list[int]:
+        """The keys that a scan of 20 records lists, while something happens after each."""
+        for key in range(100, 120):
+            await apply(storage, key, head=("f", "s"), tags=("user:1",))
+        seen: list[int] = []
+        async for entry in storage.scan(BOT, page=3, **query):
+            seen.append(entry.key)
+            # Whatever is added and cleared: more than this is a scan that never ends.
+            assert len(seen) <= 100, seen
+            await happens(entry.key, [key for key in range(100, 120) if key not in seen])
+        return seen
