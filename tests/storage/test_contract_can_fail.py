@@ -293,6 +293,16 @@ class PagesByTimeOfWritingNewestFirst(PagesByTimeOfWriting):
     newest_first = True
 
 
+class KeepsTheVersionWithoutFields(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            alive, version = self.alive, self.version
+            refused = super()._write(change, held, now)
+            if alive and not change.set:
+                self.version = version
+            return refused
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -337,6 +347,7 @@ CAUGHT_BY = {
     PagesByNumberToo: "test_a_scan_lists_what_stays_once_while_others_are_added",
     PagesByTimeOfWriting: "test_a_scan_lists_every_record_once_while_they_are_written",
     PagesByTimeOfWritingNewestFirst: "test_a_scan_lists_every_record_once_while_they_are_written",
+    KeepsTheVersionWithoutFields: "test_a_write_without_fields_makes_a_new_version_too",
 }
 
 

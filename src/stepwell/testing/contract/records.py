@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stepwell.errors import LeaseLost, StepwellError, TooLarge, VersionChanged
@@ -22,6 +24,26 @@ class RecordPromises(Suite):
         assert second.number == first.number + 1
         assert second.write != first.write
         assert (await get(storage)).version == second  # type: ignore[union-attr]
+
+    async def test_a_write_without_fields_makes_a_new_version_too(self, storage: Storage) -> None:
+        changes: list[dict[str, Any]] = [
+            {"head": ("f", "t")},
+            {"deadline": 10.0},
+            {"expiry": 10.0},
+            {"tags": ("user:1",)},
+            {"parts": {"p": 1}},
+            {"unset": ("never",)},
+            {},
+        ]
+        last = (await apply(storage, data={"a": 1})).version
+        for change in changes:
+            version = (await apply(storage, **change)).version
+            assert version.number == last.number + 1, change
+            assert version.write != last.write, change
+            assert (await get(storage)).version == version, change  # type: ignore[union-attr]
+            with pytest.raises(VersionChanged):
+                await apply(storage, guard=Guard(version=last))
+            last = version
 
     async def test_a_version_is_never_reused_after_a_delete(self, storage: Storage, clock: Clock) -> None:
         seen: list[Version] = []
