@@ -1,5 +1,6 @@
 """Help for tests of bots, of flows and of storages; the contract suites need ``stepwell[testing]``."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stepwell.testing.clock import Clock
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
     from stepwell.testing.contract import JournaledStorageContract, KeyValueContract, StorageContract
 
 __all__ = ["Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
+
+_pytest = sys.modules.get("pytest")
+if _pytest is not None:
+    # Before the suites are imported, by whichever name: only then does a promise that fails show the values.
+    _pytest.register_assert_rewrite("stepwell.testing.contract")
 
 
 def __getattr__(name: str) -> Any:
