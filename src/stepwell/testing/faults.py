@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from stepwell.errors import StepwellError, StorageUnavailable
+from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
 from stepwell.storage.gather import Batch
 
@@ -23,6 +23,13 @@ class FaultyStorage(MemoryStorage):
     def __init__(
         self, *, before: Collection[int] = (), after: Collection[int] = (), patience: float = 10.0, **options: Any
     ) -> None:
+        for name, numbers in (("before", before), ("after", after)):
+            if not isinstance(numbers, Collection) or not all(type(each) is int and each > 0 for each in numbers):
+                raise InvalidOption(
+                    f"{name}={numbers!r}: give the numbers of batches, counted from 1, as in {name}=[3]"
+                )
+        if not isinstance(patience, int | float) or not patience >= 0:
+            raise InvalidOption(f"patience is a number of seconds, not {patience!r}")
         super().__init__(**options)
         self.before, self.after = before, after
         #: Every batch that was sent, failed ones included.
