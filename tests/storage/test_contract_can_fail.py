@@ -303,6 +303,15 @@ class KeepsTheVersionWithoutFields(FaultyStorage):
             return refused
 
 
+class LosesTheMemoOfWhatExpired(FaultyStorage):
+    def _do(self, operation: Operation) -> Result:
+        result = super()._do(operation)
+        cell = self._cells.get(operation.address)
+        if cell is not None and cell.alive and cell.removable(self._now()):
+            del self._cells[operation.address]
+        return result
+
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
@@ -348,6 +357,7 @@ CAUGHT_BY = {
     PagesByTimeOfWriting: "test_a_scan_lists_every_record_once_while_they_are_written",
     PagesByTimeOfWritingNewestFirst: "test_a_scan_lists_every_record_once_while_they_are_written",
     KeepsTheVersionWithoutFields: "test_a_write_without_fields_makes_a_new_version_too",
+    LosesTheMemoOfWhatExpired: "test_a_memo_outlives_the_expiry_of_its_record_also_after_it_was_looked_at",
 }
 
 

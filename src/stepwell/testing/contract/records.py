@@ -193,6 +193,20 @@ class RecordPromises(Suite):
         assert memo(storage, await claim(storage, "C")) is None
         assert await storage.get_data(BOT, KEY) == {"a": 1}
 
+    async def test_a_memo_outlives_the_expiry_of_its_record_also_after_it_was_looked_at(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        held = await claim(storage, "A")
+        await apply(storage, data={"a": 1}, memo=["m"], expiry=10.0, held=("A", held))
+        clock.advance(11)
+        for token in ("B", "C"):
+            assert await get(storage) is None
+            held = await claim(storage, token)
+            assert (held.record, memo(storage, held)) == (None, ["m"])
+            await release(storage, token)
+        await storage.update_data(BOT, KEY, {"b": 2})
+        assert memo(storage, await claim(storage, "D")) == ["m"]
+
     async def test_forgetting_leaves_neither_memo_nor_tombstone(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, memo=["m"], held=("A", held))
