@@ -70,3 +70,29 @@ def test_a_forked_child_gets_a_loop_of_its_own() -> None:
         stepwell.sync(asyncio.sleep(0))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_clean_up_that_takes_long() -> None:
+    code = """
+import asyncio, os, signal, threading, time, stepwell
+
+async def takes_long():
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(60)
+
+def twice():
+    for _ in range(2):
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=twice, daemon=True).start()
+try:
+    stepwell.sync(takes_long())
+except KeyboardInterrupt:
+    print("back", flush=True)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "back\n"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["call", "sync"]
+__all__ = ["call", "settle", "sync"]
 
 T = TypeVar("T")
 
@@ -101,19 +101,20 @@ class _Caller:
             try:
                 result = function(*args)
             except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                loop.call_soon_threadsafe(settle, future, None, error)
             except BaseException:
                 # Ctrl-C: it belongs to the thread. The loop must not end with it.
                 loop.call_soon_threadsafe(future.cancel)
                 raise
             else:
-                loop.call_soon_threadsafe(_settle, future, result, None)
+                loop.call_soon_threadsafe(settle, future, result, None)
 
         self._jobs.put(job)
         return await future
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give a future what its work ended with, unless its waiter has gone."""
     if future.done():
         return
     if error is None:

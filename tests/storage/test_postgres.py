@@ -600,6 +600,13 @@ async def test_a_known_record_that_is_gone_or_held_elsewhere_is_claimed_as_any_o
         assert sent == ["claims"]
 
 
+def _known_or_not(storage: PostgresStorage, address: Address, known: bool) -> None:
+    """It is known by now; let it be forgotten, if it is not to be."""
+    assert storage._usual is not None and storage._usual._there == {hash(address)}
+    if not known:
+        storage._usual._there.clear()
+
+
 async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_usual, "_MOST_KNOWN", 10)
     monkeypatch.setattr(postgres_usual, "_FORGOTTEN", 10)
@@ -624,9 +631,7 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
         # Free, as far as the claim can see, and the lane is known: what follows is the plain statement.
         await storage.perform(Claim(address, "x", 30))
         await storage.perform(Release(address, "x"))
-        assert storage._usual is not None and storage._usual._there == {hash(address)}
-        if not known:
-            storage._usual._there.clear()
+        _known_or_not(storage, address, known)
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
@@ -650,9 +655,7 @@ async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(ad
         address = storage.address("bot", 1)
         for _ in range(2):
             await _step(storage, 1)
-        assert storage._usual is not None and storage._usual._there == {hash(address)}
-        if not known:
-            storage._usual._there.clear()
+        _known_or_not(storage, address, known)
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()

@@ -61,10 +61,10 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
     journal = line.journal
     visits = run.visits
     emit = run.emit
-    max_steps = graph.max_steps
+    max_steps = run.bound(graph)
     begun, inside = line.enter(graph)
     stage: Stage | None = begun
-    steps = sum([visits[known.index] for known in graph.stages]) - inside if graph is journal.program.root.graph else 0
+    steps = 0
     action: Any = None
     while stage is not None:
         if max_steps is not None:

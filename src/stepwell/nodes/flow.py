@@ -19,7 +19,7 @@ from stepwell.nodes.plan import Program, Stage, compile_flow, reach
 from stepwell.nodes.position import Cursor
 from stepwell.nodes.runner import Run, drive, run_root, walk
 from stepwell.nodes.runs import IfExists, NewRun, checked_retention, checked_storage
-from stepwell.nodes.wait import flow_of_wait
+from stepwell.nodes.wait_id import flow_of_wait
 
 if TYPE_CHECKING:
     from stepwell.nodes.journal import Retention

@@ -98,6 +98,10 @@ class Run:
             task.uncancel()
         return count > 0
 
+    def bound(self, graph: Graph) -> int | None:
+        """How many nodes one walk of a graph may visit. The outermost is bounded together with all that is inside."""
+        return None if graph is self._program.root.graph else graph.max_steps
+
     def check_steps(self, stage: Stage) -> None:
         """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
         if self.max_steps is None or stage.graph is not None:
@@ -186,7 +190,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
     stage = graph.start
     visits = run.visits
     emit = run.emit
-    max_steps, most = graph.max_steps, run.max_steps
+    max_steps, most = run.bound(graph), run.max_steps
     steps = 0
     action: Any = None
     while stage is not None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.durable import Park
 from stepwell.nodes.node import BaseNode
-from stepwell.nodes.wait_id import WaitId, flow_of_wait
+from stepwell.nodes.wait_id import WaitId
 
 if TYPE_CHECKING:
     from stepwell.nodes.line import Line
     from stepwell.nodes.plan import Build, Stage, Strategy
 
-__all__ = ["Sleep", "Wait", "flow_of_wait"]
+__all__ = ["Sleep", "Wait"]
 
 #: Stands for the answer when the time was over first.
 _TIMED_OUT: Final = object()

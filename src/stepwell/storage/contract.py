@@ -21,7 +21,7 @@ from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits, Place, State, Stored, Version
 from stepwell.renewal import Renewals
 from stepwell.storage.callbacks import Callbacks
-from stepwell.storage.gather import Batch, Lane
+from stepwell.storage.gather import Batch, Lane, retrieve
 from stepwell.storage.operations import Operation, Result
 
 __all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Storage", "Swept"]
@@ -252,7 +252,7 @@ class Storage(Callbacks):
                 raise WrongLoop
             if under_way is None:
                 under_way = self._opening = loop.create_task(self._begin(), name="stepwell-open")
-                under_way.add_done_callback(_retrieve)
+                under_way.add_done_callback(retrieve)
             # One caller's cancellation must not break it for the others.
             await asyncio.shield(under_way)
 
@@ -279,7 +279,7 @@ class Storage(Callbacks):
             await asyncio.wait([self._opening])
         if self._closing is None and self._loop is not None:
             self._closing = loop.create_task(self._end(), name="stepwell-close")
-            self._closing.add_done_callback(_retrieve)
+            self._closing.add_done_callback(retrieve)
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
@@ -393,9 +393,3 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     start = method()
     if start is not None:
         start()
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    # Whoever waits gets the error; if nobody is left, that is nobody's fault.
-    if not task.cancelled():
-        task.exception()

@@ -22,7 +22,7 @@ from stepwell.errors import (
 )
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
-__all__ = ["Batch", "Lane"]
+__all__ = ["Batch", "Lane", "retrieve"]
 
 #: A batch is full at either.
 MOST_OPERATIONS = 100
@@ -252,10 +252,11 @@ class Lane:
     def _end_claim(self, operation: Operation) -> None:
         if isinstance(operation, Claim) and not operation.renew:
             # If that fails as well, it ends with its lease.
-            self._put(Release(operation.address, operation.token)).add_done_callback(_retrieve)
+            self._put(Release(operation.address, operation.token)).add_done_callback(retrieve)
 
 
-def _retrieve(future: asyncio.Future[Result]) -> None:
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """When it is done: whoever waits gets the error; if nobody is left, that is nobody's fault."""
     if not future.cancelled():
         future.exception()
 

@@ -26,7 +26,7 @@ __all__ = ["Statement", "Usual"]
 
 _FOLDER = files("stepwell.storage") / "sql" / "postgres"
 
-#: The columns of a claim's row, in both statements: a record is from ``_RECORD`` on.
+#: The columns of a claim's row, as claimed_columns.sql begins it: a record is from ``_RECORD`` on.
 _KEY, _TIME, _RECORD, _BASE, _MEMO, _REMAINING, _MISSED = 0, 1, 2, 4, 12, 13, 14
 #: How many addresses are remembered, and how many are forgotten to make room.
 _MOST_KNOWN, _FORGOTTEN = 50_000, 1_000
@@ -46,8 +46,9 @@ class Usual:
     """The statements for a schema."""
 
     def __init__(self, schema: str) -> None:
+        columns = (_FOLDER / "claimed_columns.sql").read_text("utf-8").rstrip()
         self.known_claims_sql, self.claims_sql, self.writes_sql, self.write_sql = (
-            (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
+            (_FOLDER / name).read_text("utf-8").replace("@claimed@", columns).replace("@schema@", schema)
             for name in ("known_claims.sql", "usual_claims.sql", "usual_writes.sql", "usual_write.sql")
         )
         #: Where there was a record when it was last claimed, so that very likely there still is a row. Hashes: if two

@@ -11,6 +11,8 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 from weakref import finalize
 
+from stepwell.background import settle
+
 __all__ = ["StorageThread"]
 
 T = TypeVar("T")
@@ -48,12 +50,7 @@ class StorageThread:
 
         def done(result: Any, error: BaseException | None) -> None:
             self.pending -= 1
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+            settle(future, result, error)
 
         self._put(done, work)
         return await future

@@ -25,15 +25,7 @@ update @schema@.records r
     -- index if the table was nearly empty when it was last analyzed, and keep to that while it grows.
     where r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
         and (r.token is null or r.leased_until <= at.t or r.token = u.token)
-    returning r.key, at.t,
-        -- Where nothing is to be seen, there still is the base to guard with.
-        case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end as version,
-        r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline,
-        case
-            when r.memo_until > at.t then (
-                select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key
-            )
-        end as memo,
+    returning @claimed@,
         null::double precision as remaining,
         case
             -- A lock that its holder let go without a change was waited for: the lease counts from before.
