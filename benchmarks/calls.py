@@ -1,0 +1,347 @@
+"""Python function calls per update and per durable node, in all threads, beside a budget and the peers.
+
+A call count does not depend on the machine or its load, so a change that adds work is seen at once.
+Resuming a coroutine counts as a call, calls into C do not. LangGraph is counted if it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+
+from stepwell import Storage, open_storage
+from stepwell.fsm import FSM, Flow, state
+from stepwell.nodes import Node, NodeFlow
+
+UPDATES, USERS, NODES = 200, 50, 200
+
+#: Calls for one update by one user, one of 50 concurrent users, and one durable node.
+BUDGET = {
+    "memory": (90, None, 55),
+    "sqlite": (160, 130, 110),
+    "redis": (300, 130, 170),
+    "postgres": (280, 130, 150),
+}
+
+
+class Counter:
+    """Counts the calls of all threads that start after it."""
+
+    def __init__(self) -> None:
+        self._counts: list[list[int]] = []
+        self._local = threading.local()
+
+    def profile(self, frame: FrameType, event: str, arg: object) -> None:
+        if event == "call":
+            try:
+                count = self._local.count
+            except AttributeError:
+                count = self._local.count = [0]
+                self._counts.append(count)
+            count[0] += 1
+
+    def start(self) -> None:
+        """Count from here on, also in threads that start later."""
+        threading.setprofile(self.profile)
+        sys.setprofile(self.profile)
+
+    def stop(self) -> None:
+        """Stop counting in this thread and in new ones."""
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    @property
+    def total(self) -> int:
+        """All calls so far."""
+        return sum([count[0] for count in self._counts])
+
+
+async def counted(counter: Counter, work: Callable[[], Awaitable[object]], count: int) -> float:
+    """Calls per one of so many."""
+    before = counter.total
+    await work()
+    return (counter.total - before) / count
+
+
+class Ping(Flow, name="ping"):
+    """Two states that lead to each other."""
+
+    ping = state(to=["pong"])
+    pong = state(to=["ping"])
+    default_state = ping
+
+
+class Loop(Node):
+    """Counts to a number, one visit a time."""
+
+    async def exec(self, prep_res: Any) -> None:
+        pass
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any) -> str:
+        shared["n"] += 1
+        return "again" if shared["n"] < NODES else "done"
+
+
+_ids = itertools.count(1)
+
+
+def update(user: int) -> dict[str, Any]:
+    """A message as Telegram sends it."""
+    person = {"id": user, "is_bot": False, "first_name": "Alice"}
+    chat = {"id": user, "type": "private", "first_name": "Alice"}
+    message = {"message_id": 1, "date": 1_700_000_000, "chat": chat, "from": person, "text": "hello"}
+    return {"update_id": next(_ids), "message": message}
+
+
+async def updates(counter: Counter, storage: Storage, users: int) -> float:
+    """Calls per update: a transition and a changed field."""
+    fsm = FSM("bench", storage=storage, flows=[Ping])
+
+    async def converse(user: int, times: int) -> None:
+        for _ in range(times):
+            async with fsm.conversation(update(user)) as ctx:
+                if ctx.state is None:
+                    ctx.start_flow(Ping)
+                else:
+                    ctx.transition("pong" if ctx.state == "ping" else "ping")
+                ctx.data["count"] = ctx.data.get("count", 0) + 1
+
+    async def all_users(times: int) -> None:
+        await asyncio.gather(*(converse(user, times) for user in range(1, users + 1)))
+
+    await all_users(3)
+    times = max(UPDATES // users, 20)
+    return await counted(counter, lambda: all_users(times), users * times)
+
+
+async def nodes(counter: Counter, storage: Storage) -> float:
+    """Calls per node of a durable run."""
+    node = Loop()
+    node - "again" >> node
+    flow = NodeFlow(start=node, on_unknown_action="end", name="loop").connect(node, Node(inline=True), "done")
+    await flow.run({"n": NODES - 3}, storage=storage)
+    return await counted(counter, lambda: flow.run({"n": 0}, storage=storage), NODES)
+
+
+async def on_backend(url: str) -> tuple[float, float, float]:
+    """Calls for one update alone, one of many, and one durable node."""
+    counter = Counter()
+    counter.start()
+    try:
+        async with open_storage(url, sweep_every=None) as storage:
+            return (
+                await updates(counter, storage, 1),
+                await updates(counter, storage, USERS),
+                await nodes(counter, storage),
+            )
+    finally:
+        counter.stop()
+
+
+@asynccontextmanager
+async def backends(folder: Path) -> AsyncIterator[dict[str, str]]:
+    """The URL of each backend, with its server running."""
+    redis = RedisServer()
+    postgres = PostgresServer().start()
+    try:
+        yield {
+            "memory": "memory://",
+            "sqlite": f"sqlite:///{folder}/calls.db",
+            "redis": f"redis://127.0.0.1:{redis.port}",
+            "postgres": postgres.url(),
+        }
+    finally:
+        postgres.stop()
+        redis.stop()
+
+
+async def measured() -> dict[str, tuple[float, float, float]]:
+    """The figures of every backend."""
+    with tempfile.TemporaryDirectory(prefix="stepwell-calls-") as name:
+        async with backends(Path(name)) as urls:
+            return {backend: await on_backend(url) for backend, url in urls.items()}
+
+
+async def aiogram_update() -> float:
+    """One update through aiogram's dispatcher, on memory with its isolation."""
+    from aiogram import Bot, Dispatcher
+    from aiogram.filters import StateFilter
+    from aiogram.fsm.context import FSMContext
+    from aiogram.fsm.state import State, StatesGroup
+    from aiogram.fsm.storage.memory import MemoryStorage, SimpleEventIsolation
+    from aiogram.types import Message
+
+    class Form(StatesGroup):
+        a = State()
+        b = State()
+
+    dispatcher = Dispatcher(storage=MemoryStorage(), events_isolation=SimpleEventIsolation())
+
+    async def step(context: FSMContext, to: State) -> None:
+        data = await context.get_data()
+        await context.update_data(n=data.get("n", 0) + 1)
+        await context.set_state(to)
+
+    @dispatcher.message(StateFilter(Form.a))
+    async def at_a(message: Message, state: FSMContext) -> None:
+        await step(state, Form.b)
+
+    @dispatcher.message()
+    async def at_b(message: Message, state: FSMContext) -> None:
+        await step(state, Form.a)
+
+    bot = Bot("42:" + "a" * 35)
+
+    async def feed() -> None:
+        for _ in range(UPDATES):
+            await dispatcher.feed_raw_update(bot, update(42))
+
+    counter = Counter()
+    await feed()
+    counter.start()
+    try:
+        return await counted(counter, feed, UPDATES)
+    finally:
+        counter.stop()
+        await bot.session.close()
+
+
+async def telegram_update() -> float:
+    """One update through python-telegram-bot's ConversationHandler, without persistence."""
+    from telegram import Update
+    from telegram.ext import Application, ConversationHandler, MessageHandler, filters
+
+    async def to_a(update: Any, context: Any) -> int:
+        context.user_data["n"] = context.user_data.get("n", 0) + 1
+        return 0
+
+    async def to_b(update: Any, context: Any) -> int:
+        context.user_data["n"] = context.user_data.get("n", 0) + 1
+        return 1
+
+    application = Application.builder().token("42:" + "a" * 35).updater(None).build()
+    application.add_handler(
+        ConversationHandler(
+            [MessageHandler(filters.TEXT, to_a)],
+            {0: [MessageHandler(filters.TEXT, to_b)], 1: [MessageHandler(filters.TEXT, to_a)]},
+            [],
+        )
+    )
+    # initialize() would call getMe; handling an update needs this flag only.
+    application._initialized = True
+
+    async def feed() -> None:
+        for _ in range(UPDATES):
+            await application.process_update(Update.de_json(update(42), application.bot))
+
+    counter = Counter()
+    await feed()
+    counter.start()
+    try:
+        return await counted(counter, feed, UPDATES)
+    finally:
+        counter.stop()
+
+
+async def pocketflow_node() -> float:
+    """One node of PocketFlow, which keeps nothing."""
+    import pocketflow
+
+    class Count(pocketflow.Node):
+        def exec(self, prep_res: Any) -> None:
+            pass
+
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> str:
+            shared["n"] += 1
+            return "again" if shared["n"] < NODES else "done"
+
+    node = Count()
+    node - "again" >> node
+    node - "done" >> pocketflow.Node()
+
+    async def run() -> None:
+        pocketflow.Flow(start=node).run({"n": 0})
+
+    counter = Counter()
+    counter.start()
+    try:
+        return await counted(counter, run, NODES)
+    finally:
+        counter.stop()
+
+
+async def langgraph_node(saver: str | None) -> float:
+    """One node of LangGraph, without a saver or with its SQLite saver."""
+    from contextlib import AsyncExitStack
+    from typing import TypedDict
+
+    from langgraph.graph import END, START, StateGraph
+
+    class Counted(TypedDict):
+        n: int
+
+    async def node(given: Counted) -> Counted:
+        return {"n": given["n"] + 1}
+
+    graph = StateGraph(Counted)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda given: "node" if given["n"] < NODES else END)
+    counter = Counter()
+    counter.start()
+    try:
+        async with AsyncExitStack() as stack:
+            keeping = None
+            if saver is not None:
+                from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+                keeping = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(saver))
+            app = graph.compile(checkpointer=keeping)
+            options = {"recursion_limit": NODES + 10, "configurable": {"thread_id": "1"}}
+            return await counted(counter, lambda: app.ainvoke({"n": 0}, options), NODES)
+    finally:
+        counter.stop()
+
+
+def show(who: str, what: str, figure: float, remark: str) -> None:
+    """Print one line."""
+    print(f"{who:10} {what:18} {figure:7.1f} calls   {remark}", flush=True)
+
+
+async def main() -> int:
+    """Print each figure beside its budget, then the peers'; the number of budgets exceeded."""
+    logging.disable(logging.WARNING)
+    missed = 0
+    names = ("one update", f"one of {USERS} users", "durable node")
+    for backend, figures in (await measured()).items():
+        for name, figure, budget in zip(names, figures, BUDGET[backend], strict=True):
+            over = budget is not None and round(figure) > budget
+            missed += over
+            bound = "" if budget is None else f"at most {budget}"
+            show(backend, name, figure, bound + ("   MISSED" if over else ""))
+    show("aiogram", "one update", await aiogram_update(), "memory, with isolation; parses the update")
+    show("ptb", "one update", await telegram_update(), "memory, nothing isolated or kept; parses the update")
+    show("pocketflow", "node", await pocketflow_node(), "nothing kept")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            show("langgraph", "node", await langgraph_node(None), "no saver")
+            show("langgraph", "node", await langgraph_node(f"{folder}/saver.db"), "its SQLite saver")
+    except ImportError:
+        print("langgraph  not installed: pip install langgraph langgraph-checkpoint-sqlite")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
