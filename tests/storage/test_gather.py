@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.errors import OutcomeUnknown, StorageClosed, StorageUnavailable
+from stepwell.errors import OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.storage import gather
 from stepwell.storage.gather import Batch, Lane
@@ -308,3 +308,121 @@ async def test_cancelling_a_whole_queue_lets_the_crowd_in(monkeypatch: pytest.Mo
     async with asyncio.timeout(10):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(result, asyncio.CancelledError) for result in results) <= 11
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class NoCopy(Exception):
+    def __copy__(self) -> NoCopy:
+        raise RuntimeError("cannot be copied")
+
+
+class NoReduce(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("cannot be reduced")
+
+
+class OtherCopy(Exception):
+    def __copy__(self) -> Any:
+        return "not an error"
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("has no text")
+
+
+class OddFull(StorageFull):
+    def __new__(cls, *, code: int) -> OddFull:
+        return super().__new__(cls)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+class OddUnavailable(StorageUnavailable):
+    def __new__(cls, *, code: int) -> OddUnavailable:
+        return super().__new__(cls)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}", final=True)
+
+
+class NotAnException(BaseException):
+    pass
+
+
+ODD_ERRORS: list[tuple[BaseException, type[Exception]]] = [
+    (KeywordOnly(code=1), KeywordOnly),
+    (NoCopy(), NoCopy),
+    (NoReduce(), NoReduce),
+    (OtherCopy(), OtherCopy),
+    (Slotted(1), Slotted),
+    (NoText(), NoText),
+    (StopAsyncIteration(), StopAsyncIteration),
+    (OddFull(code=1), StorageError),
+    (OddUnavailable(code=1), StorageError),
+    (ExceptionGroup("several", [ValueError()]), ExceptionGroup),
+    (BaseExceptionGroup("several", [asyncio.CancelledError()]), StorageUnavailable),
+    (NotAnException(), StorageUnavailable),
+]
+
+
+@pytest.mark.parametrize("operations", [1, 5])
+@pytest.mark.parametrize(("error", "expected"), ODD_ERRORS, ids=[type(error).__name__ for error, _ in ODD_ERRORS])
+async def test_any_error_of_a_backend_reaches_every_waiter_and_the_lane_goes_on(
+    error: BaseException, expected: type[Exception], operations: int
+) -> None:
+    fails = True
+
+    async def run(batch: Batch) -> list[Result]:
+        if fails:
+            raise error
+        return [None] * len(batch)
+
+    lane = Lane(run, ids=iter("abcdefgh").__next__)
+    results = await asyncio.gather(*await start(lane, list(map(get, range(operations)))), return_exceptions=True)
+    assert [isinstance(result, expected) for result in results] == [True] * operations, results
+    fails = False
+    assert await lane.submit(get(0)) is None
+
+
+async def test_an_error_of_any_type_as_a_result_is_raised() -> None:
+    async def run(batch: Batch) -> list[Any]:
+        return [KeywordOnly(code=1) for _ in batch]
+
+    with pytest.raises(KeywordOnly):
+        await Lane(run, ids=iter("abcdefgh").__next__).submit(get(0))
+
+
+async def test_a_source_of_ids_that_fails_leaves_no_waiter_behind() -> None:
+    async def run(batch: Batch) -> list[Result]:
+        if lane._id == "a":
+            raise StorageUnavailable("away", final=True)
+        return [None] * len(batch)
+
+    def ids() -> str:
+        identifier = next(given)
+        if not identifier:
+            raise KeywordOnly(code=1)
+        return identifier
+
+    given = iter(["a", "", "b"])
+    lane = Lane(run, ids=ids)
+    results = await asyncio.gather(*await start(lane, [get(0), get(1)]), return_exceptions=True)
+    assert [isinstance(result, StorageError) for result in results] == [True, True], results
+    with pytest.raises(StorageUnavailable):
+        await lane.submit(get(0))
+    assert await lane.submit(get(0)) is None

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from stepwell.errors import (
     OutcomeUnknown,
-    StepwellError,
     StorageClosed,
     StorageError,
     StorageFull,
@@ -96,7 +95,7 @@ class Lane:
             except asyncio.CancelledError:
                 if type(operation) is Release:
                     # A claim must be ended, whoever gave up waiting for it.
-                    self._put(operation)
+                    self._put(operation).add_done_callback(retrieve)
                 raise
         future: asyncio.Future[Result] = self._put(operation)
         try:
@@ -106,7 +105,7 @@ class Lane:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give_back(operation, future.result())
             raise
-        if isinstance(result, StepwellError):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -187,7 +186,7 @@ class Lane:
                         # A claim may have been made before the rest of its call failed.
                         self._end_claim(operation)
                         if not future.done():
-                            future.set_exception(copy.copy(error))
+                            future.set_exception(error if len(part) == 1 else _copied(error))
                 else:
                     for (operation, future), result in zip(part, results, strict=True):
                         if not future.done():
@@ -195,6 +194,11 @@ class Lane:
                         else:
                             self._give_back(operation, result)
                 parts.popleft()
+        except Exception as error:  # noqa: BLE001 the lane goes on with the next batch
+            failed = StorageUnavailable(f"its batch failed ({type(error).__name__})", final=True)
+            failed.__cause__ = error
+            for entry in [entry for part in parts for entry in part]:
+                self._give_up(entry, failed)
         finally:
             for part in parts:
                 for _, future in part:
@@ -225,16 +229,21 @@ class Lane:
                 if task is None or task.cancelling():
                     raise
                 raise StorageUnavailable("the backend's call was cancelled", final=True) from None
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
             except Exception as error:
                 if not sent:
                     raise
                 # An earlier try may have been applied: what this one says of itself is not the whole truth.
                 raise StorageUnavailable(f"it failed after its answer was lost ({type(error).__name__})") from error
+            except BaseException as error:
+                # Not an Exception: raised as it is, it would end the lane and pass by its callers' handlers.
+                raise StorageUnavailable(f"the backend raised {type(error).__name__}", final=True) from error
             await asyncio.sleep(pause)
 
     def _give_up(self, entry: _Entry, error: StorageUnavailable) -> None:
         operation, future = entry
-        outcome: StorageError = copy.copy(error)
+        outcome = _copied(error)
         if error.sent and type(operation) is Apply:
             outcome = OutcomeUnknown(operation.address.text, str(error))
         elif error.sent:
@@ -242,7 +251,7 @@ class Lane:
             self._end_claim(operation)
         outcome.__cause__ = error
         if not future.done():
-            future.set_result(outcome)
+            future.set_exception(outcome)
 
     def _give_back(self, operation: Operation, result: Result) -> None:
         """End a claim that nobody is left to use."""
@@ -259,6 +268,19 @@ def retrieve(future: asyncio.Future[Any]) -> None:
     """When it is done: whoever waits gets the error; if nobody is left, that is nobody's fault."""
     if not future.cancelled():
         future.exception()
+
+
+def _copied(error: Exception) -> Exception:
+    """Return a copy of an error for one of several waiters, or a ``StorageError`` if it cannot be copied."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001 an error class may refuse to be copied in any way
+        copied = None
+    if type(copied) is type(error):
+        return copied
+    wrapped = StorageError(f"the storage failed with {type(error).__name__}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _weight(apply: Apply) -> int:
