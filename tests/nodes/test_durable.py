@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from stepwell.errors import (
     FlowChanged,
     InvalidOption,
     LeaseLost,
+    MergeConflict,
     RecordReplaced,
     RunBusy,
     RunExists,
@@ -701,6 +703,53 @@ async def test_a_branch_that_takes_a_field_back_joins_as_if_it_had_not_touched_i
     with pytest.raises(Boom):
         await flow.run({"x": "as it was"}, flow_id="r")
     assert await flow.resume("r") == {"x": "as it was", "said": ["f", "other"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (404, 404),
+        (200, 200),
+        ("status", "status"),
+        ([{"n": 0.5}], [{"n": 0.5}]),
+        ((1, 2), (1, 2)),
+        (1, True),
+        (0.0, -0.0),
+        ("base", "changed"),
+    ],
+    ids=repr,
+)
+async def test_a_resume_between_two_branches_joins_as_the_undisturbed_run(
+    storage: Storage, value: Any, other: Any
+) -> None:
+    class Put(Say):
+        value: Any = None
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> None:
+            shared["x"] = self.value
+
+    def made(*fails: BaseException) -> NodeFlow:
+        one, two = Put([], "one"), Put([], "two", fails=list(fails))
+        one.value, two.value = copy.deepcopy(value), copy.deepcopy(other)
+        # With "collect" the first branch ends, and is committed, whenever the second one fails.
+        return linear(parallel(one, two, on_error="collect"), Say([], "end"), storage=storage)
+
+    async def outcome(running: Any) -> Any:
+        try:
+            return await running
+        except MergeConflict as conflict:
+            return repr(conflict)
+
+    undisturbed = await outcome(made().run({"x": "base"}, flow_id="undisturbed"))
+    with pytest.raises(ExceptionGroup):
+        await made(Boom()).run({"x": "base"}, flow_id="disturbed")
+    resumed = await outcome(made().resume("disturbed"))
+    assert repr(resumed) == repr(undisturbed)
+    agreed = type(value) is type(other) and repr(value) == repr(other)
+    if agreed or value == "base":
+        assert repr(resumed["x"]) == repr(other)
+    else:
+        assert "MergeConflict" in resumed
 
 
 async def test_branches_in_branches_and_nested_flows_resume(storage: Storage) -> None:

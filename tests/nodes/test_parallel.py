@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import operator
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import reduce
 
 import pytest
@@ -71,6 +74,89 @@ async def test_a_field_that_two_branches_changed_is_a_conflict_and_nothing_is_me
 
 async def test_branches_that_set_the_same_object_agree():
     assert await run(parallel(Put(done=True), Put(done=True))) == {"done": True}
+
+
+class Opaque:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+    __hash__ = None
+
+
+class Undecided:
+    def __eq__(self, other):
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None
+
+
+#: Each call makes a new object.
+VALUES = {
+    "int": lambda: int("404"),
+    "large int": lambda: int("9" * 30),
+    "float": lambda: float("1.5"),
+    "str": lambda: "".join(["ab", "c"]),
+    "bytes": lambda: bytes(bytearray(b"abc")),
+    "tuple": lambda: (int("404"), [float("0.5")]),
+    "set": lambda: {int("404"), "x"},
+    "decimal": lambda: Decimal("9.90"),
+    "datetime": lambda: datetime(2024, 1, 2, tzinfo=UTC),
+    "large list": lambda: [{"n": n, "half": n / 2} for n in range(2000)],
+    "dict with keys in another order": iter([{"a": 1, "b": [2]}, {"b": [2], "a": 1}]).__next__,
+    "a class that no storage keeps": lambda: Opaque(404),
+}
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+async def test_branches_that_set_equal_values_agree(make):
+    first, second = make(), make()
+    assert first is not second
+    assert await run(parallel(Put(x=first), Put(x=second))) == {"x": first}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (0, False),
+        (1, 1.0),
+        (0.0, -0.0),
+        ("a", b"a"),
+        ([1, 2], (1, 2)),
+        ([0.0], [-0.0]),
+        ([1], [True]),
+        ([1, 2], [1, 2, 3]),
+        ({"a": {"b": 1}}, {"a": {"b": True}}),
+        ({1: "x"}, {True: "x"}),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({1}, {True}),
+        (Decimal("1.0"), Decimal("1.00")),
+        (Opaque(1), Opaque(2)),
+        (Undecided(), Undecided()),
+        (None, 0),
+    ],
+    ids=repr,
+)
+async def test_branches_that_set_values_of_different_type_or_value_conflict(one, other):
+    with pytest.raises(MergeConflict):
+        await run(parallel(Put(x=one), Put(x=other)))
+
+
+async def test_values_that_contain_themselves_conflict():
+    one, other = [], []
+    one.append(one)
+    other.append(other)
+    with pytest.raises(MergeConflict):
+        await run(parallel(Put(x=one), Put(x=other)))
+
+
+@pytest.mark.parametrize("value", [200, 404, 10**30, "a b", [1, 2]], ids=repr)
+async def test_a_branch_that_sets_the_value_that_was_there_has_changed_nothing(value):
+    again = copy.deepcopy([value])[0] if isinstance(value, list) else type(value)(str(value))
+    assert await run(parallel(Put(x=again), Put(x="changed")), {"x": value}) == {"x": "changed"}
 
 
 async def test_a_declared_merge_gets_the_values_in_the_order_of_the_branches():

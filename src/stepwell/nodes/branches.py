@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell.errors import InvalidGraph, InvalidOption, MergeConflict
+from stepwell.codec.values import encode
+from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
 from stepwell.nodes.durable import Park, kept_prep
 from stepwell.nodes.durable import walk as durable_walk
 from stepwell.nodes.failure import (
@@ -24,6 +26,7 @@ from stepwell.nodes.node import BaseNode
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.runner import walk
 from stepwell.nodes.workgroup import Halt
+from stepwell.record import Limits
 
 if TYPE_CHECKING:
     from stepwell.nodes.plan import Build, Graph, Stage, Strategy
@@ -81,9 +84,10 @@ def parallel(
     """A node that runs several branches at once and goes on when all have ended.
 
     A branch is a node, with whatever its edges lead to, or a flow. Each works on its own shallow copy of
-    the shared state; at the join, the fields that it set or deleted are put into the shared state. A
-    field that several branches changed needs a function in ``merge``, which is called with the list of
-    their values, in the order of the branches; without one it is a :class:`MergeConflict`.
+    the shared state; at the join, the fields that it changed or deleted are put into the shared state. A
+    field that several branches changed to different values needs a function in ``merge``, which is called
+    with the list of their values, in the order of the branches; without one it is a :class:`MergeConflict`.
+    Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ.
 
     :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
         error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` goes on with those
@@ -191,7 +195,7 @@ def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[st
     changes: dict[Any, dict[str, Any]] = {}
     for name, state in states.items():
         for field, value in state.items():
-            if field not in shared or shared[field] is not value:
+            if field not in shared or not _same(shared[field], value):
                 changes.setdefault(field, {})[name] = value
         for field in shared.keys() - state.keys():
             changes.setdefault(field, {})[name] = _GONE
@@ -200,7 +204,7 @@ def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[st
         first, *others = values.values()
         if field in merge:
             joined[field] = merge[field]([value for value in values.values() if value is not _GONE])
-        elif all(other is first for other in others):
+        elif all(_same(first, other) for other in others):
             joined[field] = first
         else:
             raise MergeConflict(stage.path, field, list(values))
@@ -209,3 +213,46 @@ def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[st
             del shared[field]
         else:
             shared[field] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a storage would give back the same for both: equal values of equal types, at every level.
+
+    After a resume the values are decoded copies, so the identity of an object decides nothing.
+    """
+    try:
+        return _alike(one, other)
+    except RecursionError:
+        return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind in (str, int, bytes):
+        return bool(one == other)
+    if kind is float:
+        # 0.0 and -0.0 are equal, and stored differently.
+        return bool(one == other) and math.copysign(1, one) == math.copysign(1, other)
+    if kind in (list, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if kind is dict:
+        keys = {key: key for key in other}
+        return len(one) == len(other) and all(
+            key in keys and _alike(key, keys[key]) and _alike(value, other[key]) for key, value in one.items()
+        )
+    try:
+        return encode(one, Limits()) == encode(other, Limits())
+    except EncodeError:
+        # Only in a run without a storage.
+        return _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - arrays, and whatever else cannot say: they differ
+        return False
