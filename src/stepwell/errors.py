@@ -63,6 +63,7 @@ StepwellError
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -485,8 +486,11 @@ class DuplicateUpdate(StepwellError):
         self.place, self.update_id = place, update_id
         #: The Bot API calls of the first time, while this is the newest update of its key.
         self.calls = calls or []
+        # Python refuses to write very large numbers in decimal.
+        large = isinstance(update_id, int) and update_id.bit_length() > 64
+        shown = reprlib.repr(hex(update_id) if large else update_id)  # type: ignore[arg-type]
         super().__init__(
-            f"update {update_id!r} was already handled for {place}; acknowledge it and do nothing, "
+            f"update {shown} was already handled for {place}; acknowledge it and do nothing, "
             'or look at the state with on_duplicate="enter"'
         )
 

@@ -171,9 +171,9 @@ class Slot:
         if self._memo is not None and self._memo_json is None:
             try:
                 self._memo_json = self._seal.body("m", "", self._memo)
-            except CorruptRecord:
+            except (CorruptRecord, TooLarge):
                 # Without it an update may be handled twice; with an error nobody could go on for a day.
-                logger.exception("the memo at %s is damaged, and taken for empty", self.address.text)
+                logger.exception("the memo at %s cannot be read, and is taken for empty", self.address.text)
                 self._memo = None
         return self._memo_json
 
@@ -189,6 +189,11 @@ class Slot:
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""
         return self._seal.data(self._seal.fields(self.data))
+
+    @property
+    def memo_limit(self) -> int:
+        """The most bytes that the JSON of a memo may take."""
+        return self._seal.limit
 
     def memo_part(self, value: Any) -> Json:
         """A part of a memo as JSON, or what a commit with it would raise."""

@@ -17,7 +17,8 @@ import stepwell
 from stepwell import MemoryStorage, State
 from stepwell.errors import AlreadyHeld, ContextClosed, InsideLoop, InvalidOption, RecordReplaced, UsageError, WrongLoop
 from stepwell.fsm import FSM, Busy, DuplicateUpdate, LeaseLost, NoKeyError, Update, keys
-from stepwell.record import DAY
+from stepwell.record import DAY, Limits
+from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get, Release
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -192,6 +193,48 @@ async def test_at_least_a_batch_of_updates_is_remembered_and_no_more_than_128(fs
                 pass
     async with fsm.conversation(message(update_id=12)) as ctx:
         assert not ctx.duplicate
+
+
+async def test_long_ids_are_remembered_and_never_fill_the_memo(fsm: FSM) -> None:
+    async def count(ctx: Any) -> int:
+        ctx.update_data(count=ctx.data.get("count", 0) + 1)
+        return int(ctx.data["count"])
+
+    ids: list[int | str] = [f"{number}" + "\N{GREEK SMALL LETTER ALPHA}" * 1500 for number in range(130)]
+    ids += [10**5000, -(10**5000), "x" * 63, "x" * 64, "x" * 65, 10**100]
+    for number, update_id in enumerate(ids, 1):
+        assert await fsm.handle(None, count, key=KEY, update_id=update_id) == number
+    for update_id in ids[-100:]:
+        assert await fsm.handle(None, count, key=KEY, update_id=update_id) is None
+    assert await fsm.handle(None, count, key=KEY, update_id="y" * 3000) == len(ids) + 1
+
+
+async def test_a_long_id_that_is_stored_whole_is_still_known(fsm: FSM) -> None:
+    long = "x" * 3000
+    calls = [{"method": "sendMessage", "text": "first"}]
+    await fsm.prepare()
+    async with Slot(fsm.storage, "bot", KEY) as slot:
+        await slot.commit(force=True, memo=[f" 'other '{long} ", calls])
+    with pytest.raises(DuplicateUpdate) as caught:
+        async with fsm.conversation(key=KEY, update_id=long):
+            pass
+    assert caught.value.calls == calls
+    assert await fsm.handle(None, register, key=KEY, update_id="new") == "started"
+    assert await fsm.handle(None, register, key=KEY, update_id=long) is None
+
+
+async def test_a_memo_that_is_larger_than_the_limit_forgets_its_oldest_updates(make_fsm: Make) -> None:
+    fsm = FSM("small", storage=make_fsm().storage, flows=[Form])
+    await fsm.prepare()
+    async with Slot(fsm.storage, "small", KEY) as slot:
+        await slot.commit(force=True, memo=[" " + "".join(f"'{number:060} " for number in range(100)), []])
+    # The limit was lowered since: the stored memo is larger than it.
+    await fsm.storage.init("small", limits=Limits(record=400))
+    for number in range(60):
+        assert await fsm.handle(None, register, key=KEY, update_id=f"{number:020}") == "started"
+    for number in range(55, 60):
+        assert await fsm.handle(None, register, key=KEY, update_id=f"{number:020}") is None
+    assert await fsm.handle(None, register, key=KEY, update_id=f"{0:020}") == "started"
 
 
 async def test_what_was_handled_stays_known_after_the_conversation_is_over(backend: Backend, clock: Clock) -> None:

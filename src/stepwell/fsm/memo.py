@@ -7,6 +7,7 @@ looking one up and adding one is plain text work, and costs the same for 1 and f
 from __future__ import annotations
 
 import logging
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: How many handled updates are remembered per key: more than one batch of getUpdates.
 REMEMBERED = 128
+#: Longer ids are remembered by a hash, in bytes of their token.
+LONGEST_TOKEN = 64
 
 
 class Memo(NamedTuple):
@@ -41,23 +44,32 @@ class Memo(NamedTuple):
 
     def has(self, update_id: int | str) -> bool:
         """This update was handled."""
-        return f" {_token(update_id)} " in self.ids
+        token = _token(update_id)
+        if f" {_hashed(token)} " in self.ids:
+            return True
+        # Earlier releases stored long ids whole.
+        return len(token) > LONGEST_TOKEN and f" {token} " in self.ids
 
     def calls_of(self, update_id: int | str) -> list[dict[str, Any]]:
         """What was answered to it, while it is the newest."""
-        return self.calls if self.ids.endswith(f" {_token(update_id)} ") else []
+        token = _token(update_id)
+        return self.calls if self.ids.endswith((f" {_hashed(token)} ", f" {token} ")) else []
 
     def with_update(self, update_id: int | str, calls: list[dict[str, Any]]) -> Json:
         """What to keep when this update is handled too."""
-        return _json(self.slot, f"{self.ids}{_token(update_id)} ", calls)
+        return _json(self.slot, f"{self.ids}{_hashed(_token(update_id))} ", calls)
 
     def merged(self, other: Memo, mark: str) -> Json:
         """The updates of both, those of the other first, and a mark that they are together."""
-        return _json(self.slot, f"{other.ids}{self.ids[1:]}{_token(mark)} ", self.calls or other.calls)
+        return _json(self.slot, f"{other.ids}{self.ids[1:]}{_hashed(_token(mark))} ", self.calls or other.calls)
 
 
 def _json(slot: Slot, ids: str, calls: list[dict[str, Any]]) -> Json:
-    while ids.count(" ") > REMEMBERED + 1:
+    # The ids take at most half of the limit, so that a full memo never makes a commit fail.
+    room = slot.memo_limit // 2
+    while ids.count(" ") > REMEMBERED + 1 or len(ids) > room:
+        if ids == " ":
+            break
         ids = ids[ids.index(" ", 1) :]
     said = "[]"
     if calls:
@@ -77,4 +89,13 @@ def _token(update_id: int | str) -> str:
         return "'" + quote(update_id, safe="", errors="surrogatepass")
     if isinstance(update_id, bool) or not isinstance(update_id, int):
         raise InvalidOption(f"an update's id is an int or a str, not {update_id!r}")
-    return str(update_id)
+    # Python refuses to write very large numbers in decimal.
+    return str(update_id) if -_LARGE < update_id < _LARGE else hex(update_id)
+
+
+def _hashed(token: str) -> str:
+    """Return the token itself, or its hash if it is long. No other token begins with ``#``."""
+    return token if len(token) <= LONGEST_TOKEN else "#" + blake2b(token.encode(), digest_size=20).hexdigest()
+
+
+_LARGE = 10**1000
