@@ -346,7 +346,7 @@ async def test_a_storage_without_deadlines_says_so_once(caplog: pytest.LogCaptur
 
     async with NoTimers() as storage, FSM("bot", storage=storage, flows=[Slow]):
         await asyncio.sleep(0.05)
-    assert caplog.text.count("timers are not looked after") == 1
+    assert caplog.text.count("stopped polling for timers") == 1
 
 
 async def test_without_send_an_answer_of_a_timer_is_a_warning(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.errors import StorageUnavailable
+from stepwell.errors import Conflict, CorruptRecord, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.storage import Apply, due
 from stepwell.storage.due import DueTasks
@@ -151,7 +151,13 @@ async def test_whatever_goes_wrong_is_logged_and_tried_again(
 ) -> None:
     monkeypatch.setattr(due, "TICK", 0.001)
     attended = asyncio.Event()
-    failures = [ZeroDivisionError("of the backend"), StorageUnavailable("it is away")]
+    failures = [
+        ZeroDivisionError("of the backend"),
+        asyncio.CancelledError("by the driver"),
+        CorruptRecord("bot/1", "a field", "is damaged"),
+        Conflict("with somebody"),
+        StorageUnavailable("it is away"),
+    ]
 
     class Storage(MemoryStorage):
         async def due(self, *args: Any, **options: Any) -> Any:
@@ -170,9 +176,39 @@ async def test_whatever_goes_wrong_is_logged_and_tried_again(
         await attended.wait()
         while address not in tasks._pauses:
             await asyncio.sleep(0)
-        for words in ("of the backend", "it is away", "of the one who attends"):
+        for words in ("of the backend", "by the driver", "is damaged", "with somebody", "it is away", "who attends"):
             assert words in caplog.text
         await tasks.stop()
+
+
+async def test_unexpected_errors_are_tried_again_at_growing_intervals_with_a_traceback_each(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(due, "TICK", 0.001)
+    monkeypatch.setattr(due, "LONGEST_TICK", 0.02)
+    failures = 9
+
+    class Storage(MemoryStorage):
+        async def due(self, *args: Any, **options: Any) -> Any:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise CorruptRecord("bot/1", "a field", "is damaged")
+            attended.set()
+            return []
+
+    async def attend(address: Address) -> bool:
+        return True
+
+    attended = asyncio.Event()
+    async with Storage(clock=clock) as storage, asyncio.timeout(10):
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1, 2))
+        tasks.start()
+        await attended.wait()
+        await tasks.stop()
+    pauses = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
+    assert pauses == [0.002, 0.004, 0.008, 0.016, 0.02, 0.02, 0.02, 0.02, 0.02]
+    assert all(record.exc_info for record in caplog.records)
 
 
 async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepwell.errors import StepwellError, StorageError
+from stepwell.errors import StorageError, Unsupported
 from stepwell.record import Address
 from stepwell.storage.contract import Due, Storage
 
@@ -23,6 +23,8 @@ AT_ONCE = 32
 PAGE = 200
 #: Seconds between two warnings about a storage that is away: at first, and at most.
 _SAY_AGAIN = (5.0, 300.0)
+#: The longest pause, in seconds, between two looks that fail with an unexpected error.
+LONGEST_TICK = 30.0
 
 
 class DueTasks:
@@ -111,10 +113,12 @@ class DueTasks:
         say_at, say_again = 0.0, _SAY_AGAIN[0]
         away_since: float | None = None
         failed_at = 0.0
+        tick = TICK
         while True:
             try:
                 # What was begun is not waited for: what takes its time holds up its own key only.
                 await self.look()
+                tick = TICK
                 if away_since is not None and loop.time() - failed_at >= _SAY_AGAIN[0]:
                     logger.warning("%s can be read again, after %.0f s", self._what, failed_at - away_since)
                     say_at, say_again, away_since = 0.0, _SAY_AGAIN[0], None
@@ -125,12 +129,17 @@ class DueTasks:
                 if failed_at >= say_at:
                     logger.warning("%s cannot be read: %s", self._what, error)
                     say_at, say_again = failed_at + say_again, min(2 * say_again, _SAY_AGAIN[1])
-            except StepwellError:
-                logger.exception("%s are not looked after any more in this process", self._what)
+            except Unsupported:
+                # The class of the storage cannot do it, so polling is of no use.
+                logger.exception("stopped polling for %s in this process", self._what)
                 return
-            except Exception:
-                logger.exception("looking for %s failed; it is tried again", self._what)
-            await asyncio.sleep(TICK * random.uniform(0.8, 1.2))
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                    raise
+                tick = min(2 * tick, max(TICK, LONGEST_TICK))
+                logger.exception("polling for %s failed; it is tried again in %.1f s", self._what, tick)
+            await asyncio.sleep(tick * random.uniform(0.8, 1.2))
 
     def _begin(self, address: Address) -> asyncio.Task[bool]:
         name = f"stepwell-{self._what} {address.key}"
