@@ -15,17 +15,32 @@ from tests import backends
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(params=backends.ALL, ids=lambda cls: cls.name)
+#: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.
+#: Files and tests marked with ``every_backend`` run on all backends there too.
+ABOVE_STORAGE = ("tests.fsm.", "tests.nodes.", "tests.adapters.", "tests.examples.", "tests.testing.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the backends of a test by its package and mark."""
+    marked = metafunc.definition.get_closest_marker("every_backend") is not None
+    every = marked or not metafunc.module.__name__.startswith(ABOVE_STORAGE)
+    chosen = backends.ALL if every else backends.LOCAL
+    for fixture, classes in {"backend": chosen, "shared_backend": [cls for cls in chosen if cls.shared]}.items():
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, classes, indirect=True, ids=lambda cls: cls.name)
+
+
+@pytest.fixture
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[backends.Backend]:
-    """Every landed backend in turn."""
+    """Each backend in turn; which ones, pytest_generate_tests decides."""
     backend = request.param(tmp_path)
     yield backend
     await backend.close()
 
 
-@pytest.fixture(params=[cls for cls in backends.ALL if cls.shared], ids=lambda cls: cls.name)
+@pytest.fixture
 async def shared_backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[backends.Backend]:
-    """Every landed backend that several processes may use at once."""
+    """Each of these backends that several processes may use at once."""
     backend = request.param(tmp_path)
     yield backend
     await backend.close()

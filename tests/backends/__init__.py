@@ -1,7 +1,8 @@
 """The backends that the tests run on: one module each, all listed here.
 
-A test that takes the fixture ``backend`` runs once on each; ``backend.place()`` is the URL of a fresh,
-empty storage, and ``backend.storage(clock=...)`` one that is closed by the fixture.
+A test that takes the fixture ``backend`` runs once on each backend that ``tests/conftest.py`` chooses for it;
+``backend.place()`` is the URL of a fresh, empty storage, and ``backend.storage(clock=...)`` one that is closed by
+the fixture.
 """
 
 from __future__ import annotations
@@ -13,5 +14,7 @@ from tests.backends.redis import Redis, RedisCluster
 from tests.backends.sqlite import SQLite
 
 ALL: list[type[Backend]] = [Memory, SQLite, Redis, RedisCluster, Postgres]
+#: Those that need no server.
+LOCAL: list[type[Backend]] = [Memory, SQLite]
 
-__all__ = ["ALL", "Backend"]
+__all__ = ["ALL", "LOCAL", "Backend"]

@@ -1,4 +1,4 @@
-"""A bot to talk to, on every backend."""
+"""A bot to talk to."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""Durable runs on all backends: what they ask of a storage beyond a claim and a write."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepwell import Limits, StateStorage, Storage
+from stepwell.errors import RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
+from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel, worker
+from stepwell.record import RUNS
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.nodes.test_durable import Boom, Say
+from tests.nodes.test_durable_batch import Square, expected
+from tests.nodes.test_wait import approval, gone, parked, until
+
+pytestmark = pytest.mark.every_backend
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+async def test_a_failed_run_is_listed_resumed_and_leaves_nothing(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom("no luck")]), Say(ran, "c"), storage=storage)
+    with pytest.raises(UnknownRun):
+        await flow.status("r")
+    with pytest.raises(Boom):
+        await flow.run({"x": 1}, flow_id="r")
+    run = await flow.status("r")
+    assert (run.status, run.node, run.path, run.errors[0].message) == ("failed", "b", ("a",), "no luck")
+    assert await StateStorage(storage).get_state("r") == {"x": 1, "said": ["a"]}
+    assert [run.flow_id async for run in flow.runs("failed")] == ["r"]
+    with pytest.raises(RunExists):
+        await flow.run(flow_id="r")
+    await StateStorage(storage).merge_state("r", {"outside": 1})
+    assert await flow.resume("r") == {"x": 1, "outside": 1, "said": ["a", "b", "c"]}
+    assert ran == ["r/a/1", "r/b/1", "r/b/1", "r/c/1"]
+    with pytest.raises(RunFinished):
+        await flow.resume("r")
+    assert [entry async for entry in storage.scan(RUNS)] == []
+
+
+async def test_a_finished_run_is_kept_for_as_long_as_asked(backend: Backend, clock: Clock) -> None:
+    storage = backend.storage(clock=clock)
+    flow = linear(Say([], "a"), storage=storage, keep=True)
+    await flow.run(flow_id="kept")
+    await flow.run(flow_id="hour", keep=3600)
+    assert {run.flow_id async for run in flow.runs(status="finished")} == {"kept", "hour"}
+    clock.advance(3601)
+    assert {run.flow_id async for run in flow.runs(status="finished")} == {"kept"}
+    assert await flow.resume("kept") == {"said": ["a"]}
+
+
+async def test_a_run_that_was_removed_or_replaced_from_outside_stops(storage: Storage) -> None:
+    class Cancels(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await StateStorage(storage).cleanup("r")
+
+    ran: list[str] = []
+    with pytest.raises(RecordReplaced):
+        await linear(Cancels, Say(ran, "b")).run(storage=storage, flow_id="r")
+    flow = linear(Say(ran, "a", fails=[Boom()]), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    await StateStorage(storage).update_state("r", {"x": 1})
+    with pytest.raises(RunReplaced):
+        await flow.status("r")
+    await StateStorage(storage).cleanup("r")
+    assert await flow.run(flow_id="r") == {"said": ["a"]}
+
+
+async def test_of_several_that_start_one_run_at_once_one_runs_it(storage: Storage) -> None:
+    class Slow(Say):
+        async def exec(self, prep_res: Any) -> str:
+            await asyncio.sleep(0.02)
+            return await super().exec(prep_res)
+
+    ran: list[str] = []
+    flow = linear(Slow(ran, "a"), Slow(ran, "b"), storage=storage)
+    calls = [flow.run(flow_id="r", if_exists="resume") for _ in range(3)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes].count(dict) == 1
+    assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
+    assert ran == ["r/a/1", "r/b/1"]
+
+
+async def test_branches_resume_each_where_it_was(storage: Storage) -> None:
+    class Set(Say):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> None:
+            shared[exec_res] = shared.pop("gone", None)
+
+    ran: list[str] = []
+    a, b, c = Set(ran, "a"), Set(ran, "b", fails=[Boom()]), Set(ran, "c")
+    a >> b
+    both = parallel(a, c, name="both", on_error="collect")
+    flow = NodeFlow(start=both, storage=storage).connect(both, Say(ran, "end"))
+    with pytest.raises(ExceptionGroup):
+        await flow.run({"gone": 1}, flow_id="r")
+    assert (await flow.status("r")).branches == {"both/0": "both/0/b"}
+    assert await flow.resume("r") == {"a": 1, "b": None, "c": 1, "said": ["end"]}
+    assert sorted(ran) == ["r/both/0/a/1", "r/both/0/b/1", "r/both/0/b/1", "r/both/1/c/1", "r/end/1"]
+
+
+async def test_a_large_batch_goes_on_where_it_failed(storage: Storage) -> None:
+    ran: list[int] = []
+    batch = Square(ran, bad={700}, concurrency=5)
+    flow = linear(batch, Say([], "end"), storage=storage)
+    with pytest.raises(Boom):
+        await flow.run({"n": 1000}, flow_id="r")
+    assert (await flow.status("r")).progress["Square"].done >= 695
+    batch.bad.clear()
+    first = len(ran)
+    assert await flow.resume("r") == expected(1000)
+    assert batch.prepared == [1]
+    assert len(ran) - first <= 305
+
+
+async def test_large_results_are_kept_and_one_that_is_too_large_is_refused(backend: Backend) -> None:
+    storage = backend.storage(limits=Limits(item=200_000))
+    say = Say([], "end", fails=[Boom()])
+
+    class Large(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return range(12)
+
+        async def exec(self, item: int) -> str:
+            return "x" * self.params["size"]
+
+        def post(self, shared: Any, items: Any, results: list[str]) -> None:
+            shared["sum"] = sum(map(len, results))
+
+    flow = linear(Large, say, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r", params={"size": 150_000})
+    assert (await flow.resume("r"))["sum"] == 12 * 150_000
+    with pytest.raises(TooLarge):
+        await flow.run(params={"size": 200_000})
+
+
+async def test_a_question_is_answered_once(storage: Storage) -> None:
+    ran: list[str] = []
+    flow = approval(ran, storage)
+    first = await parked(flow.run(flow_id="r"))
+    assert [run.flow_id async for run in flow.runs("parked")] == ["r"]
+    second = await parked(flow.resume(first.id, "no"))
+    assert (await parked(flow.resume(first.id, "yes"))).id == second.id
+    outcomes = await asyncio.gather(*(flow.resume(second.id, "yes") for _ in range(5)), return_exceptions=True)
+    assert ran.count("answered yes") == 1
+    assert [type(outcome) for outcome in outcomes].count(dict) == 1
+    assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
+
+
+async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.storage.due.TICK", 0.02)
+    ran: list[str] = []
+    sleeps = linear(Sleep(0.05), Say(ran, "woke"), name="sleeps", storage=storage)
+    waits = approval(ran, storage, timeout=0.05)
+    for number in range(10):
+        await parked(sleeps.run(flow_id=f"s{number}"))
+    await parked(waits.run(flow_id="w"))
+    async with worker([sleeps, waits]), worker([sleeps, waits]):
+        await until(lambda: gone(sleeps))
+        await until(lambda: gone(waits))
+    assert sorted(ran) == sorted(["ask approve", "w/draft/1", "w/late/1", *(f"s{n}/woke/1" for n in range(10))])
