@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import time
 from typing import Any
 
 import msgspec
@@ -230,3 +231,56 @@ def test_limits_hold_before_writing_and_before_parsing() -> None:
     with pytest.raises(StoredDataError, match="deeper"):
         values.decode(deep)
     assert values.decode('"' + "[" * 5000 + '"') == "[" * 5000
+
+
+def nesting(text: str) -> int:
+    """How deep brackets are nested, character by character."""
+    deepest = depth = 0
+    quoted = escaped = False
+    for char in text:
+        if quoted:
+            escaped, quoted = char == "\\" and not escaped, escaped or char != '"'
+        elif char == '"':
+            quoted = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest
+
+
+TEXTS = st.text(alphabet='[]{}"\\aü', max_size=12)
+TREES = st.recursive(
+    TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=30
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TREES, st.integers(1, 12))
+def test_the_depth_of_a_stored_text_is_counted_without_its_strings(tree: Any, limit: int) -> None:
+    text = values.to_json(tree).decode()
+    assert values._too_deep(text, limit) is (nesting(text) > limit)
+
+
+def test_a_text_at_the_limit_of_depth_is_read_and_a_deeper_one_is_refused() -> None:
+    value: Any = "deep"
+    for _ in range(LIMITS.depth):
+        value = (value,)
+    assert there_and_back(value) == value
+    most = 4 * LIMITS.depth + 8
+    assert values.decode("[" * most + "]" * most)
+    with pytest.raises(StoredDataError, match="deeper"):
+        values.decode("[" * (most + 1) + "]" * (most + 1))
+
+
+def test_a_large_text_with_many_brackets_is_decoded_quickly() -> None:
+    text = values.to_json([{"text": "[x]" * 300, "tags": ["[", "\\"]}] * 900).decode()
+    assert len(text) > 800_000
+    assert min(cpu_time(values.decode, text) for _ in range(5)) < 0.02
+
+
+def cpu_time(function: Any, *args: Any) -> float:
+    begun = time.thread_time()
+    function(*args)
+    return time.thread_time() - begun
