@@ -358,6 +358,10 @@ class Slot:
         if change.memo is not KEEP:
             self._memo, self._memo_json = change.memo, None
 
+    async def confirm(self) -> None:
+        """Return once everything that was loaded is as durable as an acknowledged write; see ``Storage.confirm``."""
+        await self.storage.confirm(Claim(self.address, self._token, self._lease, renew=True))
+
     async def parts(self) -> dict[str, Any]:
         """The parts beside the record, read now. Raises if they are another holder's by now, or another record's."""
         if not self._holding:

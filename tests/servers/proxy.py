@@ -59,6 +59,11 @@ class Proxy:
         await asyncio.gather(*self._pumps, return_exceptions=True)
         await self._server.wait_closed()
 
+    def point_to(self, port: int) -> None:
+        """Use another server, as after a failover: existing connections are cut."""
+        self._target = (self._target[0], port)
+        self.cut_all()
+
     def fall_silent(self) -> None:
         """From now on accept connections and requests, and pass on nothing."""
         self._silent = True

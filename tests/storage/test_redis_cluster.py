@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,13 +14,18 @@ import redis
 from redis.asyncio import RedisCluster as Client
 
 from stepwell import State, Storage, open_storage
-from stepwell.errors import NotReplicated, OutcomeUnknown, StorageUnavailable
+from stepwell.errors import LeaseLost, NotReplicated, OutcomeUnknown, RunExists, RunFinished, StorageUnavailable
+from stepwell.fsm import FSM, Context, DuplicateUpdate
+from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply
 from stepwell.storage.gather import Batch
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis_cluster import _SLOTS
+from tests.fsm.conftest import Form, message
+from tests.nodes.flows import Trail
+from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster, RedisServer, the_cluster
 
 BOT = "bot"
@@ -261,3 +266,123 @@ async def test_an_answer_from_the_journal_waits_for_the_replica_too(
         replica.process.resume()
         await linked(master)
         assert not isinstance((await other.run(batch))[0], NotReplicated)
+
+
+# A duplicate is acknowledged when a replica has the write that it repeats
+
+
+@contextmanager
+def _without_replicas(replicas: Sequence[RedisServer]) -> Iterator[None]:
+    for replica in replicas:
+        replica.process.pause()
+    try:
+        yield
+    finally:
+        for replica in replicas:
+            replica.process.resume()
+
+
+@pytest.mark.parametrize("where", ["server", "cluster"])
+async def test_a_duplicate_of_a_write_that_no_replica_has_is_not_acknowledged(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    handled: list[int] = []
+
+    async def start(ctx: Context) -> None:
+        handled.append(1)
+        ctx.start_flow(Form)
+
+    if where == "server":
+        master, replica = request.getfixturevalue("replicated")
+        await linked(master)
+        url, replicas = master.url("?"), [replica]
+    else:
+        cluster = request.getfixturevalue("own_cluster")
+        masters = cluster.masters()
+        url, replicas = cluster.url("?"), [node for node in cluster.nodes if node not in masters]
+    async with open_storage(f"{url}durability=wait&timeout=0.6&prefix=dup") as storage:
+        fsm = FSM(BOT, storage=storage, flows=[Form])
+        update = message(update_id=1)
+        with _without_replicas(replicas):
+            for _ in range(2):
+                with pytest.raises(NotReplicated):
+                    await fsm.handle(update, start)
+            with pytest.raises(NotReplicated):
+                async with fsm.conversation(update):
+                    pass
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert await fsm.handle(update, start) is None
+                    break
+                except NotReplicated:
+                    continue
+        with pytest.raises(DuplicateUpdate):
+            async with fsm.conversation(update):
+                pass
+        assert handled == [1]
+
+
+async def test_an_update_that_two_workers_get_at_once_is_acknowledged_by_neither_before_a_replica_has_it(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    url = master.url("?durability=wait&timeout=20")
+    async with open_storage(url) as one, open_storage(url) as two:
+        first, second = (FSM(BOT, storage=storage, flows=[Form]) for storage in (one, two))
+        with _without_replicas([replica]):
+            update = message(update_id=1)
+            writing = asyncio.create_task(first.handle(update, _start))
+            with master.client() as client:
+                await _until(lambda: bool(client.keys("*:m:*")), "the memo is written")
+            repeating = asyncio.create_task(second.handle(update, _start))
+            done, _ = await asyncio.wait([writing, repeating], timeout=0.5)
+            assert not done
+        await asyncio.gather(writing, repeating)
+
+
+async def _start(ctx: Context) -> None:
+    ctx.start_flow(Form)
+
+
+async def test_what_a_claim_read_is_not_confirmed_by_a_server_that_does_not_have_the_claim(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    successor, _ = replicated
+    await linked(successor)
+    old = RedisServer()
+    try:
+        async with Proxy(old.port) as proxy:
+            url = f"redis://127.0.0.1:{proxy.port}/0"
+            async with open_storage(url, durability="wait", timeout=0.6) as storage, Slot(storage, BOT, 1) as slot:
+                with pytest.raises(NotReplicated):
+                    await slot.confirm()
+                proxy.point_to(successor.port)
+                with pytest.raises(LeaseLost):
+                    await slot.confirm()
+    finally:
+        old.stop()
+
+
+async def test_a_run_that_no_replica_has_is_not_reported_as_there_or_finished(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    async with open_storage(master.url("?durability=wait&timeout=0.6")) as storage:
+        flow = NodeFlow(start=Trail())
+        with _without_replicas([replica]):
+            with pytest.raises(NotReplicated):
+                await flow.run({}, storage=storage, flow_id="r")
+            with pytest.raises(NotReplicated):
+                await flow.run({}, storage=storage, flow_id="r")
+        await linked(master)
+        with pytest.raises(RunExists):
+            await flow.run({}, storage=storage, flow_id="r")
+        await flow.resume("r", storage=storage)
+        with _without_replicas([replica]), pytest.raises(NotReplicated):
+            await flow.resume("r", storage=storage)
+        await linked(master)
+        with pytest.raises(RunFinished):
+            await flow.resume("r", storage=storage)

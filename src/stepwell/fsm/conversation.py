@@ -67,7 +67,9 @@ class Conversation:
             ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
             ctx.update_id = self._update_id
             if self._update_id is not None:
-                self._check_duplicate(ctx, slot, self._update_id)
+                memo = self._memo = Memo.of(slot)
+                if memo.has(self._update_id):
+                    await self._repeat(ctx, memo, self._update_id)
             if slot.flow is not None and not ctx.duplicate:
                 known = fsm.catch_up(slot)
                 if not known or is_due(slot):
@@ -103,12 +105,12 @@ class Conversation:
             assert refusal is not None
             raise refusal
 
-    def _check_duplicate(self, ctx: Context, slot: Slot, update_id: int | str) -> None:
-        memo = self._memo = Memo.of(slot)
-        if not memo.has(update_id):
-            return
+    async def _repeat(self, ctx: Context, memo: Memo, update_id: int | str) -> None:
+        """Answer an update that was handled before."""
+        # The write of the memo may not be replicated yet, or its replication may have failed.
+        await memo.slot.confirm()
         if not self._enters:
-            raise DuplicateUpdate(slot.address.text, update_id, memo.calls_of(update_id))
+            raise DuplicateUpdate(memo.slot.address.text, update_id, memo.calls_of(update_id))
         ctx.duplicate = True
         if self._collects:
             ctx._calls = list(memo.calls_of(update_id))

@@ -73,6 +73,8 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
     # Half of an interrupted move was made, and the conversation went on, or ended, under its new key.
     mark = f"moved {source.version.write}" if source.version is not None else "moved"
     if slot.flow is not None or Memo.of(slot).has(mark):
+        # The caller deletes the source next, perhaps on another server.
+        await slot.confirm()
         return
     slot.place = source.place
     if source.where[:1] == (old,):

@@ -77,10 +77,12 @@ async def start(
         async with hold(storage, flow_id, wait=patience) as slot:
             if slot.found:
                 if if_exists == "raise":
+                    await slot.confirm()
                     raise RunExists(flow_id, state_only=table_of(slot.place) is None)
                 return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
             if slot.memo is not None and slot.memo["finished"] > slot.now - (loop.time() - asked_at):
                 # It was under way when we were asked, and has finished while we waited for it.
+                await slot.confirm()
                 raise RunFinished(flow_id)
             journal = Journal(slot, program, flow._title(), flow_id, shared)
             await journal.begin(params, keep)
@@ -120,6 +122,8 @@ def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 async def _go_on(
     flow: NodeFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_run: NewRun
 ) -> dict[str, Any]:
+    # Some answers below repeat what an earlier runner wrote, and write nothing themselves.
+    await slot.confirm()
     if not slot.found:
         if slot.memo is not None:
             raise RunFinished(flow_id)

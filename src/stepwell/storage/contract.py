@@ -22,7 +22,7 @@ from stepwell.record import Address, Limits, Place, State, Stored, Version
 from stepwell.renewal import Renewals
 from stepwell.storage.callbacks import Callbacks
 from stepwell.storage.gather import Batch, Lane, retrieve
-from stepwell.storage.operations import Operation, Result
+from stepwell.storage.operations import Claim, Operation, Result
 
 __all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Storage", "Swept"]
 
@@ -199,6 +199,13 @@ class Storage(Callbacks):
         """Operations of one lane share batches, in order; lanes run side by side."""
         return None
 
+    async def confirm(self, claim: Claim) -> None:
+        """Return once everything that the holder of a claim has read is as durable as an acknowledged write.
+
+        A read that repeats an acknowledgement, such as the memo of a handled update, needs this first. The default
+        does nothing: it suits a backend whose reads only see durable writes.
+        """
+
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
@@ -317,10 +324,11 @@ class Storage(Callbacks):
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)
         name = self.lane_of(operation)
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = Lane(self._run_batch, ids=self.ids, patience=self._patience)
-        return lane.submit(operation)
+        return (self._lanes.get(name) or self._new_lane(name, self._run_batch)).submit(operation)
+
+    def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
+        lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience)
+        return lane
 
     async def _open_and_perform(self, operation: Operation) -> Any:
         await self.open()

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from stepwell.errors import InvalidOption, NotReplicated, StorageUnavailable
+from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
-from stepwell.storage.operations import Applied, Apply, Operation, Result
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Operation, Result
 from stepwell.storage.redis_cluster import Cluster
 from stepwell.storage.redis_link import Door, doors_of, doors_of_url, split_url
 from stepwell.storage.redis_server import Request, Server
@@ -52,8 +52,8 @@ _IN_URL: Final[dict[str, Callable[[str], Any]]] = {
     "patience": float,
     "sweep_every": float,
 }
-#: Connections: one for writes, one for the rest, one for what nobody gathers.
-_WRITES, _REST, _ASIDE = "writes", "rest", "aside"
+#: Connections: for writes, for the rest, to wait for replicas, and for calls that are not gathered.
+_WRITES, _REST, _CONFIRM, _ASIDE = "writes", "rest", "confirm", "aside"
 
 
 class RedisStorage(Storage):
@@ -132,6 +132,21 @@ class RedisStorage(Storage):
         node = self._server.node_of(self._keys.tag(operation.address))
         return _WRITES if type(operation) is Apply else _REST, node
 
+    async def confirm(self, claim: Claim) -> None:
+        if not self._wait:
+            return
+        if self._loop is not asyncio.get_running_loop():
+            raise StorageClosed
+        # A failed-over server that still has the claim also has everything that was written before it. To renew the
+        # claim checks that, and is a write for WAIT to wait for.
+        name = _CONFIRM, self._server.node_of(self._keys.tag(claim.address))
+        lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
+        await lane.submit(claim._replace(renew=True))
+
+    async def _run_confirm(self, batch: Batch) -> list[Result]:
+        node = self._server.node_of(self._keys.tag(batch[0].address))
+        return await self._make(batch, (_CONFIRM, node), "", 0, self._wait)
+
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         lane: Hashable = _ASIDE
         journal = ""
@@ -141,16 +156,21 @@ class RedisStorage(Storage):
             lane = self.lane_of(operations[0])
             if writes:
                 journal, number = operations.lane, operations.number
+        return await self._make(operations, lane, journal, number, self._wait if writes else 0)
+
+    async def _make(
+        self, operations: Sequence[Operation], lane: Hashable, journal: str, number: int, wait: int
+    ) -> list[Result]:
         groups = self._grouped(operations)
         requests = [self._batch(tag, [operations[n] for n in places], journal, number) for tag, places in groups]
-        answers = await self._server.call(lane, requests, self._wait if writes else 0)
+        answers = await self._server.call(lane, requests, wait)
         results: list[Result] = [None] * len(operations)
         try:
             for (_, places), (reply, replicated) in zip(groups, answers, strict=True):
                 now = float(reply[0])
                 for n, answer in zip(places, reply[1:], strict=True):
                     outcome = result(operations[n], answer, now)
-                    if not replicated and type(outcome) is Applied:
+                    if not replicated and type(outcome) in (Applied, Claimed):
                         outcome = NotReplicated(operations[n].address.text)
                     results[n] = outcome
         except StorageUnavailable as error:
