@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell import Limits, Storage
+from stepwell import Limits, MemoryStorage, Storage
 from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
 from stepwell.nodes.failure import kept_error
@@ -348,6 +354,47 @@ async def test_items_in_threads(storage: Storage, options: dict[str, Any]) -> No
     assert await flow.resume("r") == expected(600)
     assert set(ran) == set(range(600))
     assert len(ran) - before <= 300 + 1 + 4 * UNSAVED
+
+
+class InProcesses(BatchNode):
+    """Gives each number with the process that handled it; number 30 ends its process once."""
+
+    def prep(self, shared: dict[str, Any]) -> Any:
+        return [(number, shared["marker"]) for number in range(60)]
+
+    def exec(self, item: tuple[int, str]) -> list[int]:
+        number, marker = item
+        if number == 30 and not Path(marker).exists():
+            Path(marker).touch()
+            os._exit(1)
+        time.sleep(0.002)
+        return [number, os.getpid()]
+
+    def post(self, shared: dict[str, Any], items: Any, results: list[Any]) -> None:
+        shared["results"] = results
+
+
+@pytest.mark.parametrize(("on_error", "concurrency"), [("skip", 1), ("collect", 2)])
+async def test_a_run_whose_pool_broke_keeps_its_results_and_goes_on_with_a_new_pool(
+    tmp_path: Path, on_error: Any, concurrency: int
+) -> None:
+    batch = InProcesses(on_error=on_error, concurrency=concurrency)
+    flow = linear(batch, storage=MemoryStorage())
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as batch.executor:
+        with pytest.raises(BrokenProcessPool):
+            await flow.run({"marker": str(tmp_path / "marker")}, flow_id="r")
+        run = await flow.status("r")
+        assert run.status == "failed"
+        done, total = run.progress["InProcesses"]
+        assert 0 < done <= 59
+        assert total == 60
+    with ProcessPoolExecutor(1, mp_context=spawn) as batch.executor:
+        results = (await flow.resume("r"))["results"]
+    assert [number for number, _ in results] == list(range(60))
+    first, second = results[0][1], results[30][1]
+    assert [pid for _, pid in results].count(first) == done
+    assert [pid for _, pid in results].count(second) == 60 - done
 
 
 async def test_a_batch_that_is_visited_again_begins_anew(storage: Storage) -> None:

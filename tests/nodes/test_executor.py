@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.thread import BrokenThreadPool
 
 import pytest
 
@@ -33,6 +34,10 @@ def work(item):
             return lambda: None
         case "exit":
             os._exit(1)
+        case "raise, then exit":
+            if step().attempt > 1:
+                os._exit(1)
+            raise ValueError("raised in the worker")
         case "where":
             return os.getpid(), threading.current_thread().name
         case "step":
@@ -169,19 +174,64 @@ async def test_a_node_that_cannot_travel_is_an_error_that_says_so(processes):
         await flow.run({"items": [1]})
 
 
-async def test_a_dead_worker_process_is_the_error_of_its_items():
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        (failed,) = await run(pool, ["exit"], concurrency=1)
-        assert isinstance(failed.error, BrokenProcessPool)
+def single_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_pool_that_breaks_ends_the_batch_under_every_policy(on_error, concurrency):
+    with single_process() as pool:
+        with pytest.raises(BrokenProcessPool) as caught:
+            await run(pool, [1, "exit", *range(20)], on_error=on_error, concurrency=concurrency)
+        assert any("another executor" in note for note in caught.value.__notes__)
         with pytest.raises(BrokenProcessPool):
-            await run(pool, [1], on_error="stop")
+            await run(pool, [1], on_error=on_error, max_retries=3)
 
 
-async def test_an_executor_that_is_shut_down_is_an_error_for_every_item():
-    pool = ThreadPoolExecutor(1)
+async def test_a_pool_that_breaks_in_another_attempt_ends_the_batch():
+    with single_process() as pool, pytest.raises(BrokenProcessPool):
+        await run(pool, [1, "raise, then exit", 2], max_retries=3)
+
+
+async def test_errors_of_items_before_the_pool_broke_are_raised_with_it():
+    with single_process() as pool, pytest.raises(ExceptionGroup) as caught:
+        await run(pool, ["raise", "exit", 1], on_error="collect", concurrency=1)
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, BrokenProcessPool]
+
+
+def _fails_to_start() -> None:
+    raise OSError("no licence for another thread")
+
+
+async def test_a_pool_of_threads_that_breaks_ends_the_batch():
+    with ThreadPoolExecutor(1, initializer=_fails_to_start) as pool:
+        for _ in range(2):
+            with pytest.raises(BrokenThreadPool):
+                await run(pool, [1, 2, 3])
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+async def test_an_executor_that_is_shut_down_ends_the_batch(kind):
+    pool = ThreadPoolExecutor(1) if kind == "threads" else single_process()
     pool.shutdown()
-    results = await run(pool, [1, 2, 3])
-    assert [type(failed.error) for failed in results] == [RuntimeError] * 3
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await run(pool, [1, 2, 3])
+
+
+class Cancelling(Executor):
+    """What ``shutdown(cancel_futures=True)`` does to the work that has not begun."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        future.cancel()
+        return future
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
+async def test_an_executor_that_cancels_its_work_ends_the_batch(on_error):
+    with pytest.raises(BrokenExecutor, match="shut down"):
+        await run(Cancelling(), [1, 2, 3], on_error=on_error)
 
 
 async def test_the_executor_is_never_shut_down(executor):

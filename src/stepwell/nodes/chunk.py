@@ -8,14 +8,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.errors import ExecutorError, NodeTimeout
 from stepwell.nodes.position import Cursor, Step, current, enter, leave
 from stepwell.nodes.retry import attempt
-from stepwell.nodes.thread import in_thread, settled, wait_for
+from stepwell.nodes.thread import in_thread, result_of, settled, wait_for
 
 if TYPE_CHECKING:
     from stepwell.nodes.items import Batch
@@ -39,6 +39,14 @@ class Outcome(NamedTuple):
     value: Any
 
 
+class _ExecutorFailed(BaseException):
+    """The executor broke or was shut down. No error of an item: it passes through retries and ``on_error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def _raise_failure(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if not outcome.ok:
@@ -55,9 +63,22 @@ class Chunks:
         #: Threads share memory with us; everything else gets bytes.
         self._remote = executor is not None and not isinstance(executor, ThreadPoolExecutor)
         self._blob: bytes | None = None
+        self._broken = False
 
     async def work(self, batch: Batch, cursor: Cursor) -> None:
         """Be one worker of the batch: at most one chunk under way at a time."""
+        try:
+            await self._work(batch, cursor)
+        except _ExecutorFailed as failure:
+            if batch.fatal is None:
+                batch.fatal = failure.error
+                batch.fatal.add_note(
+                    f"the executor of batch {self._stage.path!r} failed; no item is marked as failed by this. "
+                    "Give the node another executor; a durable run has kept its results and can be resumed"
+                )
+            raise batch.halt() from None
+
+    async def _work(self, batch: Batch, cursor: Cursor) -> None:
         pending: deque[tuple[int, Any]] = deque()
         size = 1
         while True:
@@ -118,7 +139,7 @@ class Chunks:
         return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
     async def _gated(self, batch: Batch, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
-        """Send a chunk when the gate lets it pass; ``None`` when the executor has failed it as a whole."""
+        """Send a chunk when the gate lets it pass; ``None`` when the chunk has failed as a whole."""
         cursor.item, cursor.attempt = chunk[0][0], 1
 
         def salvage(outcomes: list[Outcome]) -> None:
@@ -135,7 +156,7 @@ class Chunks:
         except NodeTimeout as error:
             return [Outcome(False, error)]
         except Exception as error:  # noqa: BLE001 - it becomes the error of its items
-            # The executor itself has failed: nobody in the chunk has a result or another attempt.
+            # The node cannot travel to the executor: no item of the chunk has a result or another attempt.
             for index, item in chunk:
                 batch.fail(index, item, error)
             return None
@@ -143,14 +164,20 @@ class Chunks:
     async def _send(self, cursor: Cursor, chunk: Pairs, salvage: Callable[[list[Outcome]], None]) -> list[Outcome]:
         stage = self._stage
         if not self._remote:
-            outcomes: list[Outcome] = await in_thread(
-                stage.path,
-                cursor,
-                *(run_here, stage.exec, self._node, chunk),
-                timeout=stage.policy.timeout,
-                pool=self._executor,
-                salvage=salvage,
-            )
+            try:
+                outcomes: list[Outcome] = await in_thread(
+                    stage.path,
+                    cursor,
+                    *(run_here, stage.exec, self._node, chunk),
+                    timeout=stage.policy.timeout,
+                    pool=self._executor,
+                    salvage=salvage,
+                )
+            except NodeTimeout:
+                raise
+            except Exception as error:
+                # run_here() returns the errors of items, so this one is the executor's.
+                raise _ExecutorFailed(error) from error
             return outcomes
         return await self._send_away(cursor, chunk, salvage)
 
@@ -169,17 +196,26 @@ class Chunks:
             return refused
         if self._blob is None:
             self._blob = self._pickled_node()
-        job = self._executor.submit(run_away, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
+        try:
+            job = self._executor.submit(run_away, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
+        except Exception as error:
+            raise _ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)
         try:
             await wait_for(future)
         except asyncio.CancelledError:
-            job.cancel()
+            if not self._broken:
+                # A broken pool ends all its futures, and its thread fails on one that is cancelled meanwhile.
+                job.cancel()
             await settled(future)
             if not future.cancelled() and future.exception() is None:
                 salvage(self._unpacked(future.result()))
             raise
-        outcomes = self._unpacked(future.result())
+        try:
+            outcomes = self._unpacked(result_of(future, stage.path))
+        except BrokenExecutor as error:
+            self._broken = True
+            raise _ExecutorFailed(error) from error
         complete = len(outcomes) == len(blobs) and all(ok for ok, _ in outcomes)
         return [*outcomes, *refused] if complete else outcomes
 

@@ -111,6 +111,7 @@ class _KeptBatch(Batch):
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._save_failed = False
 
     @property
     def left(self) -> int:
@@ -136,6 +137,7 @@ class _KeptBatch(Batch):
                 await self._save()
             except Exception as error:  # noqa: BLE001 - conclude() raises it
                 self.fatal = self.fatal or error
+                self._save_failed = True
                 raise self.halt() from None
         if self._halted or self._exhausted:
             return None
@@ -174,6 +176,7 @@ class _KeptBatch(Batch):
             await self._save()
         except Exception as error:  # noqa: BLE001 - the batch ends with it
             self.fatal = self.fatal or error
+            self._save_failed = True
             self.halt()
         finally:
             self._saving = None
@@ -217,7 +220,7 @@ class _KeptBatch(Batch):
     async def _save_at_the_end(self) -> None:
         """What has succeeded need not run again, whatever has failed."""
         await self._end_saving()
-        if self.fatal is None:
+        if not self._save_failed:
             await self._save()
 
     async def _end_saving(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import NodeTimeout
@@ -14,7 +14,7 @@ from stepwell.nodes.position import enter
 if TYPE_CHECKING:
     from stepwell.nodes.position import Cursor
 
-__all__ = ["in_thread", "settled", "wait_for"]
+__all__ = ["in_thread", "result_of", "settled", "wait_for"]
 
 
 class Job:
@@ -72,6 +72,7 @@ async def in_thread(
         job.given_up = True
         assert timeout is not None
         raise NodeTimeout(place, timeout)
+    result_of(future, place)
     return job.outcome()
 
 
@@ -87,6 +88,13 @@ async def wait_for(future: asyncio.Future[Any], timeout: float | None = None) ->
     """Wait without cancelling the future when the waiter is cancelled; whether it is done."""
     done, _ = await asyncio.wait((future,), timeout=timeout)
     return bool(done)
+
+
+def result_of(future: asyncio.Future[Any], place: str) -> Any:
+    """Return what an executor returned, or raise its error; a future that the executor cancelled is one too."""
+    if future.cancelled():
+        raise BrokenExecutor(f"the executor of {place!r} was shut down and has cancelled its work")
+    return future.result()
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
