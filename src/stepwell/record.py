@@ -127,7 +127,8 @@ class Change(NamedTuple):
     #: Drop everything but version, base, tags, memo and lease, and leave that as a tombstone for a day.
     #: Where there is no record this does nothing. Head, fields, tags and parts are not given with it.
     delete: bool = False
-    #: With ``delete``: leave no tombstone, no tags and no memo either.
+    #: With ``delete``: leave no tombstone, no tags and no memo either. ``tags`` may be given: the index entries of
+    #: these are removed too, whatever the record says its tags are.
     forget: bool = False
     #: The writer saw no record: if an expired one is still there, drop its fields, parts and tags first.
     fresh: bool = False

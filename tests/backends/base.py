@@ -32,7 +32,7 @@ class Backend(ABC):
     async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:
         """Change the stored bytes of one value behind the storage's back.
 
-        ``kind`` is ``field``, ``part``, ``head`` or ``memo``; ``name`` is that of a field or part.
+        ``kind`` is ``field``, ``part``, ``head``, ``memo`` or ``tags``; ``name`` is that of a field or part.
         """
         raise NotImplementedError(f"{type(self).__name__} has no bytes to damage")
 

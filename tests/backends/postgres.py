@@ -19,6 +19,7 @@ WHERE = {
     "part": ("parts", "body", "body = $4", "name = $3"),
     "head": ("records", "head", "head = $4", "$3 = ''"),
     "memo": ("memos", "body", "body = $4", "$3 = ''"),
+    "tags": ("records", "tags[1]", "tags[1] = $4", "$3 = ''"),
 }
 
 

@@ -36,7 +36,7 @@ class Redis(Backend):
             client.set(key, until + b" " + damage(text), keepttl=True)
             return
         key = record.replace(":r:", ":p:", 1) if kind == "part" else record
-        field = "$h" if kind == "head" else name
+        field = {"head": "$h", "tags": "$g"}.get(kind, name)
         client.hset(key, field, damage(client.hget(key, field)))
 
 

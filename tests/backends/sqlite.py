@@ -15,6 +15,7 @@ WHERE = {
     "part": ("part", "value", "AND name = ?3"),
     "head": ("record", "head", "AND ?3 = ''"),
     "memo": ("memo", "value", "AND ?3 = ''"),
+    "tags": ("record", "tags", "AND ?3 = ''"),
 }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from stepwell import State, Storage
-from stepwell.errors import InvalidOption, RecordReplaced, StorageUnavailable
+from stepwell import MemoryStorage, State, Storage
+from stepwell.errors import InvalidOption, RecordReplaced, StorageError, StorageUnavailable
 from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, keys, state
+from stepwell.record import Address
 from stepwell.storage import Claim, Claimed
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -99,6 +101,38 @@ async def test_a_user_is_forgotten_with_all_that_cleared_conversations_leave(fsm
     assert await fsm.forget(chat=OLD) == 1
     with pytest.raises(InvalidOption, match="user="):
         await fsm.forget()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda tags: b"!" + tags, lambda tags: tags.replace(b"user:1", b"user:3"), lambda tags: b"7"],
+    ids=["unreadable", "another user", "a number"],
+)
+async def test_a_user_is_forgotten_although_the_tags_of_a_record_are_damaged(
+    shared_backend: Backend, damage: Callable[[bytes], bytes]
+) -> None:
+    url = shared_backend.place()
+    storage = shared_backend.storage(url)
+    fsm = FSM("bot", storage=storage, flows=[Form, Open], run_timers=False)
+    await begin(fsm, 1, 1)
+    await begin(fsm, 1, OLD)
+    await shared_backend.corrupt(url, storage.address("bot", (1, 1)), "tags", "", damage)
+    async with asyncio.timeout(10):
+        assert await fsm.forget(user=1) == 2
+    assert await storage.traces("bot", "user:1") == []
+    assert await storage.get_data("bot", (1, 1)) is None
+
+
+async def test_forget_raises_where_a_storage_goes_on_listing_what_it_removed() -> None:
+    class Stuck(MemoryStorage):
+        async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+            return [Address(namespace, "(1,1)")]
+
+    fsm = FSM("bot", storage=Stuck(), flows=[Form], run_timers=False)
+    async with asyncio.timeout(10):
+        with pytest.raises(StorageError, match=r"bot/\(1,1\)"):
+            await fsm.forget(user=1)
+    await fsm.storage.close()
 
 
 def upgrade(way: str, update_id: int = 50) -> dict[str, Any]:

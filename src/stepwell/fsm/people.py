@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import encode_namespace
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, StorageError
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
 from stepwell.fsm.memo import Memo
+from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
 __all__ = ["find", "forget", "move_chat"]
+
+#: So often ``forget`` removes one record that is listed again.
+MOST_ROUNDS = 20
 
 
 async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: Any) -> AsyncIterator[Entry]:
@@ -38,10 +43,17 @@ async def forget(fsm: FSM, user: int | None, chat: int | None) -> int:
     tag = f"user:{user}" if user is not None else f"chat:{chat}"
     storage = fsm.storage
     count = 0
+    again: Counter[Address] = Counter()
     # What is removed is no longer listed, so each round begins anew.
     while addresses := await storage.traces(encode_namespace(fsm.bot, storage.limits), tag):
         for address in addresses:
-            await storage.forget(address)
+            if again[address] == MOST_ROUNDS:
+                raise StorageError(
+                    f"{address.text} was removed {MOST_ROUNDS} times and is still listed for {tag!r}; either it is "
+                    "written again all the time, or the storage's index of tags is damaged"
+                )
+            await storage.forget(address, tags=(tag,))
+            again[address] += 1
             count += 1
     return count
 

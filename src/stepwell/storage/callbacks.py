@@ -186,10 +186,14 @@ class Callbacks(ABC):
         fields = seal.fields({"version": list(stored.version), "head": head, "fields": torn})
         return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
 
-    async def forget(self, address: Address) -> None:
-        """Remove all that is kept at an address, and its copy in quarantine: nothing is left."""
+    async def forget(self, address: Address, *, tags: tuple[str, ...] = ()) -> None:
+        """Remove all that is kept at an address, and its copy in quarantine: nothing is left.
+
+        ``tags``: the tags that it was found by. They are taken out of the index even if the record's own are damaged.
+        """
         for place in (address, _quarantine_of(address)):
-            await self.perform(Apply(place, Change(write=self.ids(), delete=True, forget=True)))
+            change = Change(write=self.ids(), delete=True, forget=True, tags=tags or KEEP)
+            await self.perform(Apply(place, change))
 
     async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
         """The damaged texts of a record, as they were found: ``version``, ``head`` and ``fields``."""

@@ -227,6 +227,8 @@ class Rows:
         address = apply.address
         self.drop_contents(address)
         self.retag(address, None if old is None else old.tags, ())
+        for tag in () if apply.change.tags is KEEP else apply.change.tags:
+            self._execute(_UNSET_TAG, (*address, tag))
         self._execute(_DROP_RECORD, address)
         self._execute(_DROP_MEMO, address)
         if held or not any(until > now for _, until in self.read(_LEASE, address)):
@@ -304,10 +306,11 @@ def _refused(address: Address, guard: Guard, row: Row, now: float) -> StepwellEr
 
 def _tags(text: str | None) -> tuple[str, ...]:
     try:
-        return tuple(json.loads(text)) if text else ()
+        tags = json.loads(text) if text else ()
     except ValueError:
         # Damaged, and only an index: what was tagged can still be read, replaced and removed.
         return ()
+    return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
 
 
 def _as_bytes(query: str) -> str:

@@ -95,7 +95,7 @@ local function weights(key, names)
   return sum
 end
 
-local function remove(key, prefix, name, mode, write, held, lease, old)
+local function remove(key, prefix, name, mode, write, held, lease, old, found_by)
   local version, writer, base = old[2] or '0', old[3] or '', old[4] or ''
   if old[1] then
     local next_version = whole(tonumber(version) + 1)
@@ -112,6 +112,7 @@ local function remove(key, prefix, name, mode, write, held, lease, old)
   end
   if mode == 'forget' then
     untag(prefix, name, old[7])
+    untag(prefix, name, found_by)
     call('DEL', key, prefix .. 'm:' .. name)
     call('ZREM', prefix .. 'x', name)
     version, writer, base = '0', '', ''
@@ -386,7 +387,7 @@ function operations.A(key, at, last)
   end
   local result
   if mode == 'delete' or mode == 'forget' then
-    result = remove(key, prefix, name, mode, ARGV[at + WRITE], held, lease, old)
+    result = remove(key, prefix, name, mode, ARGV[at + WRITE], held, lease, old, given.g)
   else
     result = write_record(key, prefix, name, at, given, held, old)
     if result[1] ~= '' then

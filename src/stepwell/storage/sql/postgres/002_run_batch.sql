@@ -457,6 +457,14 @@ begin
                     version := 0;
                     write := '';
                     base := '';
+                    if op.flags & f_forget <> 0 and op.tags is not null then
+                        -- Found by these: their entries go, whatever the record says its tags are.
+                        delete from @schema@.tags g
+                            where g.namespace = op.namespace and g.key = op.key
+                                and g.tag in (
+                                    select @schema@.indexed(x.tag) from jsonb_array_elements_text(op.tags) x(tag)
+                                );
+                    end if;
                     if v_there then
                         if r.has_parts then
                             delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
