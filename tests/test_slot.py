@@ -15,6 +15,7 @@ from stepwell.errors import (
     InvalidOption,
     LeaseLost,
     RecordReplaced,
+    StorageClosed,
     StorageUnavailable,
     TooLarge,
     UsageError,
@@ -203,6 +204,23 @@ async def test_a_long_holder_is_renewed(storage: Storage) -> None:
         await asyncio.sleep(1.5)
         await slot.commit()
     assert await storage.get_data("bot", 1) == {"a": 1}
+
+
+async def test_a_holder_does_not_reopen_a_closed_storage(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(StorageClosed, match=r"open\(\)"):
+        async with Slot(storage, "bot", 1, lease=0.3) as slot:
+            slot.data["a"] = 1
+            await storage.close()
+            async with asyncio.timeout(20):
+                while "could not be renewed" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            assert not storage.is_open
+            await slot.commit()
+    assert not storage.is_open
+    assert storage.lines == {}
+    assert "could not be released" in caplog.text
+    await storage.open()
+    assert await storage.update_data("bot", 2, {"a": 1}) == {"a": 1}
 
 
 async def test_a_holder_that_blocks_the_loop_past_its_lease_writes_nothing(storage: Storage) -> None:

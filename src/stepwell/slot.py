@@ -107,7 +107,7 @@ class Slot:
         storage, address = self.storage, self.address
         if storage.loop is not loop:
             # First: if it was open in a loop that is closed, opening it anew ends all lines.
-            await storage.open()
+            await storage.ensure_open()
         if address in storage.lines:
             await enter_line(storage, address, self._wait)
         else:

@@ -382,6 +382,9 @@ async def test_the_storage_is_closed_by_whoever_opened_it() -> None:
     kept = StepwellStorage(storage)
     await kept.set_state(KEY, "a")
     await kept.close()
+    assert not kept.storage.is_open
+    assert await kept.get_data(KEY) == {}
+    await kept.close()
     assert not storage.is_open
     async with storage:
         again = StepwellStorage(storage)

@@ -212,6 +212,11 @@ class AnswersLastWriteOnly(FaultyStorage):
             return result._replace(version=Version(7, "x")) if isinstance(result, Applied) else result
 
 
+class ReopensItself(FaultyStorage):
+    async def ensure_open(self) -> None:
+        await self.open()
+
+
 class RenewsInNameOnly(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
@@ -345,6 +350,7 @@ CAUGHT_BY = {
     SweepsWhatIsHeld: "test_a_sweep_leaves_held_records_to_their_holder",
     LetsWritesOvertake: "test_writes_to_one_key_are_made_in_the_order_of_their_calls",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_every_write_and_with_nothing_else",
+    ReopensItself: "test_a_closed_storage_is_opened_again_by_open_only",
     RenewsInNameOnly: "test_a_renewal_extends_the_lease",
     CutsLongKeys: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",

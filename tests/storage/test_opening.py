@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import WrongLoop
+from stepwell.errors import StorageClosed, WrongLoop
 from stepwell.storage.operations import Claim, Claimed, Operation, Result
 from tests.backends import Backend
 
@@ -62,7 +62,7 @@ async def test_many_at_once_open_it_once_and_close_it_once() -> None:
     assert not storage.is_open
 
 
-async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_opens_it_again() -> None:
+async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_is_refused() -> None:
     storage = Logged()
     await storage.open()
     first = asyncio.create_task(storage.update_data("bot", 1, {"a": 1}))
@@ -72,10 +72,35 @@ async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_opens_it_
     second = asyncio.create_task(storage.get_data("bot", 1))
     assert await first == {"a": 1}
     await closing
-    assert await second == {"a": 1}
+    with pytest.raises(StorageClosed, match=r"open\(\)"):
+        await second
+    assert storage.log.count("open>") == 1
+    await storage.open()
+    assert await storage.get_data("bot", 1) == {"a": 1}
     assert in_turn(storage.log), storage.log
-    assert storage.log.count("open>") == 2
     await storage.close()
+
+
+async def test_an_opening_that_a_close_overtakes_does_not_open_it_again() -> None:
+    storage = Logged()
+    openings = [asyncio.create_task(storage.open()) for _ in range(3)]
+    await asyncio.sleep(0.002)
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0)
+    again = asyncio.create_task(storage.get_data("bot", 1))
+    results = await asyncio.gather(*openings, again, closing, return_exceptions=True)
+    assert {type(result) for result in results} <= {StorageClosed, type(None)}
+    assert isinstance(results[3], StorageClosed)
+    assert storage.log == ["open>", "<open", "close>", "<close"]
+    assert not storage.is_open
+
+
+async def test_a_storage_closed_before_its_first_use_stays_closed() -> None:
+    storage = Logged()
+    await storage.close()
+    with pytest.raises(StorageClosed):
+        await storage.get_data("bot", 1)
+    assert storage.log == []
 
 
 async def test_an_opening_that_fails_fails_for_all_who_wait_and_can_be_tried_again() -> None:

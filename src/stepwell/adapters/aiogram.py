@@ -85,7 +85,10 @@ class StepwellStorage(BaseStorage):
     async def close(self) -> None:
         """Close the storage, unless somebody else had opened it."""
         if self._mine:
+            self._mine = None
             await self.storage.close()
+            # A dispatcher has no start-up hook for its storage, and may start polling again.
+            self.storage.allow_reopen()
 
     def _at(self, key: StorageKey) -> tuple[str, Any]:
         if self._mine is None:

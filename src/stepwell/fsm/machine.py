@@ -104,6 +104,8 @@ class FSM:
     async def __aenter__(self) -> Self:
         if self._timers is not None:
             self._timers.check()
+        self._opened = self._opened or not self.storage.is_open
+        await self.storage.open()
         await self.prepare()
         self._entered += 1
         if self._entered > 1:

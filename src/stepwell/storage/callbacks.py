@@ -29,7 +29,7 @@ class Callbacks(ABC):
         self._limits: dict[str, Limits] = {}
 
     @abstractmethod
-    async def open(self) -> None:
+    async def ensure_open(self) -> None:
         """Connect and prepare, if that is not done yet."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Callbacks(ABC):
             self._ttls[namespace] = float(ttl)
         if limits is not None:
             self._limits[namespace] = limits
-        await self.open()
+        await self.ensure_open()
 
     async def get_state(self, bot: str, key: Any) -> State | None:
         """The record, or ``None`` if there is none."""

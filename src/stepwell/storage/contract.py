@@ -174,6 +174,8 @@ class Storage(Callbacks):
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The process that opened it.
         self._process = 0
+        #: ``close()`` was called, and not ``open()`` since.
+        self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._lanes: dict[Hashable, Lane] = {}
@@ -246,8 +248,12 @@ class Storage(Callbacks):
         return self._loop is not None
 
     async def open(self) -> None:
-        """Connect and prepare. Any number of calls do it once; the first operation does it too."""
+        """Connect and prepare. Any number of calls do it once.
+
+        The first operation opens a new storage too. After ``close()`` only this method opens it again.
+        """
         loop = asyncio.get_running_loop()
+        self._closed = False
         while self._loop is not loop:
             under_way = self._closing or self._opening
             if self._loop is not None and self._process != os.getpid():
@@ -262,6 +268,18 @@ class Storage(Callbacks):
                 under_way.add_done_callback(retrieve)
             # One caller's cancellation must not break it for the others.
             await asyncio.shield(under_way)
+            if self._closed:
+                raise StorageClosed
+
+    async def ensure_open(self) -> None:
+        """Open the storage for an operation, unless it was closed: then raise ``StorageClosed``."""
+        if self._closed:
+            raise StorageClosed
+        await self.open()
+
+    def allow_reopen(self) -> None:
+        """Let the next use open the storage after a ``close()``, as if it were new."""
+        self._closed = False
 
     async def _begin(self) -> None:
         try:
@@ -277,11 +295,15 @@ class Storage(Callbacks):
             self._opening = None
 
     async def close(self) -> None:
-        """Finish what is under way and let go of connections, threads and files. Any number of calls do it once."""
+        """Finish what is under way and let go of connections, threads and files. Any number of calls do it once.
+
+        Every use after this raises ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
+        """
         loop = asyncio.get_running_loop()
         for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
+        self._closed = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self._closing is None and self._loop is not None:
@@ -292,7 +314,6 @@ class Storage(Callbacks):
 
     async def _end(self) -> None:
         try:
-            # From here on a new use waits for the end, and opens it again.
             self._loop = None
             if self._sweeper is not None:
                 self._sweeper.cancel()
@@ -331,7 +352,7 @@ class Storage(Callbacks):
         return lane
 
     async def _open_and_perform(self, operation: Operation) -> Any:
-        await self.open()
+        await self.ensure_open()
         return await Storage.perform(self, operation)
 
     async def _run_batch(self, batch: Batch) -> list[Result]:
@@ -353,7 +374,7 @@ class Storage(Callbacks):
         after: Any = None
         while True:
             if self._loop is not asyncio.get_running_loop():
-                await self.open()
+                await self.ensure_open()
             records, after = await self.page(query, after, page)
             for address, stored in records:
                 yield Entry(address, stored, self.seal(address))

@@ -53,7 +53,7 @@ class MemoryStorage(Storage):
     async def perform(self, operation: Operation) -> Any:
         # Nothing here ever waits, so there is nothing to gather.
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         result = self._do(operation)
         if isinstance(result, StepwellError):
             raise result

@@ -107,7 +107,7 @@ class PostgresStorage(Storage):
         link = self._links[writes, _half(operations[0].address)]
         if self._closing is None:
             # A lane's last batches are sent while the storage closes, and must not wait for that to end.
-            await self.open()
+            await self.ensure_open()
         claimed = False
         try:
             if lane is not None and self._usual is not None:
@@ -215,7 +215,7 @@ class PostgresStorage(Storage):
 
     async def _fetch(self, link: Link, sql: str, *args: Any) -> list[Any]:
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         return await link.fetch(sql, *args)
 
     def _now(self) -> float | None:

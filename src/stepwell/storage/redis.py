@@ -291,7 +291,7 @@ class RedisStorage(Storage):
         if not indexes:
             return []
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         basics = self._basics()
         requests = [
             Request(tag, script, (self._keys.never(tag), index), (*basics, *row))

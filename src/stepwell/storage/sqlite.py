@@ -146,7 +146,7 @@ class SQLiteStorage(Storage):
 
     async def _perform_at_once(self, operation: Operation) -> Any:
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         results = None
         if isinstance(operation, Get):
             results = self._read(operation)
@@ -208,7 +208,7 @@ class SQLiteStorage(Storage):
         expired: list[tuple[Address, str | None]] = []
         removed = 0
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         while removed < limit:
             most = min(SWEEP_AT_ONCE, limit - removed)
             swept = await self._write(partial(self._listing.sweep, most), durable=False)
@@ -225,7 +225,7 @@ class SQLiteStorage(Storage):
 
     async def _look(self, work: Callable[[float], T]) -> T:
         if self._loop is not asyncio.get_running_loop():
-            await self.open()
+            await self.ensure_open()
         return await self._snapshot(work)
 
     async def _snapshot(self, work: Callable[[float], T]) -> T:

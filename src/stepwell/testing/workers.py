@@ -73,6 +73,9 @@ class Workers:
             raise UsageError("restart() makes the bot anew: give Chat a function that makes the router, not a router")
         await self.stop()
         self._routers = self._made(self._make)
+        for router in self._routers:
+            # The function may use one storage for every router that it makes; stop() has closed it.
+            await _fsm_of(router).storage.open()
 
     async def stop(self) -> None:
         for router in self._routers:

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from stepwell.errors import InvalidKey, InvalidOption, TooLarge, WrongLoop
+from stepwell.errors import InvalidKey, InvalidOption, StorageClosed, TooLarge, WrongLoop
 from stepwell.record import Change, State
-from stepwell.storage import Apply, StateStorage, Storage
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Release, StateStorage, Storage
 from stepwell.testing.contract.suite import Suite
 
 #: Names that a careless encoding would mix up.
@@ -226,6 +227,23 @@ class CallbackPromises(Suite):
         await storage.set_data("bot", 1, {"a": 1})
         await storage.close()
         await storage.close()
+
+    async def test_a_closed_storage_is_opened_again_by_open_only(self, storage: Storage) -> None:
+        await storage.close()
+        address = storage.address("bot", 1)
+        for use in (
+            lambda: storage.init("bot"),
+            lambda: storage.get_state("bot", 1),
+            lambda: storage.update_data("bot", 1, {"a": 1}),
+            lambda: storage.perform(Claim(address, "token", 10.0)),
+            lambda: storage.perform(Release(address, "token")),
+            lambda: Slot(storage, "bot", 1).__aenter__(),
+        ):
+            with pytest.raises(StorageClosed):
+                await use()
+            assert not storage.is_open
+        await storage.open()
+        assert await storage.update_data("bot", 1, {"b": 2}) == {"b": 2}
 
     async def test_state_storage_gives_an_empty_dict_for_a_missing_flow_id(self, storage: Storage) -> None:
         assert await StateStorage(storage).get_state("run-1") == {}
