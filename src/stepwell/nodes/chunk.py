@@ -16,6 +16,7 @@ from stepwell.errors import ExecutorError, NodeTimeout
 from stepwell.nodes.position import Cursor, Step, current, enter, leave
 from stepwell.nodes.retry import attempt
 from stepwell.nodes.thread import in_thread, result_of, settled, wait_for
+from stepwell.nodes.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from stepwell.nodes.items import Batch
@@ -56,12 +57,12 @@ def _raise_failure(outcomes: list[Outcome]) -> None:
 class Chunks:
     """Sends the items of one batch to a pool in chunks."""
 
-    def __init__(self, stage: Stage, node: Any, executor: Executor | None) -> None:
+    def __init__(self, stage: Stage, node: Any, executor: Executor | ThreadPool | None) -> None:
         self._stage = stage
         self._node = node
         self._executor = executor
         #: Threads share memory with us; everything else gets bytes.
-        self._remote = executor is not None and not isinstance(executor, ThreadPoolExecutor)
+        self._remote = executor is not None and not isinstance(executor, ThreadPoolExecutor | ThreadPool)
         self._blob: bytes | None = None
         self._broken = False
 
@@ -182,7 +183,7 @@ class Chunks:
         return await self._send_away(cursor, chunk, salvage)
 
     async def _send_away(self, cursor: Cursor, chunk: Pairs, salvage: Callable[[list[Outcome]], None]) -> list[Outcome]:
-        assert self._executor is not None
+        assert isinstance(self._executor, Executor)
         stage = self._stage
         blobs: list[tuple[int, bytes]] = []
         refused: list[Outcome] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Sized
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from stepwell.nodes.chunk import Chunks
 from stepwell.nodes.failure import Failed, attach, conclude, inside_cancelled
 from stepwell.nodes.position import Cursor, enter
 from stepwell.nodes.retry import attempt
+from stepwell.nodes.thread_pool import SIZE, ThreadPool
 from stepwell.nodes.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, Halt, WorkGroup
 
 if TYPE_CHECKING:
@@ -123,11 +124,11 @@ class Batch:
 
     async def run_all(self) -> list[Any]:
         """Run every item, then raise what the policy says or return the results."""
-        pool: ThreadPoolExecutor | None = None
+        pool: ThreadPool | None = None
         if self.stage.threaded:
-            executor = self.settings.executor
+            executor: Executor | ThreadPool | None = self.settings.executor
             if executor is None and self.settings.concurrency != 1:
-                executor = pool = ThreadPoolExecutor(self.settings.concurrency, "stepwell-batch")
+                executor = pool = ThreadPool(self.settings.concurrency or SIZE, "stepwell-batch")
             self._chunks = Chunks(self.stage, self.node, executor)
         try:
             await self._work_off()
@@ -136,8 +137,7 @@ class Batch:
             raise
         finally:
             if pool is not None:
-                # Without waiting: only threads that were given up after a timeout are still at work.
-                pool.shutdown(wait=False)
+                pool.close()
             await self._close_source()
         conclude(
             self.settings.on_error,

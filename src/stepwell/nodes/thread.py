@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import NodeTimeout
 from stepwell.nodes.position import enter
+from stepwell.nodes.thread_pool import ThreadPool, shared_pool
 
 if TYPE_CHECKING:
     from stepwell.nodes.position import Cursor
@@ -47,16 +48,19 @@ async def in_thread(
     function: Callable[..., Any],
     *args: Any,
     timeout: float | None = None,
-    pool: Executor | None = None,
+    pool: Executor | ThreadPool | None = None,
     salvage: Callable[[Any], None] | None = None,
 ) -> Any:
     """Call a function in a thread that sees the caller's context and its own copy of the position.
 
     Cancelled, it waits until the thread is done: nobody's work goes on behind their back; ``salvage``
-    then gets what the function returned. After ``timeout`` seconds it raises and leaves the thread to itself.
+    then gets what the function returned. After ``timeout`` seconds it raises and abandons the thread, whose place
+    in the pool is free then.
     """
     job = Job(function, args)
-    future = _submit(job, cursor, pool)
+    pool = pool or shared_pool()
+    submitted = _submit(job, cursor, pool)
+    future = asyncio.wrap_future(submitted)
     try:
         done = await wait_for(future, timeout)
     except asyncio.CancelledError:
@@ -70,18 +74,22 @@ async def in_thread(
         raise
     if not done:
         job.given_up = True
+        if isinstance(pool, ThreadPool):
+            pool.abandon(submitted)
+        # The thread may outlive this loop; it does not report to a future that is cancelled.
+        future.cancel()
         assert timeout is not None
         raise NodeTimeout(place, timeout)
     result_of(future, place)
     return job.outcome()
 
 
-def _submit(job: Callable[[], None], cursor: Cursor, pool: Executor | None) -> asyncio.Future[None]:
-    """Start a job in a pool's thread, or in one of the loop's own."""
+def _submit(job: Callable[[], None], cursor: Cursor, pool: Executor | ThreadPool) -> Future[None]:
+    """Start a job in a thread of a pool."""
     context = contextvars.copy_context()
     # A copy: a thread that is given up must not see where the run goes next.
     context.run(enter, cursor.copy())
-    return asyncio.get_running_loop().run_in_executor(pool, context.run, job)
+    return pool.submit(context.run, job)
 
 
 async def wait_for(future: asyncio.Future[Any], timeout: float | None = None) -> bool:
