@@ -108,7 +108,7 @@ async def test_on_slack_a_router_gives_an_answer_again_that_may_be_lost(backend:
 
 async def test_on_whatsapp_a_router_gives_an_answer_again_when_a_later_message_failed() -> None:
     # Of the second message nothing is stored.
-    storage = FaultyStorage(before=range(4, 1000), patience=0)
+    storage = FaultyStorage(before=range(3, 1000), patience=0)
     router = example.whatsapp_router(example.whatsapp_bot(storage))
     first, second = example.whatsapp_messages(whatsapp(("49123", "wamid.1", "hi"), ("49999", "wamid.2", "hi")))
     answer = [{"method": "messages", "to": "49123", "text": {"body": "How was it, from 1 to 5?"}}]

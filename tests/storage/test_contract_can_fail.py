@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import math
+import threading
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from examples.file_storage import FileStorage
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Due, Get, Page, Query
 from stepwell.storage.cell import NEVER, Cell
-from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result
-from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract
+from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
+from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
+from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 
 
 class LosesMerges(FaultyStorage):
@@ -317,10 +323,252 @@ class LosesTheMemoOfWhatExpired(FaultyStorage):
         return result
 
 
+class LosesEverythingAtReopen(FaultyStorage):
+    @classmethod
+    def reopened(cls, storage: Any) -> Storage:
+        return cls(clock=storage.clock)
+
+
+class WritesOnlyAtClose(FaultyStorage):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.store: dict[Address, Cell] = {}
+
+    @classmethod
+    def reopened(cls, storage: Any) -> Storage:
+        later = cls(clock=storage.clock)
+        later.store = storage.store
+        later._cells = copy.deepcopy(storage.store)
+        return later
+
+    async def _close(self) -> None:
+        self.store.update(self._cells)
+
+
+class ForgetsAtClose(FaultyStorage):
+    @classmethod
+    def reopened(cls, storage: Any) -> Storage:
+        later = cls(clock=storage.clock)
+        later._cells = storage.store
+        return later
+
+    async def _close(self) -> None:
+        self.store, self._cells = self._cells, {}
+
+
+class CachesReads(FaultyStorage):
+    """Correct for one object: its writes and the time invalidate the cache."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seen: dict[Address, tuple[float, Result]] = {}
+
+    def _do(self, operation: Operation) -> Result:
+        if not isinstance(operation, Get) or operation.parts:
+            self.seen.pop(operation.address, None)
+            return super()._do(operation)
+        if self.seen.get(operation.address, (None,))[0] != self._now():
+            self.seen[operation.address] = (self._now(), super()._do(operation))
+        return copy.deepcopy(self.seen[operation.address][1])
+
+
+class KeepsLeasesInTheObject(FaultyStorage):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.leases: dict[Address, tuple[str | None, float]] = {}
+
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        if address in self._cells:
+            cell = self._cells[address]
+            cell.token, cell.leased_until = self.leases.get(address, (None, 0.0))
+        result = super()._do(operation)
+        if address in self._cells:
+            self.leases[address] = (self._cells[address].token, self._cells[address].leased_until)
+        return result
+
+
+class KeepsVersionsInTheObject(FaultyStorage):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.known: dict[Address, tuple[Version, str]] = {}
+
+    def _do(self, operation: Operation) -> Result:
+        address = operation.address
+        cell = self._cells.get(address)
+        if cell is not None and address in self.known and isinstance(operation, Apply) and operation.guard:
+            cell.version, cell.base = self.known[address]
+        result = super()._do(operation)
+        if address in self._cells:
+            self.known[address] = (self._cells[address].version, self._cells[address].base)
+        return result
+
+
+class MergesByReadingFirst(FaultyStorage):
+    """Correct for one object: its writes wait for each other."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.one_at_a_time = asyncio.Lock()
+        self.read: dict[str, dict[str, str]] = {}
+
+    async def perform(self, operation: Operation) -> Any:
+        if not isinstance(operation, Apply):
+            return await super().perform(operation)
+        async with self.one_at_a_time:
+            stored = await super().perform(Get(operation.address))
+            if stored is not None:
+                self.read[operation.change.write] = stored.fields
+            return await super().perform(operation)
+
+    def _do(self, operation: Operation) -> Result:
+        if isinstance(operation, Apply) and operation.change.write in self.read and operation.address in self._cells:
+            self._cells[operation.address].fields = self.read.pop(operation.change.write)
+        return super()._do(operation)
+
+
+class ClaimsByReadingFirst(FaultyStorage):
+    """Correct for one object: its claims wait for each other."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.one_at_a_time = asyncio.Lock()
+        self.found_free: set[str] = set()
+
+    async def perform(self, operation: Operation) -> Any:
+        if not isinstance(operation, Claim):
+            return await super().perform(operation)
+        async with self.one_at_a_time:
+            cell = self._cells.get(operation.address)
+            if cell is None or not cell.leased(self._now()):
+                self.found_free.add(operation.token)
+            return await super().perform(operation)
+
+    def _do(self, operation: Operation) -> Result:
+        if isinstance(operation, Claim) and operation.token in self.found_free:
+            self.found_free.remove(operation.token)
+            if operation.address in self._cells:
+                self._cells[operation.address].token = None
+        return super()._do(operation)
+
+
+class KeepsDeadlinesInTheObject(FaultyStorage):
+    @classmethod
+    def reopened(cls, storage: Any) -> Storage:
+        other = reopened(storage)
+        other._waiting = set()  # type: ignore[attr-defined]
+        return other
+
+
+class ListsLongerNames(FaultyStorage):
+    async def page(self, query: Query, after: Any, limit: int) -> Page:
+        records = []
+        for name in await self.namespaces():
+            if name.startswith(query.namespace):
+                records += (await super().page(query._replace(namespace=name), None, 10**9)).records
+        return Page(records, None)
+
+
+class FindsDeadlinesOfLongerNames(FaultyStorage):
+    async def due(
+        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+    ) -> list[Due]:
+        found = []
+        for name in await self.namespaces():
+            if name.startswith(namespace):
+                found += await super().due(name, before=before, limit=limit, after=after)
+        return found
+
+
+class FindsTracesOfLongerNames(FaultyStorage):
+    async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
+        found = []
+        for name in await self.namespaces():
+            if name.startswith(namespace):
+                found += await super().traces(name, tag, limit=limit)
+        return found
+
+
+class LeasesOneInstantTooLong(FaultyStorage):
+    class _cell(Cell):
+        def _claim(self, claim: Claim, now: float) -> Result:
+            if self.token not in (None, claim.token) and self.leased_until == now and not claim.renew:
+                return Taken(0.0)
+            return super()._claim(claim, now)
+
+
+class WritesOneInstantTooLong(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            return super()._refused(guard, address, now - 0.0625 if self.leased_until == now else now)
+
+
+class RenewsOneInstantTooLong(FaultyStorage):
+    class _cell(Cell):
+        def _claim(self, claim: Claim, now: float) -> Result:
+            return super()._claim(claim, now - 0.0625 if claim.renew and self.leased_until == now else now)
+
+
+class ExpiresOneInstantTooLate(FaultyStorage):
+    class _cell(Cell):
+        def visible(self, now: float) -> bool:
+            return self.alive and (self.expires_at is None or self.expires_at >= now)
+
+
+class SweepsOneInstantTooLate(FaultyStorage):
+    class _cell(Cell):
+        def removable(self, now: float) -> bool:
+            return super().removable(now) and not (self.alive and self.expires_at == now)
+
+
+class CutsDeadlinesToSeconds(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            refused = super()._write(change, held, now)
+            self.deadline = None if self.deadline is None else float(int(self.deadline))
+            return refused
+
+
+class CutsExpiriesToSeconds(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            refused = super()._write(change, held, now)
+            self.expires_at = None if self.expires_at is None else float(int(self.expires_at))
+            return refused
+
+
+class RoundsLeasesUpToSeconds(FaultyStorage):
+    class _cell(Cell):
+        def _claim(self, claim: Claim, now: float) -> Result:
+            return super()._claim(claim._replace(lease=math.ceil(claim.lease)), now)
+
+
+class LocksWithinItsProcess(FileStorage):
+    """Two objects over one folder are safe in one process, and nowhere else."""
+
+    shared_leases: ClassVar[dict[Any, Any]] = {}
+    one_at_a_time = threading.Lock()
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._leases = self.shared_leases
+
+    async def _do(self, operation: Operation) -> Result:
+        while not self.one_at_a_time.acquire(blocking=False):
+            await asyncio.sleep(0)
+        try:
+            return await super()._do(operation)
+        finally:
+            self.one_at_a_time.release()
+
+
+#: It needs a store that processes share, so the copies of the memory backend cannot run it.
+BY_TWO_PROCESSES = "test_concurrent_merges_by_two_processes_are_all_kept"
+
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
-    if name.startswith("test_")
+    if name.startswith("test_") and name != BY_TWO_PROCESSES
 }
 
 CAUGHT_BY = {
@@ -364,7 +612,35 @@ CAUGHT_BY = {
     PagesByTimeOfWritingNewestFirst: "test_a_scan_lists_every_record_once_while_they_are_written",
     KeepsTheVersionWithoutFields: "test_a_write_without_fields_makes_a_new_version_too",
     LosesTheMemoOfWhatExpired: "test_a_memo_outlives_the_expiry_of_its_record_also_after_it_was_looked_at",
+    LosesEverythingAtReopen: "test_everything_acknowledged_is_there_after_close_and_reopen",
+    WritesOnlyAtClose: "test_a_write_is_stored_when_it_is_acknowledged_and_not_only_at_close",
+    ForgetsAtClose: "test_a_storage_that_was_closed_can_be_opened_again",
+    CachesReads: "test_a_write_is_seen_by_a_second_object_that_has_read_before",
+    KeepsLeasesInTheObject: "test_a_lease_holds_against_a_second_object",
+    KeepsVersionsInTheObject: "test_guards_notice_what_a_second_object_wrote",
+    MergesByReadingFirst: "test_concurrent_merges_by_two_objects_are_all_kept",
+    ClaimsByReadingFirst: "test_of_many_claims_by_two_objects_one_succeeds",
+    KeepsDeadlinesInTheObject: "test_deadlines_and_expiries_are_found_by_a_second_object",
+    ListsLongerNames: "test_names_that_begin_alike_are_kept_apart_in_every_list",
+    FindsDeadlinesOfLongerNames: "test_names_that_begin_alike_are_kept_apart_in_every_list",
+    FindsTracesOfLongerNames: "test_names_that_begin_alike_are_kept_apart_in_every_list",
+    LeasesOneInstantTooLong: "test_a_lease_is_over_at_its_last_instant_and_not_before",
+    WritesOneInstantTooLong: "test_a_lease_is_over_at_its_last_instant_and_not_before",
+    RenewsOneInstantTooLong: "test_a_lease_is_over_at_its_last_instant_and_not_before",
+    RoundsLeasesUpToSeconds: "test_a_lease_is_over_at_its_last_instant_and_not_before",
+    ExpiresOneInstantTooLate: "test_a_record_expires_at_its_last_instant_and_not_before",
+    CutsExpiriesToSeconds: "test_a_record_expires_at_its_last_instant_and_not_before",
+    SweepsOneInstantTooLate: "test_an_expired_record_is_in_no_list_from_its_last_instant_on",
+    CutsDeadlinesToSeconds: "test_deadlines_within_one_second_are_told_apart",
 }
+
+
+def reopened(storage: Any) -> Storage:
+    """A second object over the records of a copy of the memory backend."""
+    other = type(storage)(clock=storage.clock)
+    for name in ("_cells", "_waiting", "_tagged", "_journal"):
+        setattr(other, name, getattr(storage, name))
+    return other
 
 
 async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
@@ -374,6 +650,9 @@ async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
     class Suite(JournaledStorageContract):
         def open_storage(self, clock: Clock) -> Storage:
             return storage_class(clock=clock)
+
+        def reopen(self, storage: Storage) -> Storage:
+            return getattr(storage_class, "reopened", reopened)(storage)
 
     suite = Suite()
     async with suite.open_storage(clock) as storage:
@@ -391,3 +670,32 @@ def test_the_correct_copy_keeps_every_promise(name: str) -> None:
 def test_a_bug_is_caught_by_the_promise_it_breaks(mutant: type[FaultyStorage]) -> None:
     with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
         asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))
+
+
+class FileSuite(StorageContract):
+    def __init__(self, storage_class: type[FileStorage], folder: Path) -> None:
+        self.storage_class, self.folder = storage_class, folder
+
+    def open_storage(self, clock: Clock) -> Storage:
+        return self.storage_class(self.folder, clock=clock)
+
+
+async def test_a_lock_within_one_process_is_caught_by_two_processes(tmp_path: Path) -> None:
+    suite = FileSuite(LocksWithinItsProcess, tmp_path)
+    async with suite.open_storage(Clock()) as storage:
+        await suite.test_concurrent_merges_by_two_objects_are_all_kept(storage)
+        await storage.clear("bot", (42, 42))
+        with pytest.raises(AssertionError):
+            await suite.test_concurrent_merges_by_two_processes_are_all_kept(storage)
+
+
+def test_a_storage_that_keeps_nothing_has_no_tests_of_reopening() -> None:
+    class InMemory(StorageContract):
+        persistent = False
+
+    def tests(suite: type) -> set[str]:
+        return {name for name in dir(suite) if name.startswith("test_") and getattr(suite, name) is not None}
+
+    left_out = tests(StorageContract) - tests(InMemory)
+    assert left_out == {name for cls in (ReopenPromises, SharingPromises) for name in tests(cls)}
+    assert len(left_out) == 10

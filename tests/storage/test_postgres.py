@@ -63,7 +63,11 @@ async def admin() -> AsyncIterator[Any]:
 
 class TestPostgresStorage(JournaledStorageContract):
     def open_storage(self, clock: Clock) -> Storage:
-        return open_storage(fresh(), clock=clock)
+        self.url = fresh()
+        return open_storage(self.url, clock=clock)
+
+    def reopen(self, storage: Storage) -> Storage:
+        return open_storage(self.url, clock=storage.clock)
 
 
 def bounced(**options: Any) -> PostgresStorage:

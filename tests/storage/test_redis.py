@@ -11,9 +11,17 @@ from tests.backends.redis import Redis, RedisCluster
 
 class TestRedisStorage(JournaledStorageContract):
     def open_storage(self, clock: Clock) -> Storage:
-        return open_storage(Redis(Path()).place(), clock=clock)
+        self.url = Redis(Path()).place()
+        return open_storage(self.url, clock=clock)
+
+    def reopen(self, storage: Storage) -> Storage:
+        return open_storage(self.url, clock=storage.clock)
 
 
 class TestRedisClusterStorage(JournaledStorageContract):
     def open_storage(self, clock: Clock) -> Storage:
-        return open_storage(RedisCluster(Path()).place(), clock=clock)
+        self.url = RedisCluster(Path()).place()
+        return open_storage(self.url, clock=clock)
+
+    def reopen(self, storage: Storage) -> Storage:
+        return open_storage(self.url, clock=storage.clock)

@@ -18,5 +18,7 @@ class TestSQLiteStorage(StorageContract):
 
 
 class TestSQLiteStorageInMemory(StorageContract):
+    persistent = False
+
     def open_storage(self, clock: Clock) -> Storage:
         return SQLiteStorage(":memory:", clock=clock)

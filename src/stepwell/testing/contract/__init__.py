@@ -5,7 +5,17 @@
             return MyStorage(clock=clock)
 
 The storage must start empty, and judge leases, deadlines and expiry by ``clock``.
+
+``reopen(storage)`` opens the same store a second time, as after a restart or in another process. By default it calls
+``open_storage(clock)`` again. Write it if ``open_storage`` makes a new store each time::
+
+        def reopen(self, storage):
+            return MyStorage(storage.path, clock=storage.clock)
+
+A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class.
 """
+
+from typing import Any
 
 from stepwell.testing.contract.callbacks import CallbackPromises
 from stepwell.testing.contract.claims import ClaimPromises
@@ -13,16 +23,26 @@ from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
 from stepwell.testing.contract.records import RecordPromises
+from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 from stepwell.testing.contract.values import ValuePromises
 
 __all__ = ["JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
-class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, ExpiryPromises):
-    """What every storage promises, those without listing included."""
+class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, ExpiryPromises, ReopenPromises):
+    """What every storage promises, those without listing and for one storage object at a time included."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not cls.persistent:
+            for promises in (ReopenPromises, SharingPromises):
+                for name in vars(promises):
+                    if name.startswith("test_"):
+                        # pytest collects no attribute that is None.
+                        setattr(cls, name, None)
 
 
-class StorageContract(KeyValueContract, ListingPromises):
+class StorageContract(KeyValueContract, ListingPromises, SharingPromises):
     """What a full storage promises."""
 
 

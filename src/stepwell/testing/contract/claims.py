@@ -49,6 +49,23 @@ class ClaimPromises(Suite):
         clock.advance(10.01)
         assert isinstance(await claim(storage, "B"), Claimed)
 
+    async def test_a_lease_is_over_at_its_last_instant_and_not_before(self, storage: Storage, clock: Clock) -> None:
+        for lease in (10, 0.5):
+            claimed, renewed, written = (f"{what} {lease}" for what in ("claimed", "renewed", "written"))
+            for key in (claimed, renewed, written):
+                held = await claim(storage, "A", key, lease=lease)
+            clock.advance(lease - 0.125)
+            taken = await claim(storage, "B", claimed)
+            assert isinstance(taken, Taken)
+            assert taken.remaining == pytest.approx(0.125, abs=0.01)
+            clock.advance(0.125)
+            assert isinstance(await claim(storage, "B", claimed), Claimed)
+            with pytest.raises(LeaseLost):
+                await claim(storage, "A", renewed, renew=True)
+            with pytest.raises(LeaseLost):
+                await apply(storage, written, data={"a": 1}, held=("A", held))
+            assert await get(storage, written) is None
+
     async def test_a_release_frees_at_once_and_only_by_its_own_token(self, storage: Storage) -> None:
         await claim(storage, "A")
         await release(storage, "B")

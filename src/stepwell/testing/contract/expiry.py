@@ -21,6 +21,20 @@ class ExpiryPromises(Suite):
         assert await storage.get_data(BOT, KEY) is None
         assert (await claim(storage, "A")).record is None
 
+    async def test_a_record_expires_at_its_last_instant_and_not_before(self, storage: Storage, clock: Clock) -> None:
+        clock.advance(0.25)
+        for key, expiry in enumerate((10.0, 0.5)):
+            await apply(storage, key, data={"a": 1}, head=("f", "s"), expiry=expiry)
+            stored = await get(storage, key)
+            assert stored is not None
+            assert stored.expires_at == pytest.approx(clock() + expiry, abs=0.001)
+            clock.advance(expiry - 0.125)
+            assert await storage.get_state(BOT, key) == State("f", "s", {"a": 1})
+            clock.advance(0.125)
+            assert await storage.get_state(BOT, key) is None
+            assert (await claim(storage, "A", key)).record is None
+            assert await storage.update_data(BOT, key, {"b": 2}) == {"b": 2}
+
     async def test_a_write_to_an_expired_record_starts_anew(self, storage: Storage, clock: Clock) -> None:
         await apply(
             storage, data={"a": 1}, head=("f", "s"), parts={"p": 1}, tags=("user:1",), deadline=99.0, expiry=10.0

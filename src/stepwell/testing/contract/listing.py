@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stepwell.record import DAY, RUNS, Change, State
+import pytest
+
+from stepwell.record import DAY, RUNS, Change, Place, State
 from stepwell.storage import Apply, Claimed, Due, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, get, memo, release
@@ -57,6 +59,29 @@ class ListingPromises(Suite):
         assert [entry.tags async for entry in storage.scan(BOT, tag="user:1")] == [("user:1",)]
         await storage.clear(BOT, 2)
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
+
+    async def test_names_that_begin_alike_are_kept_apart_in_every_list(self, storage: Storage, clock: Clock) -> None:
+        names = ["bot", "bot2", "bo", "bot:", "bot:2", "bot/2", "bot%", "bot_", "BOT"]
+        for name in names:
+            address = storage.address(name, name)
+            seal = storage.seal(address)
+            change = Change(
+                write=storage.ids(), head=seal.head(Place("f", "s")), tags=("user:1",), deadline=10.0, expiry=20.0
+            )
+            await storage.perform(Apply(address, change))
+        clock.advance(10)
+        for name in names:
+            address = storage.address(name, name)
+            for query in QUERIES:
+                assert [entry.key async for entry in storage.scan(name, **query)] == [name], query
+            assert [entry.address for entry in await storage.due(address.namespace)] == [address]
+            assert await storage.traces(address.namespace, "user:1") == [address]
+            for tag in ("user", "user:", "user:10"):
+                assert [entry.key async for entry in storage.scan(name, tag=tag)] == []
+                assert await storage.traces(address.namespace, tag) == []
+        await storage.clear("bot", "bot")
+        assert [entry.key async for entry in storage.scan("bot")] == []
+        assert [entry.key async for entry in storage.scan("bot2")] == ["bot2"]
 
     async def test_every_namespace_with_a_record_is_listed(self, storage: Storage) -> None:
         assert await storage.namespaces() == []
@@ -163,6 +188,37 @@ class ListingPromises(Suite):
         assert await storage.due(BOT, before=entry.deadline - 0.001) == []
         clock.advance(10)
         assert await storage.due(BOT) == [entry]
+
+    async def test_deadlines_within_one_second_are_told_apart(self, storage: Storage, clock: Clock) -> None:
+        clock.advance(0.125)
+        start = clock()
+        addresses = [storage.address(BOT, key) for key in range(3)]
+        for key, seconds in ((2, 0.75), (0, 0.25), (1, 0.5)):
+            await apply(storage, key, head=("f", "s"), deadline=seconds)
+        for count in range(4):
+            due = await storage.due(BOT)
+            assert [entry.address for entry in due] == addresses[:count]
+            assert [entry.deadline for entry in due] == pytest.approx(
+                [start + 0.25 * (number + 1) for number in range(count)], abs=0.001
+            )
+            clock.advance(0.125)
+            assert len(await storage.due(BOT)) == count
+            clock.advance(0.125)
+
+    async def test_an_expired_record_is_in_no_list_from_its_last_instant_on(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        await apply(storage, head=("f", "s"), tags=("user:1",), deadline=0.25, expiry=0.5)
+        clock.advance(0.375)
+        assert (await storage.sweep()).expired == []
+        for query in QUERIES:
+            assert [entry.key async for entry in storage.scan(BOT, **query)] == [KEY]
+        assert len(await storage.due(BOT)) == 1
+        clock.advance(0.125)
+        for query in QUERIES:
+            assert [entry.key async for entry in storage.scan(BOT, **query)] == []
+        assert await storage.due(BOT) == []
+        assert [address for address, _ in (await storage.sweep()).expired] == [storage.address(BOT, KEY)]
 
     async def test_deadlines_that_are_due_come_page_by_page(self, storage: Storage, clock: Clock) -> None:
         for key in range(7):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 import pytest_asyncio
@@ -23,9 +23,21 @@ class Suite:
 
     pytestmark = pytest.mark.asyncio
 
+    #: False for a storage whose records end with its object, as in memory: the suite then has no tests of reopening
+    #: and sharing.
+    persistent: ClassVar[bool] = True
+
     def open_storage(self, clock: Clock) -> Storage:
-        """An empty storage that tells time by this clock. The one thing a subclass must write."""
+        """An empty storage that tells time by this clock. The one method that a subclass must write."""
         raise NotImplementedError("the subclass supplies open_storage(clock)")
+
+    def reopen(self, storage: Storage) -> Storage:
+        """Return a second storage object over the store of ``storage``, which may be open or closed.
+
+        It tells time by the same clock, ``storage.clock``. The default calls ``open_storage`` again, which is right
+        if that opens the same store each time within a test, for example a file in ``tmp_path``.
+        """
+        return self.open_storage(cast(Clock, storage.clock))
 
     @pytest.fixture
     def clock(self) -> Clock:
