@@ -139,7 +139,7 @@ class Terminal:
         env = {**os.environ, "XDG_STATE_HOME": str(home), "COLUMNS": "200", "TERM": "xterm"}
         env.pop("STEPWELL_STORAGE", None)
         if path is not None:
-            env["PYTHONPATH"] = str(path)
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), env.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stepwell", command, *arguments],
             stdin=slave,
@@ -220,6 +220,28 @@ def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, ter
     second.type("\x04")
     second.expect("Bye.")
     assert second.process.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
+@pytest.mark.parametrize("page", [True, False], ids=["with the page", "without the page"])
+def test_kill_9_while_the_demo_waits_for_a_line_leaves_the_terminal_as_it_was(
+    tmp_path: Path, terminals: list[Terminal], page: bool
+) -> None:
+    import termios
+
+    if not page:
+        (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no uvicorn')")
+    terminals.append(terminal := Terminal(tmp_path, path=None if page else tmp_path))
+    before = termios.tcgetattr(terminal.master)
+    assert before[3] & termios.ECHO
+    assert before[3] & termios.ICANON
+    terminal.expect("you   ")
+    terminal.type("/register\n")
+    terminal.expect("bot   What's your name?")
+    terminal.expect("you   ")
+    os.kill(terminal.process.pid, signal.SIGKILL)
+    terminal.process.wait(10)
+    assert termios.tcgetattr(terminal.master) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")

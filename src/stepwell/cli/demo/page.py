@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -26,9 +25,6 @@ def chat(url: str, port: int | None = None) -> int:
     # Not above: the page needs an extra, the rest of the demo does not.
     from stepwell.playground.play import Playground
 
-    with contextlib.suppress(ImportError):
-        # Merely importing it lets input() edit lines and remember them.
-        import readline  # noqa: F401
     play = Playground(bot_path(), storage=url, place=place_of(url), port=free_port() if port is None else port)
     try:
         sync(play.__aenter__())
@@ -37,6 +33,7 @@ def chat(url: str, port: int | None = None) -> int:
         _introduce(play, url)
         while True:
             print()
+            # Without readline: it turns off the echo of the terminal, and kill -9 would leave it off.
             text = input("you   ").strip()
             if text:
                 _exchange(play, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -27,9 +26,6 @@ USER = 42
 
 def chat(url: str) -> int:
     """Take messages from the keyboard until Ctrl-C or Ctrl-D."""
-    with contextlib.suppress(ImportError):
-        # Merely importing it lets input() edit lines and remember them.
-        import readline  # noqa: F401
     router = make_router(url)
     assert router.fsm is not None
     try:
@@ -43,6 +39,7 @@ def chat(url: str) -> int:
             dim(shown(record))
         while True:
             print()
+            # Without readline: it turns off the echo of the terminal, and kill -9 would leave it off.
             text = input("you   ").strip()
             if text:
                 _answer(router, text)
