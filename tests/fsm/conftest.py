@@ -21,6 +21,7 @@ class Form(Flow, name="form"):
 class Open(Flow, name="open"):
     a = state()
     b = state()
+    default_state = None
 
 
 class Mixed(Flow, name="mixed"):

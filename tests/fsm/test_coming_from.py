@@ -194,6 +194,7 @@ async def test_the_first_transition_of_a_flow_without_default_is_free(backend: B
     class Loose(Flow, name="loose"):
         one = state(to=["two"])
         two = state(to=["one"])
+        default_state = None
 
     async with FSM("my_bot", storage=backend.storage(), flows=[Loose]).conversation(message()) as ctx:
         ctx.start_flow(Loose)

@@ -234,6 +234,7 @@ async def test_the_way_back_leads_through_renamed_states_and_past_removed_ones(s
         b = state()
         c = state()
         gone = state()
+        default_state = a
 
     class Second(Flow, name="f", revision=2):
         a = state()
@@ -246,7 +247,7 @@ async def test_the_way_back_leads_through_renamed_states_and_past_removed_ones(s
 
     async with FSM("bot", storage=storage, flows=[First]).conversation(key=1) as ctx:
         ctx.start_flow(First)
-        for step in ("a", "b", "gone", "c"):
+        for step in ("b", "gone", "c"):
             ctx.transition(step)
     async with FSM("bot", storage=storage, flows=[Second]).conversation(key=1) as ctx:
         ctx.back()
@@ -259,6 +260,7 @@ async def test_a_deploy_after_a_rollback_finds_who_moved_meanwhile(storage: Stor
     class First(Flow, name="f"):
         name = state()
         email = state()
+        default_state = name
 
     class Second(Flow, name="f", revision=2):
         name = state()
@@ -271,7 +273,6 @@ async def test_a_deploy_after_a_rollback_finds_who_moved_meanwhile(storage: Stor
     first, second = (FSM("bot", storage=storage, flows=[flow]) for flow in (First, Second))
     async with first.conversation(key=1) as ctx:
         ctx.start_flow(First)
-        ctx.transition("name")
     async with second.conversation(key=1) as ctx:
         assert ctx.data == {"times": 1}
     async with first.conversation(key=1) as ctx:

@@ -173,6 +173,7 @@ async def test_a_dropped_flow_leaves_its_people_a_way_out(storage: Storage) -> N
 async def test_a_flow_that_waits_is_migrated_when_it_goes_on(storage: Storage) -> None:
     class Inner(Flow, name="inner"):
         a = state()
+        default_state = a
 
     await at_phone(storage)
     async with release(storage, First, Inner).conversation(key=1) as ctx:

@@ -225,6 +225,7 @@ async def test_what_an_inner_flow_begins_with_is_checked(storage: Storage) -> No
 
     class Inner(Flow, name="inner", data=Data):
         only = state()
+        default_state = only
 
     fsm = FSM("bot", storage=storage, flows=[Shop, Inner])
     async with fsm.conversation(key=1) as ctx:

@@ -101,6 +101,49 @@ async def test_the_newest_update_again_gets_the_calls_of_the_first_time(router: 
     assert await router.fsm.storage.get_data("bot", KEY) == {"name": "Ann"}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('{"update_id": 1}', "not str; parse its JSON first"),
+        (b"{}", "not bytes; parse its JSON first"),
+        ([message(update_id=1)], "not list; pass one update at a time"),
+        (7, "not int"),
+        ({"ok": True, "result": [message(update_id=1)]}, r"for update in reply\['result'\]"),
+    ],
+    ids=["str", "bytes", "list", "int", "reply"],
+)
+async def test_what_is_no_update_is_an_error_that_says_what_to_pass(wrong: Any, said: str) -> None:
+    fsm = FSM("bot", storage="memory://", flows=[Form])
+    router = Router(fsm)
+    ran: list[Any] = []
+
+    @router.on()
+    async def handler(ctx: Context) -> None:
+        ran.append(ctx.update)
+
+    with pytest.raises(InvalidOption, match=said):
+        await router.handle(wrong)
+    with pytest.raises(InvalidOption, match=said):
+        await fsm.handle(wrong, handler)
+    with pytest.raises(InvalidOption, match=said):
+        async with fsm.conversation(wrong):
+            pass
+    assert not ran
+
+
+async def test_a_platform_whose_updates_are_plain_text_works_with_a_key_of_its_own() -> None:
+    fsm = FSM("irc", storage="memory://", flows=[Form], key=lambda update: update.raw.partition(" ")[2] or None)
+    seen: list[Any] = []
+
+    async def handler(ctx: Context) -> None:
+        seen.append((ctx.key, ctx.update.raw))
+
+    for line in ("JOIN ann", "PING"):
+        await fsm.handle(line, handler)
+    assert seen == [("ann", "JOIN ann"), (None, "PING")]
+    await fsm.storage.close()
+
+
 async def test_calls_that_cannot_be_remembered_do_not_stop_the_update(
     fsm: FSM, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from stepwell import State
-from stepwell.errors import FieldError, IncompleteData, InvalidOption, UnknownStateError
+from stepwell.errors import FieldError, IncompleteData, InvalidFlow, InvalidOption, UnknownStateError
 from stepwell.fsm import FSM, Context, Flow, TransitionError, UnknownFlowError, fsm_flow, fsm_in_flow, fsm_state, state
 from tests.fsm.conftest import POLL, Form, Make, Mixed, Open, message
 
@@ -160,6 +160,7 @@ async def test_from_no_state_any_declared_state_is_allowed_once(fsm: FSM) -> Non
     class Late(Flow, name="late"):
         a = state(to=["b"])
         b = state(to=[])
+        default_state = None
 
     fsm = FSM("bot", storage=fsm.storage, flows=[Late])
     await start(fsm, Late)
@@ -168,6 +169,38 @@ async def test_from_no_state_any_declared_state_is_allowed_once(fsm: FSM) -> Non
         assert ctx.transition("b") is True
         with pytest.raises(TransitionError):
             ctx.transition("a")
+
+
+async def test_a_flow_with_states_and_no_default_state_is_not_started_but_may_be_entered(fsm: FSM) -> None:
+    class Entered(Flow, name="entered"):
+        a = state(to=["b"])
+        b = state(to=[])
+
+    class Handwritten:
+        flow_name = "handwritten"
+        states = ("c", "d")
+        transitions: ClassVar[dict[str, list[str]]] = {}
+
+    class Empty(Flow, name="empty"):
+        pass
+
+    fsm = FSM("bot", storage=fsm.storage, flows=[Form, Entered, Handwritten, Empty])
+    said = "it has no default_state, so it cannot be started; its states are 'a', 'b'"
+    async with fsm.conversation(key=1) as ctx:
+        with pytest.raises(InvalidFlow, match=said):
+            ctx.start_flow(Entered)
+        with pytest.raises(InvalidFlow, match="its states are 'c', 'd'"):
+            ctx.start_flow("handwritten")
+        assert ctx.flow is None
+        ctx.start_flow(Form)
+        with pytest.raises(InvalidFlow, match=said):
+            ctx.push_flow(Entered)
+        ctx.clear_flow()
+        assert ctx.set_state("b", flow=Entered) is True
+        assert (ctx.flow, ctx.state) == ("entered", "b")
+        ctx.clear_flow()
+        assert ctx.start_flow(Empty) is True
+        assert (ctx.flow, ctx.state) == ("empty", None)
 
 
 async def test_in_a_mixed_flow_a_state_without_to_allows_none_and_a_state_may_list_itself(fsm: FSM) -> None:

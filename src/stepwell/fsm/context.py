@@ -138,8 +138,12 @@ class Context:
     # Moving. Each returns True when it moved, else what the policy returned.
 
     def start_flow(self, flow: object) -> Any:
-        """Begin a flow at its default state with empty data; the same flow begins anew."""
+        """Begin a flow at its default state with empty data; the same flow begins anew.
+
+        Raises ``InvalidFlow`` for a flow that has states and no ``default_state``.
+        """
         description = self._fsm.flows.find(flow)
+        first = _plain(description.first_state())
         if self._refuses():
             return False
         active = self._active()
@@ -147,7 +151,7 @@ class Context:
             return self._invalid(active.name, active.name, description.name, starting=True)
         self.began = True
         stack = self._record.stack if active is not None else ()
-        self._move(Place(description.name, _plain(description.default_state), description.revision, (), stack))
+        self._move(Place(description.name, first, description.revision, (), stack))
         self._record.data = {}
         return True
 
@@ -200,6 +204,7 @@ class Context:
         The inner flow has data of its own. Its result is put into the field ``into`` of the outer data.
         """
         inner = self._fsm.flows.find(flow)
+        first = _plain(inner.first_state())
         _check_mapping("push_flow", data)
         if self._refuses():
             return False
@@ -211,7 +216,7 @@ class Context:
         if inner.data is not None:
             typed.check_fields(inner.name, inner.data, data or {})
         waiting = [record.flow, record.state, record.revision, list(record.history), record.data, into]
-        self._move(Place(inner.name, _plain(inner.default_state), inner.revision, (), (*record.stack, waiting)))
+        self._move(Place(inner.name, first, inner.revision, (), (*record.stack, waiting)))
         record.data = dict(data or {})
         return True
 

@@ -85,6 +85,8 @@ class FlowDescription:
     transitions: Mapping[str, tuple[str, ...]]
     #: The state that ``start_flow`` enters.
     default_state: str | None = None
+    #: ``default_state`` was given; ``None`` may be meant.
+    default_given: bool = True
     #: The declared type of the data.
     data: type | None = None
     #: Grows when a release changes states or data.
@@ -100,6 +102,16 @@ class FlowDescription:
     def is_open(self) -> bool:
         """No state says ``to``, so every move is allowed."""
         return not self.transitions
+
+    def first_state(self) -> str | None:
+        """Return the state that the flow begins in, or raise ``InvalidFlow`` if it has states and none is the first."""
+        if self.default_given or not self.states:
+            return self.default_state
+        raise InvalidFlow(
+            self.name,
+            f"it has no default_state, so it cannot be started; {_states(self)}: set default_state to one of them, "
+            "or default_state = None to start in no state",
+        )
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """A hook of the flow as a function of its documented arguments; ``None`` where it has none."""
@@ -165,6 +177,7 @@ def describe(flow: object) -> FlowDescription:
             states=tuple(StateName(each, flow_name=name) for each in states),
             transitions={each: tuple(dict.fromkeys(to)) for each, to in transitions.items()},
             default_state=_attribute(flow, "default_state"),
+            default_given=hasattr(flow, "default_state"),
             data=getattr(flow, "data", None),
             revision=getattr(flow, "revision", 1),
             ttl=getattr(flow, "ttl", None),

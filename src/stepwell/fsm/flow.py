@@ -77,7 +77,7 @@ class Flow:
     states: ClassVar[tuple[StateName, ...]]
     #: The declared targets of each state that has some; empty when every move is allowed.
     transitions: ClassVar[Mapping[str, tuple[str, ...]]]
-    #: The state that ``start_flow`` enters.
+    #: The state that ``start_flow`` enters; ``None``, written out, to start in no state.
     default_state: ClassVar[str | None] = None
 
     __flow__: ClassVar[FlowDescription]
@@ -140,6 +140,7 @@ class Flow:
                     if declaration.to is not None
                 },
                 default_state=resolved(default),
+                default_given="default_state" in vars(cls),
                 data=data,
                 revision=revision,
                 ttl=ttl,

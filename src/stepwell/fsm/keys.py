@@ -188,6 +188,11 @@ def strategy(key: object) -> KeyStrategy:
     )
 
 
+def reads_telegram(key: KeyStrategy) -> bool:
+    """Whether this is one of the strategies of this module, which read updates of Telegram."""
+    return type(key).__module__ == __name__ and not isinstance(key, _Function)
+
+
 def name_of(key: KeyStrategy) -> str:
     """What a strategy is called in messages."""
     if isinstance(key, _Function):

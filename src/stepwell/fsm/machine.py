@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that sending one call of a timer may take.
 SEND_TIMEOUT = 30.0
 _NOT_GIVEN: Any = object()
+_NO_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 
 
 class FSM:
@@ -180,6 +181,12 @@ class FSM:
 
     # For the router, the timers and the adapters
 
+    def move_to(self, storage: Storage) -> None:
+        """Use another storage from now on. Call it before the first update; the present one is not closed."""
+        self.storage, self.ready = storage, False
+        if self._timers is not None:
+            self._timers = Timers(self)
+
     def for_bot(self, bot: str) -> FSM:
         """The same flows and options for another bot, over the same storage; to be entered by itself."""
         self.storage.address(bot, ())
@@ -204,6 +211,8 @@ class FSM:
         by_hand = key is not _NOT_GIVEN
         if not by_hand:
             key = self.key.extract(seen)
+            if key is None:
+                self._check_update(seen.raw)
         return Conversation(
             self,
             seen,
@@ -213,6 +222,20 @@ class FSM:
             collects=collects,
             enters=self.duplicates.enters if enters is None else enters,
         )
+
+    def _check_update(self, raw: Any) -> None:
+        """Raise ``InvalidOption`` for what can be no update, where the strategy found no key in it."""
+        if isinstance(raw, Mapping):
+            if isinstance(raw.get("result"), list) and "ok" in raw:
+                raise InvalidOption(
+                    "this is a whole reply of getUpdates; pass one update at a time: for update in reply['result']: ..."
+                )
+        elif isinstance(raw, _NO_UPDATES) and keys.reads_telegram(self.key):
+            parse = "; parse its JSON first" if isinstance(raw, str | bytes | bytearray) else ""
+            raise InvalidOption(
+                f"an update is a dict or an object of a framework, not {type(raw).__name__}{parse}; "
+                "pass one update at a time"
+            )
 
     def id_of(self, update: Update) -> int | str | None:
         """The update's id, read by the function that was given for it."""
