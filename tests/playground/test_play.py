@@ -79,6 +79,64 @@ async def test_any_program_that_takes_its_bot_api_from_the_environment_runs(tmp_
         assert await play.record(43) is None
 
 
+async def test_the_first_example_of_the_readme_runs_as_it_is(tmp_path: Path) -> None:
+    readme = (HERE.parents[1] / "README.md").read_text()
+    path = tmp_path / "bot.py"
+    path.write_text(readme.split("```python\n", 1)[1].split("```", 1)[0])
+    async with playground(path, tmp_path) as play:
+        person = play.person("42", 42)
+        assert await person.ask("/register", timeout=30) == "What's your name?", play.output
+        assert await person.ask("Alice", timeout=30) == "Got it, Alice! What's your email?", play.output
+        record = await play.record(42)
+        assert record is not None
+        assert (record["state"], record["data"]) == ("get_email", {"name": "Alice"})
+    assert not (tmp_path / "bot.db").exists(), "its own storage is left alone"
+
+
+async def test_a_program_that_defines_a_router_may_look_up_its_own_types(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    path.write_text("""
+from __future__ import annotations
+from dataclasses import dataclass
+from stepwell import record_type
+from stepwell.fsm import FSM, Flow, Router, state
+
+@record_type
+@dataclass
+class Item:
+    name: str
+
+@dataclass
+class Cart:
+    item: Item
+
+class Shop(Flow, name="shop", data=Cart):
+    full = state()
+    default_state = full
+
+router = Router(FSM("bot", storage="memory://", flows=[Shop]))
+
+@router.on()
+async def fill(ctx):
+    ctx.start_flow(Shop)
+    ctx.update_data(item=Item(ctx.text))
+    ctx.answer(f"{ctx.data_as(Cart)} in {__name__}")
+""")
+    async with playground(path, tmp_path) as play:
+        assert await play.person("42", 42).ask("tea", timeout=30) == "Cart(item=Item(name='tea')) in __main__"
+
+
+async def test_a_program_that_ends_without_a_router_says_what_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    for program in ("print('hello')", "import stepwell\nrouter = 'none'"):
+        path.write_text(program)
+        async with playground(path, tmp_path) as play:
+            assert not await play.ready()
+            assert play.process is not None
+            assert (play.process.status, play.process.exit_code) == ("ended", 0)
+            assert play.output[-1].startswith("bot.py has ended. stepwell play needs a file that defines router")
+
+
 async def test_the_bots_process_ends_with_the_playground(tmp_path: Path) -> None:
     async with playground(EXAMPLES / "registration.py", tmp_path) as play:
         assert await play.ready()

@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "run a bot without Telegram, chat with it in the browser, and watch its state move"
     play_command = commands.add_parser("play", help=about, description=_sentence(about))
     play_command.add_argument(
-        "file", help="the bot: a file with make_router(storage), or any bot that takes its Bot API from BOT_API"
+        "file",
+        help="the bot: a file with a router or make_router(storage), or any bot that takes its Bot API from BOT_API",
     )
     play_command.add_argument(
         "--storage",

@@ -1,7 +1,7 @@
 """The bot's process: ``python -m stepwell.playground.runner bot.py``.
 
-A file with ``make_router(storage)`` is polled for with that router; any other is run as a program. Either
-way it finds where to go in its environment; see ``docs/playground.md``.
+A file with ``make_router(storage)`` is polled for with that router. Any other is run as a program; if it ends and has
+defined a ``router``, it is polled for with that one. It finds where to go in its environment: ``docs/playground.md``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import contextlib
 import importlib.util
 import json
 import os
-import runpy
 import sys
 import threading
 import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from stepwell import open_storage
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, Update, command
 from stepwell.playground import reporter, run_reporter
@@ -44,7 +45,9 @@ def main() -> None:
         if makes_router(path):
             asyncio.run(_poll(_router_of(path)))
         else:
-            runpy.run_path(str(path), run_name="__main__")
+            router = _run_program(path)
+            if router is not None:
+                asyncio.run(_poll(router))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -65,6 +68,27 @@ def _router_of(path: Path) -> Router:
     router = module.make_router(os.environ["STEPWELL_STORAGE"])
     if not isinstance(router, Router) or router.fsm is None:
         raise UsageError(f"make_router(storage) of {path.name} gives a Router with a machine, not {router!r}")
+    return router
+
+
+def _run_program(path: Path) -> Router | None:
+    """Run the file as a program and return the router that it has defined, for a program that does not run a bot."""
+    # It stays the main module: its handlers and data types are looked up there while the bot runs.
+    program = sys.modules["__main__"] = ModuleType("__main__")
+    program.__file__ = str(path)
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(program))  # noqa: S102 - the user's own program
+    router = getattr(program, "router", None)
+    if not isinstance(router, Router):
+        print(
+            f"{path.name} has ended. stepwell play needs a file that defines router = Router(fsm) or "
+            "make_router(storage), or a program that runs a bot with the Bot API at BOT_API."
+        )
+        return None
+    if router.fsm is None:
+        raise UsageError(f"the router of {path.name} has no machine; give it one with Router(fsm)")
+    if not router.fsm.storage.is_open:
+        # As with make_router(storage): conversations of the playground do not mix with those of the real bot.
+        router.fsm.move_to(open_storage(os.environ["STEPWELL_STORAGE"]))
     return router
 
 
