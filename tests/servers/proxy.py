@@ -39,6 +39,13 @@ class Proxy:
         #: All bytes of the clients, if they are kept.
         self.requests: bytearray | None = None
         self._silent = False
+        #: The next request with these bytes is held back, and its client's connection is cut.
+        self.hold_what: bytes | None = None
+        #: A request is held back.
+        self.holds = asyncio.Event()
+        self._let_through = asyncio.Event()
+        #: The server has answered the request that was held back.
+        self.arrived = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         context = None
@@ -71,6 +78,11 @@ class Proxy:
     def speak(self) -> None:
         """Pass on everything again, for connections made from now on."""
         self._silent = False
+
+    async def let_through(self) -> None:
+        """Send the request that was held back, and wait until the server has answered it."""
+        self._let_through.set()
+        await self.arrived.wait()
 
     def cut_all(self) -> None:
         """Close every connection now."""
@@ -119,6 +131,15 @@ class Proxy:
                             return
                     if self.requests is not None:
                         self.requests += request
+                    if self.hold_what is not None and self.hold_what in request:
+                        self.hold_what = None
+                        client_out.transport.abort()
+                        self.holds.set()
+                        await self._let_through.wait()
+                        server_out.write(request)
+                        await answering
+                        self.arrived.set()
+                        return
                     if not self._silent:
                         server_out.write(request)
                         await server_out.drain()

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from stepwell import State, open_storage
 from stepwell.errors import (
     EncodeError,
     InvalidOption,
@@ -22,10 +23,11 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Query
+from stepwell.storage import Apply, Claim, Query, Release
 from stepwell.storage.postgres import PostgresStorage
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
+from tests.servers.proxy import Proxy
 
 SECRET = "hunter2-secret"
 
@@ -75,6 +77,32 @@ async def test_an_unknown_host_is_an_error_when_patience_ends() -> None:
 async def test_nobody_listening_is_an_error_when_patience_ends() -> None:
     storage = PostgresStorage(f"postgresql://me:{SECRET}@127.0.0.1:{free_port()}/db", patience=0.3)
     assert isinstance(await error_of(storage, 5), StorageUnavailable)
+
+
+@pytest.mark.parametrize("patience", [0.0, 10.0], ids=["given up", "sent again"])
+async def test_a_claim_that_arrives_late_leases_nothing(server: PostgresServer, patience: float) -> None:
+    async with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema=late_{int(patience)}&sslmode=disable"
+        async with open_storage(url, patience=patience, sweep_every=None) as storage:
+            await storage.set_state("bot", 1, State("f", "s"))
+            claim = Claim(storage.address("bot", 1), "late-token", 30.0)
+            # The first claims prepare the statements and make the record known.
+            for token in ("first", "second"):
+                await storage.perform(claim._replace(token=token))
+                await storage.perform(Release(claim.address, token))
+            proxy.hold_what = b"late-token"
+            if patience:
+                await storage.perform(claim)
+                await storage.perform(Release(claim.address, claim.token))
+            else:
+                with pytest.raises(StorageUnavailable):
+                    await storage.perform(claim)
+            assert proxy.holds.is_set()
+            # This read is queued behind the release of the claim.
+            assert await storage.get_state("bot", 1) == State("f", "s")
+            await proxy.let_through()
+            async with Slot(storage, "bot", 1, wait=0.5) as slot:
+                assert slot.state == "s"
 
 
 async def test_a_database_that_is_not_there_is_final(server: PostgresServer) -> None:

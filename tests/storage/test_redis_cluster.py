@@ -19,10 +19,10 @@ from stepwell.fsm import FSM, Context, DuplicateUpdate
 from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply
+from stepwell.storage import Apply, Claim, Release
 from stepwell.storage.gather import Batch
 from stepwell.storage.redis import RedisStorage
-from stepwell.storage.redis_cluster import _SLOTS
+from stepwell.storage.redis_cluster import _SLOTS, Node
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy
@@ -119,6 +119,30 @@ async def test_a_slot_may_move_under_load_and_nothing_is_lost(own_cluster: Redis
         assert {entry.key async for entry in storage.scan(BOT)} == set(keys)
 
 
+@pytest.mark.parametrize("patience", [0.0, 10.0], ids=["given up", "sent again"])
+async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: float) -> None:
+    url = the_cluster().url(f"?prefix={uuid.uuid4().hex}")
+    async with open_storage(url, sweep_every=None, patience=patience) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        owners = storage._server._owners  # type: ignore[attr-defined]
+        async with Proxy(owners[_tag(storage, 1)].port) as proxy:
+            # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
+            owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)
+            proxy.hold_what = b"EVALSHA"
+            claim = Claim(storage.address(BOT, 1), "token", 30.0)
+            if patience:
+                await storage.perform(claim)
+                await storage.perform(Release(claim.address, claim.token))
+            else:
+                with pytest.raises(StorageUnavailable):
+                    await storage.perform(claim)
+            assert proxy.holds.is_set()
+            assert await storage.get_state(BOT, 1) == State("f", "s")
+            await proxy.let_through()
+            async with Slot(storage, BOT, 1, wait=0.5) as slot:
+                assert slot.state == "s"
+
+
 def _tag(storage: Storage, key: int) -> int:
     tag: int = storage._keys.tag(storage.address(BOT, key))  # type: ignore[attr-defined]
     return tag
@@ -186,86 +210,6 @@ async def test_half_moved_records_are_not_touched(own_cluster: RedisCluster) -> 
         assert await storage.get_data(BOT, 0) == {"n": 2}
         assert await storage.update_data(BOT, 0, {"n": 3}) == {"n": 3}
         assert [entry.key async for entry in storage.scan(BOT)] == [0]
-
-
-async def test_a_killed_master_loses_no_acknowledged_write_and_the_load_goes_on(own_cluster: RedisCluster) -> None:
-    url = own_cluster.url("?durability=wait&timeout=2&patience=30")
-    async with open_storage(url, sweep_every=None) as storage:
-        acknowledged: dict[int, int] = dict.fromkeys(range(30), -1)
-        unsure: dict[int, int] = dict.fromkeys(range(30), -1)
-        stop = asyncio.Event()
-
-        async def load(key: int) -> None:
-            for number in itertools.count():
-                if stop.is_set():
-                    return
-                try:
-                    await storage.update_data(BOT, key, {"n": number})
-                    acknowledged[key] = number
-                except (OutcomeUnknown, StorageUnavailable):
-                    unsure[key] = number
-
-        loads = [asyncio.create_task(load(key)) for key in acknowledged]
-        await asyncio.sleep(0.3)
-        before = dict(acknowledged)
-        assert min(before.values()) > 0, "the load runs before the kill"
-        victim = own_cluster.nodes[0]
-        victim.process.kill()
-        await _until(lambda: len(own_cluster.masters()) == 3, "a replica takes over")
-        # Its successor has no replica, and so acknowledges nothing, until the fallen master is back as one.
-        await asyncio.to_thread(victim.start)
-        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "the load goes on")
-        stop.set()
-        await asyncio.gather(*loads)
-        for key, number in acknowledged.items():
-            data = await storage.get_data(BOT, key)
-            assert data is not None
-            assert number <= data["n"] <= max(number, unsure[key])
-
-
-async def _until(done: Callable[[], bool], what: str) -> None:
-    give_up = asyncio.get_running_loop().time() + 30
-    while not done():
-        assert asyncio.get_running_loop().time() < give_up, what
-        await asyncio.sleep(0.1)
-
-
-async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
-    replicated: tuple[RedisServer, RedisServer],
-) -> None:
-    master, replica = replicated
-    await linked(master)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
-        await storage.set_state(BOT, 1, State("f", "s"))
-        replica.process.pause()
-        with pytest.raises(NotReplicated, match="may still arrive"):
-            await storage.update_data(BOT, 1, {"a": 1})
-        async with Slot(storage, BOT, 1) as slot:
-            slot.state = "t"
-            with pytest.raises(NotReplicated):
-                await slot.commit()
-        replica.process.resume()
-        assert await storage.update_data(BOT, 1, {"b": 1}) == {"a": 1, "b": 1}
-        with replica.client() as client:
-            assert client.keys("*:r:*")
-
-
-async def test_an_answer_from_the_journal_waits_for_the_replica_too(
-    replicated: tuple[RedisServer, RedisServer],
-) -> None:
-    master, replica = replicated
-    await linked(master)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
-        address = storage.address(BOT, 1)
-        change = Change(write=storage.ids(), set=storage.seal(address).fields({"a": 1}))
-        batch = Batch.of([Apply(address, change)], "lane", 1)
-        replica.process.pause()
-        assert isinstance((await storage.run(batch))[0], NotReplicated)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as other:
-        assert isinstance((await other.run(batch))[0], NotReplicated)
-        replica.process.resume()
-        await linked(master)
-        assert not isinstance((await other.run(batch))[0], NotReplicated)
 
 
 # A duplicate is acknowledged when a replica has the write that it repeats
@@ -386,3 +330,86 @@ async def test_a_run_that_no_replica_has_is_not_reported_as_there_or_finished(
         await linked(master)
         with pytest.raises(RunFinished):
             await flow.resume("r", storage=storage)
+
+
+# Replicas that take over or lag
+
+
+async def test_a_killed_master_loses_no_acknowledged_write_and_the_load_goes_on(own_cluster: RedisCluster) -> None:
+    url = own_cluster.url("?durability=wait&timeout=2&patience=30")
+    async with open_storage(url, sweep_every=None) as storage:
+        acknowledged: dict[int, int] = dict.fromkeys(range(30), -1)
+        unsure: dict[int, int] = dict.fromkeys(range(30), -1)
+        stop = asyncio.Event()
+
+        async def load(key: int) -> None:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                try:
+                    await storage.update_data(BOT, key, {"n": number})
+                    acknowledged[key] = number
+                except (OutcomeUnknown, StorageUnavailable):
+                    unsure[key] = number
+
+        loads = [asyncio.create_task(load(key)) for key in acknowledged]
+        await asyncio.sleep(0.3)
+        before = dict(acknowledged)
+        assert min(before.values()) > 0, "the load runs before the kill"
+        victim = own_cluster.nodes[0]
+        victim.process.kill()
+        await _until(lambda: len(own_cluster.masters()) == 3, "a replica takes over")
+        # Its successor has no replica, and so acknowledges nothing, until the fallen master is back as one.
+        await asyncio.to_thread(victim.start)
+        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "the load goes on")
+        stop.set()
+        await asyncio.gather(*loads)
+        for key, number in acknowledged.items():
+            data = await storage.get_data(BOT, key)
+            assert data is not None
+            assert number <= data["n"] <= max(number, unsure[key])
+
+
+async def _until(done: Callable[[], bool], what: str) -> None:
+    give_up = asyncio.get_running_loop().time() + 30
+    while not done():
+        assert asyncio.get_running_loop().time() < give_up, what
+        await asyncio.sleep(0.1)
+
+
+async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        replica.process.pause()
+        with pytest.raises(NotReplicated, match="may still arrive"):
+            await storage.update_data(BOT, 1, {"a": 1})
+        async with Slot(storage, BOT, 1) as slot:
+            slot.state = "t"
+            with pytest.raises(NotReplicated):
+                await slot.commit()
+        replica.process.resume()
+        assert await storage.update_data(BOT, 1, {"b": 1}) == {"a": 1, "b": 1}
+        with replica.client() as client:
+            assert client.keys("*:r:*")
+
+
+async def test_an_answer_from_the_journal_waits_for_the_replica_too(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    master, replica = replicated
+    await linked(master)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+        address = storage.address(BOT, 1)
+        change = Change(write=storage.ids(), set=storage.seal(address).fields({"a": 1}))
+        batch = Batch.of([Apply(address, change)], "lane", 1)
+        replica.process.pause()
+        assert isinstance((await storage.run(batch))[0], NotReplicated)
+    async with open_storage(master.url(), durability="wait", timeout=0.6) as other:
+        assert isinstance((await other.run(batch))[0], NotReplicated)
+        replica.process.resume()
+        await linked(master)
+        assert not isinstance((await other.run(batch))[0], NotReplicated)

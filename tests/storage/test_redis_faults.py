@@ -27,12 +27,14 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Get
+from stepwell.storage import Apply, Claim, Get
 from stepwell.storage.redis import RedisStorage
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, the_cluster, the_server
 
 BOT = "bot"
+#: The letter of a claim among the arguments of the batch script.
+CLAIM = b"$1\r\nC\r\n"
 
 
 def prefix() -> str:
@@ -159,6 +161,36 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next(proxy: Proxy) -> N
             await asyncio.gather(task, return_exceptions=True)
             (found,) = await storage.run([Get(storage.address(BOT, 2))])
             assert storage.seal(storage.address(BOT, 2)).head_back(found.head)[1] == "two"
+
+
+# Claims that arrive late
+
+
+async def test_a_claim_that_arrives_after_it_was_sent_again_and_released_leases_nothing(proxy: Proxy) -> None:
+    async with through(proxy) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        proxy.hold_what = CLAIM
+        async with Slot(storage, BOT, 1) as slot:
+            assert proxy.holds.is_set()
+            slot.state = "t"
+            await slot.commit()
+        await proxy.let_through()
+        async with Slot(storage, BOT, 1, wait=0.5) as slot:
+            assert slot.state == "t"
+
+
+async def test_a_claim_that_arrives_after_it_was_given_up_leases_nothing(proxy: Proxy) -> None:
+    async with through(proxy, patience=0.0) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        proxy.hold_what = CLAIM
+        with pytest.raises(StorageUnavailable):
+            await storage.perform(Claim(storage.address(BOT, 1), "token", 30.0))
+        assert proxy.holds.is_set()
+        # This read is queued behind the release of the claim.
+        assert await storage.get_state(BOT, 1) == State("f", "s")
+        await proxy.let_through()
+        async with Slot(storage, BOT, 1, wait=0.5) as slot:
+            assert slot.state == "s"
 
 
 # Costs

@@ -19,7 +19,7 @@ from stepwell.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
+from stepwell.storage.operations import Apply, Claim, Claimed, Get, Operation, Release, Result
 
 __all__ = ["Batch", "Lane", "retrieve"]
 
@@ -171,8 +171,11 @@ class Lane:
                 try:
                     results = await self._insist(batch)
                 except StorageUnavailable as error:
-                    # Whatever became of this number, nothing will be sent under this id again.
-                    self._id, self._number = self._ids(), 0
+                    kinds = {type(operation) for operation in batch}
+                    if Apply in kinds or kinds == {Get}:
+                        # Whatever became of this number, nothing will be sent under this id again.
+                        self._id, self._number = self._ids(), 0
+                    # Claims are released under their own id, so that a backend can refuse them if they arrive later.
                     for entry in part:
                         self._give_up(entry, error)
                 except Exception as error:  # noqa: BLE001 it was rolled back: its waiters are told, the lane lives on

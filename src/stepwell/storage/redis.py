@@ -14,7 +14,7 @@ from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, Storage
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
 from stepwell.storage.gather import Batch
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Operation, Result
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.redis_cluster import Cluster
 from stepwell.storage.redis_link import Door, doors_of, doors_of_url, split_url
 from stepwell.storage.redis_server import Request, Server
@@ -54,6 +54,8 @@ _IN_URL: Final[dict[str, Callable[[str], Any]]] = {
 }
 #: Connections: for writes, for the rest, to wait for replicas, and for calls that are not gathered.
 _WRITES, _REST, _CONFIRM, _ASIDE = "writes", "rest", "confirm", "aside"
+#: What a batch does with the key of its journal, see ``lua/batch.lua``.
+_JOURNAL, _CHECK, _RAISE = "journal", "check", "raise"
 
 
 class RedisStorage(Storage):
@@ -91,6 +93,10 @@ class RedisStorage(Storage):
         self._keys = Keys(prefix)
         # Half of the timeout: the answer to WAIT itself must still come in time.
         self._wait = max(1, int(timeout * 500)) if durability == "wait" else 0
+        # Claims may be sent more than once. Each sending has a number. After a sending without an answer, the lane's
+        # next one for that hash tag raises the fence: the server then refuses the earlier one if it arrives later.
+        self._sent = 0
+        self._unsure: set[tuple[str, int]] = set()
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -126,9 +132,10 @@ class RedisStorage(Storage):
             raise
 
     async def _close(self) -> None:
+        self._unsure.clear()
         await self._server.close()
 
-    def lane_of(self, operation: Operation) -> Hashable:
+    def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
         node = self._server.node_of(self._keys.tag(operation.address))
         return _WRITES if type(operation) is Apply else _REST, node
 
@@ -145,25 +152,44 @@ class RedisStorage(Storage):
 
     async def _run_confirm(self, batch: Batch) -> list[Result]:
         node = self._server.node_of(self._keys.tag(batch[0].address))
-        return await self._make(batch, (_CONFIRM, node), "", 0, self._wait)
+        return await self._make(batch, (_CONFIRM, node), wait=self._wait)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        lane: Hashable = _ASIDE
-        journal = ""
-        number = 0
         writes = any(type(operation) is Apply for operation in operations)
-        if isinstance(operations, Batch):
-            lane = self.lane_of(operations[0])
-            if writes:
-                journal, number = operations.lane, operations.number
-        return await self._make(operations, lane, journal, number, self._wait if writes else 0)
+        wait = self._wait if writes else 0
+        if not isinstance(operations, Batch):
+            return await self._make(operations, _ASIDE, wait=wait)
+        lane = self.lane_of(operations[0])
+        if writes:
+            return await self._make(operations, lane, operations.lane, operations.number, wait=wait)
+        if all(type(operation) is Get for operation in operations):
+            return await self._make(operations, lane)
+        self._sent += 1
+        return await self._make(operations, lane, operations.lane, self._sent, fenced=True)
 
     async def _make(
-        self, operations: Sequence[Operation], lane: Hashable, journal: str, number: int, wait: int
+        self,
+        operations: Sequence[Operation],
+        lane: Hashable,
+        journal: str = "",
+        number: int = 0,
+        *,
+        wait: int = 0,
+        fenced: bool = False,
     ) -> list[Result]:
         groups = self._grouped(operations)
-        requests = [self._batch(tag, [operations[n] for n in places], journal, number) for tag, places in groups]
-        answers = await self._server.call(lane, requests, wait)
+        fences = {(journal, tag) for tag, _ in groups} if fenced else frozenset()
+        unsure = self._unsure & fences
+        requests = []
+        for tag, places in groups:
+            use = _JOURNAL if not fenced else _RAISE if (journal, tag) in unsure else _CHECK
+            requests.append(self._batch(tag, [operations[n] for n in places], journal, number, use))
+        try:
+            answers = await self._server.call(lane, requests, wait)
+        except BaseException:
+            self._unsure |= fences
+            raise
+        self._unsure -= unsure
         results: list[Result] = [None] * len(operations)
         try:
             for (_, places), (reply, replicated) in zip(groups, answers, strict=True):
@@ -189,10 +215,10 @@ class RedisStorage(Storage):
             groups.setdefault(self._keys.tag(operation.address), []).append(n)
         return list(groups.items())
 
-    def _batch(self, tag: int, operations: Sequence[Operation], journal: str, number: int) -> Request:
+    def _batch(self, tag: int, operations: Sequence[Operation], journal: str, number: int, use: str) -> Request:
         keys = self._keys
         names = [keys.never(tag), keys.journal(tag, journal)]
-        row = [*self._basics(), str(number)]
+        row = [*self._basics(), str(number), use]
         for operation in operations:
             names.append(keys.record(operation.address))
             row += arguments(operation)

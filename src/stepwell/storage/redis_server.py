@@ -11,6 +11,9 @@ from stepwell.storage.redis_wire import Script
 
 __all__ = ["Answer", "Request", "Server", "ask", "refused"]
 
+#: Refusals that another try may not meet.
+_AGAIN = frozenset({"READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED", "FENCED"})
+
 
 class Request(NamedTuple):
     """One call of a script; all its keys have this hash tag, unless one server has them all."""
@@ -78,7 +81,7 @@ def _code(answer: Answer) -> str:
 def refused(reply: Refused, place: str) -> StorageError:
     """The error for a call that a server refused as a whole."""
     code = reply.code
-    if code in {"READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED"}:
+    if code in _AGAIN:
         return StorageUnavailable(f"Redis at {place} cannot take this now: {code} {reply.message}", sent=False)
     if code == "NOPERM":
         return StorageUnavailable(

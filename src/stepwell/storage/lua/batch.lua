@@ -1,8 +1,12 @@
 -- One batch: each operation is made or refused by itself.
 --
 -- KEYS: "-", the journal, then the record of each operation.
--- ARGV: now, width, the number of the batch in its lane ("0": no journal), then for each operation its
--- letter, how many arguments follow, and these. Gives now and a result for each operation.
+-- ARGV: now, width, the number of the batch ("0": none), what it does with the journal, then for each operation
+-- its letter, how many arguments follow, and these. Gives now and a result for each operation.
+--
+-- The journal of writes ("journal") keeps the number and the results of the last batch: the same number again gives the
+-- kept results, a lower one is refused. Claims have a fence instead, which is only a number: a batch with a lower number
+-- is refused ("check"). The first batch after one that was not answered also raises the fence to its own number ("raise").
 
 local function in_pieces(command, key, list, size)
   if size <= MOST then
@@ -409,13 +413,19 @@ end
 
 -- The journal begins with the number of its batch in sixteen digits: usually nothing else of it is needed.
 local DIGITS = 16
-local number = tonumber(ARGV[3])
+local number, use = tonumber(ARGV[3]), ARGV[4]
 local kept
 if number > 0 then
   local last = tonumber(call('GETRANGE', KEYS[2], 0, DIGITS - 1)) or 0
   if last > number then
-    return redis.error_reply('STALE a later batch of this lane was made already')
-  elseif last == number then
+    if use == 'journal' then
+      return redis.error_reply('STALE a later batch of this lane was made already')
+    end
+    return redis.error_reply('FENCED these claims were sent again already')
+  elseif use == 'raise' then
+    -- Refused only where the server is full, and then it refuses late claims too.
+    redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', 600)
+  elseif use == 'journal' and last == number then
     -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
     kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
     call('EXPIRE', KEYS[2], 600)
@@ -425,7 +435,7 @@ end
 -- Four texts for each Apply. Records are not kept: who asks again reads again.
 local journal = {}
 local results = {now_text}
-local at = 4
+local at = 5
 for n = 3, #KEYS do
   local letter = ARGV[at]
   local first, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
@@ -456,7 +466,7 @@ for n = 3, #KEYS do
   results[n - 1] = result
   at = next_one
 end
-if number > 0 and not kept then
+if number > 0 and use == 'journal' and not kept then
   -- Refused only where every write of this batch was: then there is nothing to remember.
   redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', 600)
 end

@@ -10,7 +10,7 @@
 --   d:<namespace>   the keys of those with a deadline, by deadline
 --   s               the namespaces that have records
 --   x               the addresses of what a sweep may remove, by the time from which it may
---   j:<lane>        the number and the results of a lane's last batch
+--   j:<lane>        the number and the results of a lane's last batch, or the fence of its claims
 --   -               never written: a call names it as a key, and so it is refused while its slot is moved by
 --                   hand from node to node, when some keys of a record may be here and some there
 --
