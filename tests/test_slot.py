@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
+from stepwell.line import held_tokens
 from stepwell.record import RUNS, Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
@@ -155,14 +157,18 @@ async def test_holders_of_one_key_come_in_the_order_of_their_calls(storage: Stor
 
 
 async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> None:
+    held = asyncio.Event()
+
+    async def second() -> None:
+        await held.wait()
+        async with Slot(storage, "bot", 1, wait=0.05):
+            pytest.fail("it was held")
+
+    waiting = asyncio.create_task(second())
     async with Slot(storage, "bot", 1):
-
-        async def second() -> None:
-            async with Slot(storage, "bot", 1, wait=0.05):
-                pytest.fail("it was held")
-
+        held.set()
         with pytest.raises(Busy, match="503"):
-            await asyncio.create_task(second())
+            await waiting
         assert len(storage.lines) == 1
     assert storage.lines == {}
 
@@ -184,6 +190,87 @@ async def test_a_task_that_holds_a_key_cannot_wait_for_itself(storage: Storage) 
                 pytest.fail("it was held")
         async with Slot(storage, "bot", 2):
             pass
+
+
+async def enter_again(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1):
+        pytest.fail("it was held")
+
+
+async def enter_by_gather(storage: Storage) -> None:
+    await asyncio.gather(enter_again(storage), asyncio.sleep(0))
+
+
+async def enter_by_wait_for(storage: Storage) -> None:
+    await asyncio.wait_for(enter_again(storage), 30)
+
+
+async def enter_by_a_task(storage: Storage) -> None:
+    await asyncio.create_task(enter_again(storage))
+
+
+async def enter_by_a_task_of_a_task(storage: Storage) -> None:
+    await asyncio.create_task(enter_by_a_task(storage))
+
+
+async def enter_by_a_thread(storage: Storage) -> None:
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(enter_again(storage), loop).result())
+
+
+@pytest.mark.parametrize(
+    "enter", [enter_by_a_task, enter_by_a_task_of_a_task, enter_by_gather, enter_by_wait_for, enter_by_a_thread]
+)
+async def test_a_task_started_by_the_holder_of_a_key_cannot_enter_it(
+    enter: Callable[[Storage], Awaitable[None]],
+) -> None:
+    async with asyncio.timeout(20), MemoryStorage() as storage:
+        async with Slot(storage, "bot", 2), Slot(storage, "bot", 1), Slot(storage, "bot", 3):
+            for key in range(100, 300):
+                async with Slot(storage, "bot", key):
+                    pass
+            with pytest.raises(AlreadyHeld, match="when that block has ended"):
+                await enter(storage)
+        assert storage.lines == {}
+        assert held_tokens.get() == ()
+
+
+async def test_a_task_started_by_a_holder_may_enter_the_key_later(storage: Storage) -> None:
+    left = asyncio.Event()
+
+    async def later(number: int) -> None:
+        await left.wait()
+        async with Slot(storage, "bot", 1) as slot:
+            slot.data[number] = True
+            await asyncio.sleep(0.001)
+            await slot.commit()
+
+    async with Slot(storage, "bot", 1):
+        tasks = [asyncio.create_task(later(number)) for number in range(5)]
+        await asyncio.sleep(0)
+    left.set()
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks)
+    assert await storage.get_data("bot", 1) == dict.fromkeys(range(5), True)
+
+
+async def test_slots_may_be_left_in_any_order_and_in_another_task() -> None:
+    async with MemoryStorage() as storage:
+        first, second, third = (Slot(storage, "bot", key) for key in (1, 2, 3))
+        await first.__aenter__()
+        await second.__aenter__()
+        await asyncio.create_task(third.__aenter__())
+        await first.__aexit__(None, None, None)
+        with pytest.raises(AlreadyHeld):
+            await Slot(storage, "bot", 2).__aenter__()
+        await third.__aexit__(None, None, None)
+        await asyncio.create_task(second.__aexit__(None, None, None))
+        for key in range(200):
+            slot = Slot(storage, "bot", key)
+            await slot.__aenter__()
+            await asyncio.create_task(slot.__aexit__(None, None, None))
+        assert storage.lines == {}
+        assert len(held_tokens.get()) < 100
 
 
 async def test_opposite_orders_end_in_an_error_and_not_in_a_hang(storage: Storage) -> None:

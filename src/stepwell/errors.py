@@ -3,7 +3,7 @@
 StepwellError
 ├── UsageError (also RuntimeError)             the call itself is wrong here
 │   ├── WrongLoop                              a storage used from a loop that did not open it
-│   ├── AlreadyHeld                            a task claims a key that it holds already
+│   ├── AlreadyHeld                            a task claims a key that it, or its parent task, holds
 │   ├── ContextClosed                          a context used after its block
 │   └── InsideLoop                             a sync entry point called where it would block a loop
 ├── InvalidKey (also TypeError, ValueError)    a key or a name that cannot be an address
@@ -104,11 +104,14 @@ class WrongLoop(UsageError):
 
 
 class AlreadyHeld(UsageError):
-    """A task claims a key that it already holds: waiting would be for itself."""
+    """A task claims a key that it already holds, or that the task it was started by holds: waiting could never end."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        super().__init__(f"this task already holds {place}; use the context it has instead of entering a second one")
+        super().__init__(
+            f"this task, or the task that started it, already holds {place}; use the context it has instead of "
+            "entering a second one, or enter it when that block has ended"
+        )
 
 
 class InsideLoop(UsageError):

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import ContextVar
 from typing import Any
 
 from stepwell.errors import AlreadyHeld, Busy
 from stepwell.record import Address
 from stepwell.storage.contract import Storage
 
-__all__ = ["Line", "enter_line", "leave_line"]
+__all__ = ["Line", "enter_line", "held_tokens", "leave_line"]
 
 #: After so many hand-overs inside this process, another process gets a chance, for so many seconds.
 HAND_OVERS, CHANCE = 8, 0.005
 
 
+#: The tokens of the slots that this task, or the tasks that it was started by, have entered. A task inherits it
+#: from the task that starts it. Bounded, because a slot may be left in another task than it was entered in.
+held_tokens: ContextVar[tuple[str, ...]] = ContextVar("stepwell_held_tokens", default=())
+
+
 class Line:
     """Those of this process who want one address, in the order of their calls."""
 
-    __slots__ = ("handed_over", "holder", "waiting")
+    __slots__ = ("handed_over", "holder", "token", "waiting")
 
-    def __init__(self, holder: asyncio.Task[Any] | None) -> None:
+    def __init__(self, holder: asyncio.Task[Any] | None, token: str) -> None:
         self.holder = holder
+        self.token = token
         self.waiting: deque[asyncio.Future[None]] = deque()
         self.handed_over = 0
 
 
-async def enter_line(storage: Storage, address: Address, wait: float) -> None:
-    """Wait behind those who are there, and become the holder; ``Busy`` after so many seconds."""
+async def enter_line(storage: Storage, address: Address, token: str, wait: float) -> None:
+    """Wait behind those who are there, and become the holder; ``Busy`` after so many seconds.
+
+    Raises ``AlreadyHeld`` if the holder is this task or one that started it: the holder may be waiting for it.
+    """
     task = asyncio.current_task()
     line: Line = storage.lines[address]
-    if line.holder is task and task is not None:
+    if (line.holder is task and task is not None) or line.token in held_tokens.get():
         raise AlreadyHeld(address.text)
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     line.waiting.append(turn)
@@ -47,7 +57,7 @@ async def enter_line(storage: Storage, address: Address, wait: float) -> None:
         if isinstance(error, TimeoutError):
             raise Busy(address.text, wait) from None
         raise
-    line.holder = task
+    line.holder, line.token = task, token
     if line.handed_over >= HAND_OVERS and storage.shared:
         line.handed_over = 0
         try:
@@ -64,7 +74,7 @@ def leave_line(storage: Storage, address: Address) -> None:
     while line.waiting:
         turn = line.waiting.popleft()
         if not turn.done():
-            line.holder = None
+            line.holder, line.token = None, ""
             line.handed_over += 1
             turn.set_result(None)
             return

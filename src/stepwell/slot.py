@@ -24,7 +24,7 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.line import Line, enter_line, leave_line
+from stepwell.line import Line, enter_line, held_tokens, leave_line
 from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 #: How long to wait before asking for a claim again: the first pause, and the longest.
 FIRST_POLL, LONGEST_POLL = 0.005, 0.1
+
+#: How many entered slots a task remembers, for itself and for the tasks that it starts.
+MOST_NESTED = 64
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
@@ -108,13 +111,14 @@ class Slot:
         if storage.loop is not loop:
             # First: if it was open in a loop that is closed, opening it anew ends all lines.
             await storage.ensure_open()
+        token = storage.ids()
         if address in storage.lines:
-            await enter_line(storage, address, self._wait)
+            await enter_line(storage, address, token, self._wait)
         else:
-            storage.lines[address] = Line(asyncio.current_task())
+            storage.lines[address] = Line(asyncio.current_task(), token)
+        self._token = token
         try:
-            self._token = storage.ids()
-            claimed = await storage.perform(Claim(address, self._token, self._lease))
+            claimed = await storage.perform(Claim(address, token, self._lease))
             if type(claimed) is not Claimed:
                 claimed = await self._claim(claimed, loop, asked_at + self._wait)
             self._holding = True
@@ -125,11 +129,17 @@ class Slot:
             await self._let_go()
             raise
         storage.renewals.add(self, loop, self._lease / 3)
+        held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        held = held_tokens.get()
+        if held and held[-1] == self._token:
+            held_tokens.set(held[:-1])
+        elif self._token in held:
+            held_tokens.set(tuple([token for token in held if token != self._token]))
         if self._holding or self._renewal is not None:
             await self._let_go()
         else:

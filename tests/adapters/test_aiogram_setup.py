@@ -395,8 +395,15 @@ async def test_a_busy_key_is_waited_for_with_a_warning(storage: Storage, caplog:
     fsm = FSM("my_bot", storage=storage, flows=[Registration], wait=0.05)
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("hello"))
+    entered = asyncio.Event()
+
+    async def feed_later() -> None:
+        await entered.wait()
+        await feed(dispatcher, bot, message("/register"))
+
+    fed = asyncio.create_task(feed_later())
     async with fsm.conversation(key=(42, 42)):
-        fed = asyncio.create_task(feed(dispatcher, bot, message("/register")))
+        entered.set()
         await asyncio.sleep(0.2)
         assert not fed.done()
     await fed

@@ -320,9 +320,17 @@ async def test_other_keys_do_not_wait(fsm: FSM) -> None:
 
 async def test_after_waiting_long_enough_it_is_busy_and_nothing_is_lost(make_fsm: Make) -> None:
     fsm = make_fsm(wait=0.05)
+    entered = asyncio.Event()
+
+    async def second() -> None:
+        await entered.wait()
+        await fsm.handle(message(update_id=2), register)
+
+    waiting = asyncio.create_task(second())
     async with fsm.conversation(message(update_id=1)):
+        entered.set()
         with pytest.raises(Busy):
-            await asyncio.create_task(fsm.handle(message(update_id=2), register))
+            await waiting
     assert await fsm.handle(message(update_id=2), register) == "started"
 
 
@@ -331,6 +339,8 @@ async def test_a_task_that_enters_its_own_conversation_gets_an_error_at_once(fsm
         with pytest.raises(AlreadyHeld):
             async with fsm.conversation(message(update_id=2)):
                 pytest.fail("it was entered")
+        with pytest.raises(AlreadyHeld):
+            await asyncio.wait_for(asyncio.create_task(fsm.handle(message(update_id=3), register)), 30)
 
 
 async def test_a_handler_that_blocks_the_loop_past_its_lease_writes_nothing(make_fsm: Make) -> None:

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import decode_key, encode_namespace
-from stepwell.errors import Busy, Unsupported
+from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm.context import Context
 from stepwell.fsm.update import Update
 from stepwell.record import Address
@@ -105,7 +105,7 @@ class Timers:
                     self._due.pause(address)
                     return False
                 calls = await time_out(fsm, slot)
-        except Busy:
+        except (Busy, AlreadyHeld):
             # Its holder applies the timeout with the next update, or the next tick does.
             return False
         except Exception:
