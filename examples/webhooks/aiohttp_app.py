@@ -7,10 +7,10 @@ import hmac
 import os
 from collections.abc import AsyncIterator
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
 from examples.registration import Registration, handlers
-from stepwell.errors import Busy, StorageError
+from examples.webhooks.outcomes import TEMPORARY, check_sent, logging_final_errors
 from stepwell.fsm import FSM, Router
 
 fsm = FSM("registration_bot", storage=os.environ.get("STORAGE", "sqlite:///bot.db"), flows=[Registration])
@@ -22,13 +22,16 @@ async def webhook(request: web.Request) -> web.Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
     if not token or not hmac.compare_digest(token.encode(errors="replace"), os.environ["WEBHOOK_SECRET"].encode()):
         return web.Response(status=403)
+    calls = []
     try:
-        calls = await router.handle(await request.json())
-    except (Busy, StorageError):
+        with logging_final_errors():
+            calls = await router.handle(await request.json())
+        async with ClientSession() as http:
+            for call in calls[:-1]:
+                async with http.post(f"{os.environ['BOT_API']}/{call['method']}", json=call) as sent:
+                    check_sent(call, sent.status)
+    except (*TEMPORARY, ClientError, TimeoutError):
         return web.Response(status=503)  # Telegram delivers it again, and nothing is handled twice.
-    async with ClientSession(raise_for_status=True) as http:
-        for call in calls[:-1]:
-            await http.post(f"{os.environ['BOT_API']}/{call['method']}", json=call)
     return web.json_response(calls[-1]) if calls else web.Response()  # The last call travels in the answer.
 
 

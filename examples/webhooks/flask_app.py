@@ -10,7 +10,7 @@ import httpx
 from flask import Flask, Response, jsonify, request
 
 from examples.registration import Registration, handlers
-from stepwell.errors import Busy, StorageError
+from examples.webhooks.outcomes import TEMPORARY, check_sent, logging_final_errors
 from stepwell.fsm import FSM, Router
 
 fsm = FSM("registration_bot", storage=os.environ.get("STORAGE", "sqlite:///bot.db"), flows=[Registration])
@@ -24,10 +24,13 @@ def webhook() -> Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
     if not token or not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
         return Response(status=403)
+    calls = []
     try:
-        calls = router.handle_sync(request.get_json())
-    except (Busy, StorageError):
+        with logging_final_errors():
+            calls = router.handle_sync(request.get_json())
+        for call in calls[:-1]:
+            sent = httpx.post(f"{os.environ['BOT_API']}/{call['method']}", json=call)
+            check_sent(call, sent.status_code)
+    except (*TEMPORARY, httpx.TransportError):
         return Response(status=503)  # Telegram delivers it again, and nothing is handled twice.
-    for call in calls[:-1]:
-        httpx.post(f"{os.environ['BOT_API']}/{call['method']}", json=call).raise_for_status()
     return jsonify(calls[-1]) if calls else Response()  # The last call travels in the answer.

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from examples.registration import Registration, handlers
-from stepwell.errors import Busy, StorageError
+from examples.webhooks.outcomes import TEMPORARY, check_sent, logging_final_errors
 from stepwell.fsm import FSM, Router
 
 fsm = FSM("registration_bot", storage=os.environ.get("STORAGE", "sqlite:///bot.db"), flows=[Registration])
@@ -27,13 +27,16 @@ async def webhook(request: Request) -> Response:
     token = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
     if not token or not hmac.compare_digest(token.encode(), os.environ["WEBHOOK_SECRET"].encode()):
         return Response(status_code=403)
+    calls = []
     try:
-        calls = await router.handle(await request.json())
-    except (Busy, StorageError):
+        with logging_final_errors():
+            calls = await router.handle(await request.json())
+        async with httpx.AsyncClient() as http:
+            for call in calls[:-1]:
+                sent = await http.post(f"{os.environ['BOT_API']}/{call['method']}", json=call)
+                check_sent(call, sent.status_code)
+    except (*TEMPORARY, httpx.TransportError):
         return Response(status_code=503)  # Telegram delivers it again, and nothing is handled twice.
-    async with httpx.AsyncClient() as http:
-        for call in calls[:-1]:
-            (await http.post(f"{os.environ['BOT_API']}/{call['method']}", json=call)).raise_for_status()
     return JSONResponse(calls[-1]) if calls else Response()  # The last call travels in the answer.
 
 

@@ -18,7 +18,7 @@ from examples.registration import Registration, handlers
 from examples.webhooks import aiohttp_app, flask_app, starlette_app
 
 import stepwell
-from stepwell.fsm import FSM, Context, Router
+from stepwell.fsm import FSM, Context, Router, text
 from stepwell.testing import FaultyStorage
 from tests.fsm.conftest import message
 
@@ -225,6 +225,86 @@ async def test_of_several_calls_all_but_the_last_are_sent(
         monkeypatch.setenv("BOT_API", str(api.make_url("/bot123:token")))
         assert await tell(post, "hi", 1) == (200, ANSWER | {"text": "three"})
     assert sent == [("/bot123:token/sendMessage", ANSWER | {"text": text}) for text in ("one", "two")]
+
+
+@asynccontextmanager
+async def bot_api(
+    monkeypatch: pytest.MonkeyPatch, status_of: Callable[[str], int]
+) -> AsyncIterator[list[tuple[str, int]]]:
+    """A Bot API that answers each text with a status; the texts and statuses so far."""
+    taken: list[tuple[str, int]] = []
+
+    async def take(request: web.Request) -> web.Response:
+        text = (await request.json())["text"]
+        taken.append((text, status_of(text)))
+        return web.json_response({"ok": status_of(text) == 200, "description": "no"}, status=status_of(text))
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", take)
+    async with TestServer(app) as api:
+        monkeypatch.setenv("BOT_API", str(api.make_url("/bot123:token")))
+        yield taken
+
+
+def counting() -> Router:
+    router = Router()
+
+    @router.on()
+    async def count(ctx: Context) -> None:
+        ctx.update_data(count=ctx.data.get("count", 0) + 1)
+        for number in ("one", "two", "three"):
+            ctx.answer(number)
+
+    return router
+
+
+@pytest.mark.parametrize("status", [400, 403])
+async def test_a_call_that_is_refused_for_good_is_logged_and_the_rest_is_sent(
+    framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    use(framework, monkeypatch, url, counting())
+    statuses = {"one": status, "two": 200}
+    async with bot_api(monkeypatch, statuses.__getitem__) as taken, framework.serve() as post:
+        assert await tell(post, "hello", 1) == (200, ANSWER | {"text": "three"})
+        assert taken == [("one", status), ("two", 200)]
+    assert f"sendMessage was refused with status {status}" in caplog.text
+    assert "hello" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [429, 502])
+async def test_503_while_the_bot_api_takes_no_calls_and_then_all_are_sent(
+    framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, status: int
+) -> None:
+    use(framework, monkeypatch, url, counting())
+    statuses = {"one": 200, "two": status}
+    async with framework.serve() as post:
+        monkeypatch.setenv("BOT_API", "http://127.0.0.1:9/bot123:token")
+        assert await tell(post, "hello", 1) == (503, None)
+        async with bot_api(monkeypatch, statuses.__getitem__) as taken:
+            assert await tell(post, "hello", 1) == (503, None)
+            statuses["two"] = 200
+            assert await tell(post, "hello", 1) == (200, ANSWER | {"text": "three"})
+            assert taken == [("one", 200), ("two", status), ("one", 200), ("two", 200)]
+    async with stepwell.open_storage(url) as storage:
+        assert await storage.get_data("registration_bot", (42, 42)) == {"count": 1}
+
+
+async def test_a_handler_that_raises_is_logged_without_the_update_and_does_not_lock_out_its_chat(
+    framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Router()
+
+    @broken.on(text("broken"))
+    async def fail(ctx: Context) -> None:
+        ctx.answer("never sent")
+        raise ZeroDivisionError
+
+    use(framework, monkeypatch, url, broken)
+    async with framework.serve() as post:
+        assert await tell(post, "broken", 1) == (200, None)
+        assert await tell(post, "/register", 2) == (200, ANSWER)
+    assert "ZeroDivisionError" in caplog.text
+    assert '"broken"' not in caplog.text
 
 
 def test_the_secret_is_compared_in_constant_time(framework: Framework) -> None:
