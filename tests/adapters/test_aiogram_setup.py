@@ -40,6 +40,7 @@ from stepwell.extras import require
 from stepwell.fsm import FSM, Context, Flow, state
 from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
+from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
 
 
@@ -333,6 +334,24 @@ async def test_start_up_and_shut_down_open_and_close_the_storage(storage: Storag
     await dispatcher.emit_startup(bot=bot)
     assert storage.is_open
     await dispatcher.emit_shutdown(bot=bot)
+    assert not storage.is_open
+
+
+async def test_a_start_up_that_is_cancelled_at_any_point_leaves_nothing_open(storage: Storage) -> None:
+    tasks = asyncio.all_tasks()
+    bots = [make_bot(number)[0] for number in (7, 8)]
+    point = 1
+    while True:
+        machine = FSM("my_bot", storage=storage, flows=[Registration], on_expired=lambda key, state: None)
+        dispatcher = bot_of(machine)
+        if not await cancel_at(dispatcher.emit_startup(bots=bots), point):
+            break
+        assert not storage.is_open
+        assert storage.expired_listeners == []
+        assert asyncio.all_tasks() == tasks
+        point += 1
+    assert storage.is_open
+    await dispatcher.emit_shutdown()
     assert not storage.is_open
 
 

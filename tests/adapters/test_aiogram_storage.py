@@ -23,10 +23,13 @@ from aiogram.fsm.strategy import FSMStrategy
 from aiogram.types import Message
 
 from stepwell import MemoryStorage, Storage
+from stepwell.adapters import claims
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
 from stepwell.errors import EncodeError, InvalidOption, LeaseLost, RecordReplaced
+from stepwell.slot import Slot
 from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
+from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
 
 KEY = StorageKey(bot_id=7, chat_id=42, user_id=42)
@@ -315,6 +318,183 @@ async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kep
         assert await kept.get_data(history) == {"x": 1, "y": 2}
         await kept.set_state(KEY, "a")
     assert len(await records(storage)) == 2
+    assert storage.lines == {}
+
+
+@pytest.mark.every_backend
+async def test_a_handler_that_is_cancelled_at_any_point_leaves_nothing_held(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    isolation = StepwellIsolation(storage, lease=30)
+    keys = [KEY, *(StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=f"other{n}") for n in range(3))]
+
+    async def handler() -> None:
+        async with isolation.lock(KEY):
+            for key in keys:
+                await kept.get_data(key)
+            await kept.set_state(keys[1], "a")
+
+    point = 1
+    while await cancel_at(handler(), point):
+        assert storage.lines == {}
+        assert not storage.renewals._due
+        for key in keys:
+            parts = (key.chat_id, key.user_id, None, None, key.destiny)
+            async with Slot(storage, "aiogram:7", parts, wait=1):
+                pass
+        point += 1
+    assert await kept.get_state(keys[1]) == "a"
+
+
+async def test_a_task_that_waits_for_a_record_when_its_handler_ends_leaves_nothing_held(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    other = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="other")
+    held, done = asyncio.Event(), asyncio.Event()
+
+    async def elsewhere() -> None:
+        async with StepwellIsolation(storage).lock(other):
+            held.set()
+            await done.wait()
+
+    holder = asyncio.create_task(elsewhere())
+    await held.wait()
+    async with StepwellIsolation(storage).lock(KEY):
+        task = asyncio.create_task(kept.update_data(other, {"a": 1}))
+        while not storage.lines[storage.address("aiogram:7", (42, 42, None, None, "other"))].waiting:
+            await asyncio.sleep(0)
+    done.set()
+    await asyncio.gather(holder, task)
+    assert await kept.get_data(other) == {"a": 1}
+    assert storage.lines == {}
+    assert not storage.renewals._due
+
+
+async def test_a_lock_inside_a_lock_of_the_same_chat_is_written_with_the_outer_one(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
+    outer, inner = StepwellIsolation(storage), StepwellIsolation(kept)
+    async with outer.lock(KEY):
+        async with inner.lock(stack), inner.lock(KEY), inner.lock(stack):
+            await kept.set_data(stack, {"a": 1})
+            await kept.set_data(KEY, {"b": 2})
+        assert await kept.get_data(stack) == {"a": 1}
+        assert await records(storage) == []
+    assert await kept.get_data(stack) == {"a": 1}
+    assert await kept.get_data(KEY) == {"b": 2}
+    with pytest.raises(RuntimeError):
+        async with outer.lock(KEY):
+            async with inner.lock(stack):
+                await kept.set_data(stack, {"a": 2})
+            raise RuntimeError
+    assert await kept.get_data(stack) == {"a": 1}
+    assert storage.lines == {}
+
+
+async def test_a_lock_inside_a_lock_under_which_nothing_was_written_is_released_at_its_own_end(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
+    isolation = StepwellIsolation(storage)
+
+    async def task() -> None:
+        async with isolation.lock(stack):
+            await kept.set_data(stack, {"a": 1})
+
+    async with asyncio.timeout(10), isolation.lock(KEY):
+        async with isolation.lock(stack):
+            assert await kept.get_data(stack) == {}
+        await asyncio.create_task(task())
+        assert await kept.get_data(stack) == {"a": 1}
+    assert storage.lines == {}
+
+
+@pytest.mark.every_backend
+async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlock(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    isolation = StepwellIsolation(storage)
+    one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
+    both = asyncio.Barrier(2)
+
+    async def task(mine: StorageKey, theirs: StorageKey) -> None:
+        async with isolation.lock(mine):
+            await kept.update_data(mine, {"mine": 1})
+            await both.wait()
+            await kept.update_data(theirs, {"theirs": 2})
+            await both.wait()
+            assert await kept.get_data(mine) == {"mine": 1, "theirs": 2}
+
+    async with asyncio.timeout(claims.SIBLING_WAIT - 1), isolation.lock(KEY):
+        await asyncio.gather(task(one, two), task(two, one))
+    assert await kept.get_data(one) == await kept.get_data(two) == {"mine": 1, "theirs": 2}
+    assert storage.lines == {}
+
+
+@pytest.mark.every_backend
+async def test_a_task_with_a_lock_of_its_own_writes_what_its_caller_holds_while_the_caller_waits_for_it(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    isolation = StepwellIsolation(storage)
+    one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
+
+    async def task() -> None:
+        async with isolation.lock(two):
+            await kept.update_data(KEY, {"task": 1})
+            await kept.update_data(one, {"task": 1})
+            await kept.update_data(two, {"task": 1})
+
+    async with asyncio.timeout(claims.SIBLING_WAIT - 1), isolation.lock(one):
+        await kept.update_data(KEY, {"caller": 1})
+        await asyncio.create_task(task())
+        assert await kept.get_data(KEY) == {"caller": 1, "task": 1}
+    assert await kept.get_data(KEY) == {"caller": 1, "task": 1}
+    assert await kept.get_data(one) == await kept.get_data(two) == {"task": 1}
+
+
+async def test_a_task_of_a_handler_waits_for_a_lock_that_the_handler_has(
+    storage: Storage, kept: StepwellStorage
+) -> None:
+    isolation = StepwellIsolation(storage)
+    order: list[str] = []
+
+    async def background() -> None:
+        async with isolation.lock(KEY):
+            order.append("background")
+            await kept.update_data(KEY, {"background": await kept.get_value(KEY, "handler")})
+
+    async with isolation.lock(KEY):
+        task = asyncio.create_task(background())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await kept.update_data(KEY, {"handler": 1})
+        order.append("handler")
+    await task
+    assert order == ["handler", "background"]
+    assert await kept.get_data(KEY) == {"handler": 1, "background": 1}
+
+
+@pytest.mark.every_backend
+async def test_two_handlers_that_need_each_others_records_do_not_wait_for_ever(
+    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "SIBLING_WAIT", 0.1)
+    isolation = StepwellIsolation(storage)
+    one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
+    both = asyncio.Barrier(2)
+
+    async def handler(mine: StorageKey, theirs: StorageKey) -> None:
+        async with isolation.lock(mine):
+            await both.wait()
+            await kept.update_data(theirs, {mine.destiny: 1})
+            await kept.update_data(mine, {"mine": 1})
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(handler(one, two), handler(two, one))
+    assert await kept.get_data(one) == {"mine": 1, "two": 1}
+    assert await kept.get_data(two) == {"mine": 1, "one": 1}
+    assert "is held elsewhere" in caplog.text
     assert storage.lines == {}
 
 

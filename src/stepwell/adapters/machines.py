@@ -48,15 +48,17 @@ class Machines:
         """Open the storage, and run the timers; a timer that fires at once knows whom to answer through."""
         if self._running is not None:
             return
-        storage, running = self.fsm.storage, AsyncExitStack()
-        if not storage.is_open:
-            running.push_async_callback(storage.close)
-            await storage.open()
-        for bot_id, send in bots.items():
-            await self.of(bot_id, send)
-        for fsm in {id(fsm): fsm for fsm in (self.fsm, *self._of.values())}.values():
-            await running.enter_async_context(fsm)
-        self._running = running
+        storage = self.fsm.storage
+        # What was entered is left again if the next one fails.
+        async with AsyncExitStack() as running:
+            if not storage.is_open:
+                running.push_async_callback(storage.close)
+                await storage.open()
+            for bot_id, send in bots.items():
+                await self.of(bot_id, send)
+            for fsm in {id(fsm): fsm for fsm in (self.fsm, *self._of.values())}.values():
+                await running.enter_async_context(fsm)
+            self._running = running.pop_all()
 
     async def stop(self) -> None:
         """End the timers, and close what was opened."""
