@@ -21,6 +21,7 @@ from stepwell.errors import (
     InvalidOption,
     LeaseLost,
     RecordReplaced,
+    StoredDataError,
     TooLarge,
     UsageError,
 )
@@ -172,8 +173,12 @@ class Slot:
     @property
     def memo(self) -> Any:
         """What the last commits noted beside the record; it survives the record."""
-        text = self.memo_json
-        return None if text is None else self._seal.value("m", "", self._memo or "")
+        if self.memo_json is not None:
+            try:
+                return self._seal.value("m", "", self._memo or "")
+            except StoredDataError as error:
+                self.drop_memo(error)
+        return None
 
     @property
     def memo_json(self) -> str | None:
@@ -181,11 +186,15 @@ class Slot:
         if self._memo is not None and self._memo_json is None:
             try:
                 self._memo_json = self._seal.body("m", "", self._memo)
-            except (CorruptRecord, TooLarge):
-                # Without it an update may be handled twice; with an error nobody could go on for a day.
-                logger.exception("the memo at %s cannot be read, and is taken for empty", self.address.text)
-                self._memo = None
+            except (CorruptRecord, TooLarge) as error:
+                self.drop_memo(error)
         return self._memo_json
+
+    def drop_memo(self, error: Exception | None = None) -> None:
+        """Take a damaged memo for empty."""
+        # Without it an update may be handled twice; with an error nobody could go on for a day.
+        logger.error("the memo at %s cannot be read, and is taken for empty", self.address.text, exc_info=error)
+        self._memo = self._memo_json = None
 
     @property
     def place(self) -> Place:
@@ -383,7 +392,17 @@ class Slot:
             if stored is None or stored.base != self._base:
                 raise RecordReplaced(self.address.text)
         found = (stored.parts or {}) if stored is not None else {}
-        return {name: self._seal.value("p", name, text) for name, text in found.items()}
+        try:
+            return {name: self._seal.value("p", name, text) for name, text in found.items()}
+        except CorruptRecord as error:
+            await self.quarantine(error)
+            raise
+
+    async def quarantine(self, error: CorruptRecord) -> None:
+        """Keep a copy of this record, with its parts, as it is stored now."""
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        if stored is not None:
+            await self.storage.quarantine(self.address, stored, error)
 
     async def _claim(self, taken: Taken, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
         """Ask again until whoever has it is done, or we have waited long enough."""

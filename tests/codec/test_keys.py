@@ -151,6 +151,7 @@ def test_a_head_is_written_as_it_is_whatever_equal_ones_were_written_before() ->
     seal = Seal(Address("bot", "1"), Limits(), 1000)
     heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
     assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']
-    shared = seal.head_back(seal.seal_body("h", "", '["flow","state",1,[{"x":[]}]]'))
-    shared.history[0]["x"].append(1)  # type: ignore[index]
-    assert seal.head_back(seal.seal_body("h", "", '["flow","state",1,[{"x":[]}]]')).history == ({"x": []},)
+    seal = Seal(Address("runs", "1"), Limits(), 1000, by_state=False)
+    shared = seal.head_back(seal.seal_body("h", "", '["flow","state",1,[],[{"x":[]}]]'))
+    shared.stack[0]["x"].append(1)
+    assert seal.head_back(seal.seal_body("h", "", '["flow","state",1,[],[{"x":[]}]]')).stack == ({"x": []},)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from stepwell.errors import OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
+from stepwell import open_storage
+from stepwell.errors import InvalidOption, OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.storage import gather
-from stepwell.storage.gather import Batch, Lane
+from stepwell.storage.gather import JOURNAL_LIFE, Batch, Lane
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
-from stepwell.testing import FaultyStorage
+from stepwell.testing import Clock, FaultyStorage
 
 
 class Recorder:
@@ -219,6 +220,63 @@ async def test_giving_up_says_whether_the_write_may_have_been_applied() -> None:
         assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}
     lanes = {batch.lane for batch in storage.batches if isinstance(batch, Batch)}
     assert len(lanes) > 1, "a lane that gives up takes a new id"
+
+
+@pytest.mark.parametrize("when", ["in the call", "in the pause"])
+async def test_a_write_is_not_sent_again_after_the_process_was_suspended(when: str, clock: Clock) -> None:
+    sent: list[Batch] = []
+
+    async def run(batch: Batch) -> list[Result]:
+        sent.append(batch)
+        if when == "in the call":
+            clock.advance(JOURNAL_LIFE + 1)
+        else:
+            asyncio.get_running_loop().call_soon(clock.advance, JOURNAL_LIFE + 1)
+        raise StorageUnavailable("the connection broke", sent=True)
+
+    lane = Lane(run, ids=iter("abcd").__next__, clock=clock)
+    with pytest.raises(OutcomeUnknown):
+        await lane.submit(Apply(Address("bot", "1"), Change(write="w")))
+    assert len(sent) == 1
+
+
+async def test_no_patience_is_longer_than_the_life_of_a_journal(clock: Clock) -> None:
+    started = clock()
+    last = started
+
+    async def run(batch: Batch) -> list[Result]:
+        nonlocal last
+        last = clock()
+        clock.advance(10)
+        raise StorageUnavailable("the connection broke", sent=True)
+
+    lane = Lane(run, ids=iter("abcd").__next__, clock=clock, patience=3600, pauses=[0.0])
+    with pytest.raises(OutcomeUnknown):
+        await lane.submit(Apply(Address("bot", "1"), Change(write="w")))
+    assert 200 < last - started < JOURNAL_LIFE
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://localhost", {"patience": 601}),
+        ("redis://localhost", {"patience": 300}),
+        ("redis://localhost?patience=1e9", {}),
+        ("redis://localhost", {"patience": float("nan")}),
+        ("redis://localhost", {"patience": 10, "timeout": 600}),
+        ("redis+cluster://localhost?patience=3600", {}),
+        ("postgresql://localhost/db", {"patience": 601}),
+        ("postgresql://localhost/db", {"patience": 200, "connect_timeout": 400}),
+    ],
+)
+def test_a_patience_for_which_a_server_does_not_remember_writes_is_refused(url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="a server remembers for 600 s"):
+        open_storage(url, **options)
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "postgresql://localhost/db"])
+def test_a_patience_of_minutes_is_accepted(url: str) -> None:
+    open_storage(url, patience=240)
 
 
 async def test_every_call_that_fails_leaves_all_or_nothing() -> None:

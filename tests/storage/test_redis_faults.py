@@ -28,6 +28,7 @@ from stepwell.errors import (
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
+from stepwell.storage.gather import JOURNAL_LIFE
 from stepwell.storage.redis import RedisStorage
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, the_cluster, the_server
@@ -161,6 +162,14 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next(proxy: Proxy) -> N
             await asyncio.gather(task, return_exceptions=True)
             (found,) = await storage.run([Get(storage.address(BOT, 2))])
             assert storage.seal(storage.address(BOT, 2)).head_back(found.head)[1] == "two"
+
+
+async def test_the_journal_of_a_lane_lives_as_long_as_the_lane_counts_on(own_server: RedisServer) -> None:
+    async with open_storage(own_server.url(), sweep_every=None) as storage:
+        await storage.update_data(BOT, 1, {"a": 1})
+        with own_server.client() as client:
+            (journal,) = client.keys("*:j:*")
+            assert JOURNAL_LIFE - 30 < client.ttl(journal) <= JOURNAL_LIFE
 
 
 # Claims that arrive late

@@ -60,7 +60,7 @@ class Claims:
             return slot.place
         address = self.storage.address(namespace, key)
         stored = await self.storage.perform(Get(address))
-        return NOWHERE if stored is None else self.storage.seal(address).head_back(stored.head)
+        return NOWHERE if stored is None else await self.storage.read_place(address, stored)
 
     async def data(self, namespace: str, key: Any) -> dict[Any, Any]:
         """The data, which is the caller's to change; empty if there is no record."""

@@ -67,8 +67,13 @@ def decode_namespace(text: str) -> str:
         return ReservedNamespace(text)
     if "\\" not in text:
         return text
-    name: str = _read_json(f'"{text}"')[0]
-    return name
+    try:
+        name, end = _read_json(f'"{text}"')
+    except ValueError as error:
+        raise CorruptRecord(text, "its namespace", f"cannot be read ({error})") from error
+    if end != len(text) + 2:
+        raise CorruptRecord(text, "its namespace", "goes on after its end")
+    return str(name)
 
 
 def encode_key(key: Any, depth: int = 64) -> str:
@@ -118,7 +123,16 @@ def encode_name(name: Any, limits: Limits) -> str:
 
 def decode_name(text: str) -> Any:
     """The data's key that ``encode_name`` was given."""
-    return values.decode(text[1:]) if text[0] == "$" else text
+    if text[:1] != "$":
+        if not text:
+            raise values.DecodeError("its name is empty")
+        return text
+    name = values.decode(text[1:])
+    try:
+        hash(name)
+    except TypeError as error:
+        raise values.DecodeError("its name cannot be a key") from error
+    return name
 
 
 def _quoted(text: str) -> str:

@@ -95,7 +95,7 @@ class Seal:
         try:
             # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
             plain = body.count("[") < 3 and "{" not in body
-            return _known_place(body) if plain else _place(body, self._limits.depth)
+            return _known_place(body) if plain else _place(body, self._limits.depth, self.by_state)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
 
@@ -174,20 +174,56 @@ def _row(place: Place) -> list[Any]:
     return row
 
 
-def _place(body: str, depth: int) -> Place:
-    row: list[Any] = values.decode(body, depth)
+def _place(body: str, depth: int, by_state: bool) -> Place:
+    row = values.decode(body, depth)
+    if type(row) is not list or not 2 <= len(row) <= 6:
+        raise values.DecodeError("has another form")
     row.extend(NOWHERE[len(row) :])
+    flow, state, revision, history, stack, where = row
+    if not (
+        _is_stand(flow, state, revision, history)
+        and type(stack) in _SEQUENCES
+        # A run has a table in place of flows that wait.
+        and all(_is_waiting(waiting) if by_state else type(waiting) is dict for waiting in stack)
+        and type(where) in _SEQUENCES
+        and all(part is None or type(part) in (int, str) for part in where)
+    ):
+        raise values.DecodeError("has another form")
     # Stored sequences come back as lists.
-    return Place(row[0], row[1], row[2], tuple(row[3]), tuple(row[4]), tuple(row[5]))
+    return Place(flow, state, revision, tuple(history), tuple(stack), tuple(where))
+
+
+def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
+    """Whether these are a flow, a state, a revision and a history as ``head`` writes them."""
+    return (
+        (flow is None or type(flow) is str)
+        and (state is None or type(state) is str)
+        and (revision is None or type(revision) is int)
+        and type(history) in _SEQUENCES
+        and all(type(name) is str for name in history)
+    )
+
+
+def _is_waiting(waiting: Any) -> bool:
+    """Whether this is a flow that waits for another one to end: its place, its data and the field for the result."""
+    if type(waiting) not in _SEQUENCES or len(waiting) != 6:
+        return False
+    flow, state, revision, history, data, into = waiting
+    return (
+        _is_stand(flow, state, revision, history)
+        and type(data) is dict
+        and (into is None or isinstance(into, str | int | tuple))
+    )
 
 
 @lru_cache(maxsize=1024)
 def _known_place(body: str) -> Place:
     # Two brackets are no depth to speak of.
-    return _place(body, 2)
+    return _place(body, 2, by_state=True)
 
 
 #: Integers below it need no tag.
 _SMALL = 1 << 53
+_SEQUENCES = frozenset({list, tuple})
 _EXACT = frozenset({str, bool, type(None)})
 _PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

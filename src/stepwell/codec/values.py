@@ -71,6 +71,8 @@ def decode(text: str, depth: int = 64) -> Any:
         ArithmeticError,
         LookupError,
         AttributeError,
+        # ZoneInfo("America") opens a directory.
+        OSError,
     ) as error:
         raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 

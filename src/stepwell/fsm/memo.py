@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
+from stepwell.codec.values import conform
 from stepwell.errors import EncodeError, InvalidOption, TooLarge
 from stepwell.slot import Json, Slot
 
@@ -18,6 +19,8 @@ __all__ = ["REMEMBERED", "Memo"]
 
 logger = logging.getLogger(__name__)
 
+#: The form of a memo: ids, and calls.
+_Memo: TypeAlias = tuple[str, list[dict[str, Any]]]
 #: How many handled updates are remembered per key: more than one batch of getUpdates.
 REMEMBERED = 128
 #: Longer ids are remembered by a hash, in bytes of their token.
@@ -34,13 +37,26 @@ class Memo(NamedTuple):
     def of(cls, slot: Slot) -> Memo:
         """The memo of a slot, empty where there is none."""
         text = slot.memo_json
-        return cls(slot, " " if text is None else text[2 : text.index('"', 2)])
+        if text is None:
+            return cls(slot, " ")
+        ids = text[2 : text.find('"', 2)]
+        if text[:2] == '["' and ids[:1] == " " == ids[-1:] and "\\" not in ids:
+            return cls(slot, ids)
+        slot.drop_memo()
+        return cls(slot, " ")
 
     @property
     def calls(self) -> list[dict[str, Any]]:
         """What was answered to the newest update."""
         memo = self.slot.memo
-        return [] if memo is None else memo[1]
+        if memo is None:
+            return []
+        problem = conform(memo, _Memo)[1]
+        if problem is not None:
+            self.slot.drop_memo()
+            return []
+        calls: list[dict[str, Any]] = memo[1]
+        return calls
 
     def has(self, update_id: int | str) -> bool:
         """This update was handled."""

@@ -10,15 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
 
-from stepwell.errors import EncodeError, FlowChanged, LeaseLost, Parked, RecordReplaced, RunReplaced, Unstorable
+from stepwell.codec.values import conform
+from stepwell.errors import (
+    CorruptRecord,
+    EncodeError,
+    FlowChanged,
+    LeaseLost,
+    Parked,
+    RecordReplaced,
+    RunReplaced,
+    Unstorable,
+)
 from stepwell.nodes.failure import message_of
 from stepwell.nodes.fingerprint import difference, digest, shape_of
 from stepwell.nodes.tally import Tally, unpack
 from stepwell.nodes.thread import settled
 from stepwell.nodes.wait_id import WaitId
-from stepwell.record import KEEP, Keep, Place
+from stepwell.record import KEEP, Address, Keep, Place
 from stepwell.slot import Sealed, Slot
 
 if TYPE_CHECKING:
@@ -37,10 +47,88 @@ TRAIL, ERRORS = 20, 5
 WATCH = 12.0
 
 
-def table_of(place: Place) -> dict[str, Any] | None:
-    """The table of a run; ``None`` if this is not the place of a run."""
+def table_of(place: Place, address: Address) -> dict[str, Any] | None:
+    """The table of a run; ``None`` if this is not the place of a run, ``CorruptRecord`` if it has another form."""
     table = place.stack[0] if place.stack else None
-    return table if isinstance(table, dict) and "status" in table and "graph" in table else None
+    if not (isinstance(table, dict) and "status" in table and "graph" in table):
+        return None
+    problem = conform(table, _Table)[1]
+    for inside in table.get("open", {}).values() if problem is None else ():
+        problem = problem or _problem_inside(inside)
+    if problem is not None:
+        raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
+    return table
+
+
+class _Table(TypedDict):
+    """The form of :meth:`Journal.table`."""
+
+    status: Literal["running", "parked", "sleeping", "failed", "finished"]
+    graph: str
+    visits: str
+    started: float
+    run: NotRequired[str]
+    base: NotRequired[str]
+    keep: NotRequired[bool | float]
+    open: NotRequired[dict[str, Any]]
+    lines: NotRequired[dict[str, str]]
+    errors: NotRequired[list[tuple[float, str, str, str]]]
+
+
+class _Wait(TypedDict):
+    """The form of a wait among what is under way."""
+
+    id: str
+    question: Any
+    until: float | None
+    answer: NotRequired[Any]
+    again: NotRequired[str]
+
+
+#: The forms of parts, by kind. What ``prep`` returned may be anything.
+_PARTS: Final[Mapping[str, Any]] = {
+    "graph": dict[str, tuple[str, dict[str, str | None]]],
+    "params": dict[str, Any],
+    "items": list[Any],
+    "done": list[list[Any]],
+    "field": list[Any],
+}
+
+
+def _problem_inside(inside: Any) -> str | None:
+    """What is wrong with a value of ``Journal.open``: a wait, the progress of a batch, an action, or ``True``."""
+    if isinstance(inside, dict):
+        problem = conform(inside, _Wait)[1]
+        ids = [] if problem is not None else [inside["id"], inside.get("again", "")]
+        return problem or ("not the id of a wait" if any(each and WaitId.read(each) is None for each in ids) else None)
+    if isinstance(inside, list):
+        return conform(inside, tuple[int, int])[1]
+    return None if inside is None or isinstance(inside, str | bool) else "unknown kind of progress"
+
+
+def _problem_of_part(name: str, value: Any) -> str | None:
+    """What is wrong with the form of a part."""
+    kind = name.partition(":")[0]
+    problem = conform(value, _PARTS[kind])[1] if kind in _PARTS else None
+    if problem is None and kind == "done":
+        problem = next((problem for row in value if (problem := _problem_of_result(row))), None)
+    if problem is None and kind == "field" and not (1 <= len(value) <= 3 and _hashable(value[0])):
+        problem = "not a key and its value"
+    return problem
+
+
+def _problem_of_result(row: list[Any]) -> str | None:
+    if len(row) == 2:
+        return conform(row, tuple[int, Any])[1]
+    return conform(row, tuple[int, None, str, str])[1]
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 class Journal:
@@ -106,8 +194,17 @@ class Journal:
 
     async def load(self) -> dict[str, Any]:
         """Go back to where the record says that the run stands; its params."""
+        try:
+            return await self._load()
+        except RunReplaced:
+            raise
+        except CorruptRecord as error:
+            await self.slot.quarantine(error)
+            raise
+
+    async def _load(self) -> dict[str, Any]:
         slot = self.slot
-        table = table_of(slot.place)
+        table = table_of(slot.place, slot.address)
         assert table is not None
         if slot.flow != self.flow:
             raise FlowChanged(self.flow_id, [f"it is a run of flow {slot.flow!r}, not of {self.flow!r}"])
@@ -118,6 +215,12 @@ class Journal:
             raise
         if GRAPH not in parts:
             raise RunReplaced(slot.address.text, self.flow_id)
+        for name, value in parts.items():
+            problem = _problem_of_part(name, value)
+            if problem is not None:
+                raise self._corrupt(f"the part {name!r}", problem)
+        if digest(parts[GRAPH]) != table["graph"]:
+            raise self._corrupt("its graph", "differs from its digest")
         if table["graph"] != self._digest:
             raise FlowChanged(self.flow_id, difference(parts[GRAPH], self._shape))
         self.status, self.keep, self.started_at = table["status"], table.get("keep", False), table["started"]
@@ -128,11 +231,16 @@ class Journal:
         self.trail.extend(slot.history)
         # The same nodes may have been declared in another order.
         indexes = {path: index for index, path in enumerate(self._shape)}
-        for path, count in zip(parts[GRAPH], unpack(table["visits"]), strict=False):
+        try:
+            visits = unpack(table["visits"], len(indexes))
+        except ValueError as error:
+            raise self._corrupt("the position of its run", "has another form (visits)") from error
+        for path, count in zip(parts[GRAPH], visits, strict=False):
             if count:
                 self.visits[indexes[path]] = count
         for name, value in parts.items():
             self.parts.setdefault(_owner(name), {})[name] = value
+        self._check_position()
         timed = {path: wait["until"] for path, wait in self.waits().items() if wait["until"] is not None}
         latest = slot.now
         if timed and self.status != "running" and slot.deadline is not None and slot.deadline <= slot.now:
@@ -141,6 +249,32 @@ class Journal:
         self.overdue = {path for path, until in timed.items() if until <= latest}
         params: dict[str, Any] = self.parts.get("", {}).get("params::", {})
         return params
+
+    def _check_position(self) -> None:
+        """Raise unless what is under way fits the graph and the parts that were loaded."""
+        forms = {"wait": dict, "sleep": dict, "batch": list}
+        if self.status in ("parked", "sleeping") and not any(isinstance(inside, dict) for inside in self.open.values()):
+            raise self._corrupt("the position of its run", "has no wait")
+        for path in self.positions.values():
+            if not path or path not in self._shape:
+                raise self._corrupt("the position of its run", f"is no node of its graph: {path!r}")
+        known = [*self.positions.values(), *(f"{path}/" for path in self.open)]
+        for path, visits in zip(self._shape, self.visits.copy(), strict=True):
+            if path and not visits and any(each.startswith(f"{path}/") for each in known):
+                raise self._corrupt("the position of its run", f"is inside the node {path!r}, which was not visited")
+        for path, inside in self.open.items():
+            kind = self._shape[path][0] if path in self._shape else ""
+            form = forms.get(kind)
+            if type(inside) is not form and (form is not None or type(inside) in (dict, list)):
+                raise self._corrupt("the position of its run", f"does not fit the node {path!r}")
+            if kind == "batch":
+                items = sum(len(part) for part in self.parts_of(path, "items"))
+                done = [row[0] for part in self.parts_of(path, "done") for row in part]
+                if inside[1] != items or not all(0 <= index < items for index in done):
+                    raise self._corrupt(f"the batch {path!r}", "does not have the items that it was begun with")
+
+    def _corrupt(self, what: str, why: str) -> CorruptRecord:
+        return CorruptRecord(self.slot.address.text, what, why)
 
     def table(self, status: str) -> dict[str, Any]:
         """What the record says about the run beside its state and data; what is empty is left out."""

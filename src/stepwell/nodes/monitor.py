@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from stepwell.errors import InvalidOption, RunReplaced, UnknownRun
+from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.journal import GRAPH, table_of
-from stepwell.record import RUNS, Place, Stored
-from stepwell.storage import Storage
+from stepwell.record import RUNS, Address, Place, Stored
+from stepwell.storage import Entry, Storage
 from stepwell.storage.operations import Get
 
 __all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "runs", "status"]
@@ -80,12 +80,17 @@ async def status(storage: Storage, flow_id: str) -> Run:
     address = storage.address(RUNS, flow_id)
     seal = storage.seal(address)
     stored: Stored | None = await storage.perform(Get(address))
-    if stored is not None and not _is_its_own(seal.head_back(stored.head), stored.base):
-        # A copied run has another base too: its parts tell.
-        stored = await storage.perform(Get(address, parts=True))
-    if stored is None:
-        raise UnknownRun(flow_id)
-    run = _run(flow_id, seal.head_back(stored.head), stored.written_at, stored.expires_at)
+    try:
+        if stored is not None and not _is_its_own(seal.head_back(stored.head), address, stored.base):
+            # A copied run has another base too: its parts tell.
+            stored = await storage.perform(Get(address, parts=True))
+        if stored is None:
+            raise UnknownRun(flow_id)
+        run = _run(flow_id, seal.head_back(stored.head), address, stored)
+    except CorruptRecord as error:
+        assert stored is not None
+        await storage.quarantine(address, stored, error)
+        raise
     if run is None:
         raise UnknownRun(flow_id, state_only=True)
     if run.status != "finished" and stored.parts is not None and GRAPH not in stored.parts:
@@ -98,19 +103,19 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
     async for entry in storage.scan(RUNS, flow=flow):
-        run = _run(entry.key, entry.place, entry.written_at, entry.expires_at)
+        run = _run(entry.key, entry.place, entry.address, entry)
         if run is not None and (run.status == status if status is not None else run.status != "finished"):
             yield run
 
 
-def _is_its_own(place: Place, base: str) -> bool:
+def _is_its_own(place: Place, address: Address, base: str) -> bool:
     """Whether this is known to be as its runners have left it."""
-    table = table_of(place)
+    table = table_of(place, address)
     return table is None or table["status"] == "finished" or table.get("base", "") == base
 
 
-def _run(flow_id: str, place: Place, written_at: float, expires_at: float | None) -> Run | None:
-    table = table_of(place)
+def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -> Run | None:
+    table = table_of(place, address)
     if table is None or place.flow is None:
         return None
     opened: dict[str, Any] = table.get("open", {})
@@ -129,6 +134,6 @@ def _run(flow_id: str, place: Place, written_at: float, expires_at: float | None
             if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
         ),
         started_at=table["started"],
-        updated_at=written_at,
-        expires_at=expires_at,
+        updated_at=stored.written_at,
+        expires_at=stored.expires_at,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from stepwell.codec.values import conform
 from stepwell.errors import (
     Busy,
     Conflict,
+    CorruptRecord,
     InvalidOption,
     RunBusy,
     RunExists,
@@ -78,9 +80,10 @@ async def start(
             if slot.found:
                 if if_exists == "raise":
                     await slot.confirm()
-                    raise RunExists(flow_id, state_only=table_of(slot.place) is None)
+                    raise RunExists(flow_id, state_only=await _table(slot) is None)
                 return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
-            if slot.memo is not None and slot.memo["finished"] > slot.now - (loop.time() - asked_at):
+            finished_at = _finished_at(slot)
+            if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
                 # It was under way when we were asked, and has finished while we waited for it.
                 await slot.confirm()
                 raise RunFinished(flow_id)
@@ -125,10 +128,10 @@ async def _go_on(
     # Some answers below repeat what an earlier runner wrote, and write nothing themselves.
     await slot.confirm()
     if not slot.found:
-        if slot.memo is not None:
+        if _finished_at(slot) is not None:
             raise RunFinished(flow_id)
         raise UnknownRun(flow_id)
-    table = table_of(slot.place)
+    table = await _table(slot)
     if table is None:
         raise UnknownRun(flow_id, state_only=True)
     asked = None if wait_id is None else WaitId.read(wait_id)
@@ -150,6 +153,30 @@ async def _go_on(
     journal.status = "running"
     await journal.save(slot.state or "")
     return await _run(flow, new_run(program, flow_id), journal, params)
+
+
+async def _table(slot: Slot) -> dict[str, Any] | None:
+    """The table of a run that is held; a damaged one is copied to quarantine and raises ``CorruptRecord``."""
+    try:
+        return table_of(slot.place, slot.address)
+    except CorruptRecord as error:
+        await slot.quarantine(error)
+        raise
+
+
+class _Finished(TypedDict):
+    """The form of the memo of a run."""
+
+    finished: float
+
+
+def _finished_at(slot: Slot) -> float | None:
+    """When the last run of this id has finished, on the storage's clock; ``None`` if that is not known."""
+    memo = slot.memo
+    if memo is not None and conform(memo, _Finished)[1] is not None:
+        slot.drop_memo()
+        return None
+    return None if memo is None else float(memo["finished"])
 
 
 def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:

@@ -51,10 +51,13 @@ class Tally:
         return ",".join([f"{count}x{times}" if times > 1 else str(count) for count, times in runs])
 
 
-def unpack(text: str) -> list[int]:
-    """The counts of a text, without the zeros at the end."""
+def unpack(text: str, length: int) -> list[int]:
+    """The counts of a text, without the zeros at the end; ``ValueError`` if it is no text of so many counts."""
     counts: list[int] = []
     for part in text.split(",") if text else ():
-        count, _, times = part.partition("x")
-        counts.extend([int(count)] * int(times or 1))
+        count, repeated, times = part.partition("x")
+        repeat = int(times) if repeated else 1
+        if not 0 < repeat <= length - len(counts) or int(count) < 0:
+            raise ValueError("not a tally of this length")
+        counts.extend([int(count)] * repeat)
     return counts

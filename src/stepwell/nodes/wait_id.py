@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 
 __all__ = ["WaitId", "flow_of_wait"]
 
-_WAIT = re.compile(r"wait:(\d+):(.*)", re.DOTALL)
-_PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d+)(:(?P<run>[^/.]{1,8}))?(\.(?P<attempt>\d+))?", re.DOTALL)
+_WAIT = re.compile(r"wait:(\d{1,9}):(.*)", re.DOTALL)
+_PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d{1,18})(:(?P<run>[^/.]{1,8}))?(\.(?P<attempt>\d{1,18}))?", re.DOTALL)
 
 
 class WaitId(NamedTuple):

@@ -110,5 +110,5 @@ class Worker:
         stored = await self._storage.perform(Get(address))
         if stored is None:
             return None
-        name = self._storage.seal(address).head_back(stored.head).flow
+        name = (await self._storage.read_place(address, stored)).flow
         return None if name is None else self._flows.get(name)

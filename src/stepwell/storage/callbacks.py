@@ -79,13 +79,8 @@ class Callbacks(ABC):
         stored: Stored | None = await self.perform(Get(address))
         if stored is None:
             return None
-        seal = self.seal(address)
-        try:
-            place = seal.head_back(stored.head)
-            return State(place.flow, place.state, seal.data(stored.fields))
-        except CorruptRecord as error:
-            await self.quarantine(address, stored, error)
-            raise
+        place = await self.read_place(address, stored)
+        return State(place.flow, place.state, await self._data(self.seal(address), stored))
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
         """Make or replace the whole record."""
@@ -183,7 +178,10 @@ class Callbacks(ABC):
         # Sealed anew: the copy must come back as the damaged text that it is.
         torn = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
         head = None if stored.head is None else _bytes_if_torn(stored.head)
-        fields = seal.fields({"version": list(stored.version), "head": head, "fields": torn})
+        damaged: dict[str, Any] = {"version": list(stored.version), "head": head, "fields": torn}
+        if stored.parts:
+            damaged["parts"] = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.parts.items()}
+        fields = seal.fields(damaged)
         return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
 
     async def forget(self, address: Address, *, tags: tuple[str, ...] = ()) -> None:
@@ -196,10 +194,18 @@ class Callbacks(ABC):
             await self.perform(Apply(place, change))
 
     async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
-        """The damaged texts of a record, as they were found: ``version``, ``head`` and ``fields``."""
+        """The damaged texts of a record as found: ``version``, ``head``, ``fields``, and ``parts`` of a run."""
         place = _quarantine_of(self.address(bot, key))
         stored: Stored | None = await self.perform(Get(place))
         return None if stored is None else self.seal(place).data(stored.fields)
+
+    async def read_place(self, address: Address, stored: Stored) -> Place:
+        """Decode where a record stands; a damaged record is copied to quarantine and raises ``CorruptRecord``."""
+        try:
+            return self.seal(address).head_back(stored.head)
+        except CorruptRecord as error:
+            await self.quarantine(address, stored, error)
+            raise
 
     async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from stepwell.errors import (
+    InvalidOption,
     OutcomeUnknown,
     StorageClosed,
     StorageError,
@@ -21,13 +23,37 @@ from stepwell.errors import (
 )
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Operation, Release, Result
 
-__all__ = ["Batch", "Lane", "retrieve"]
+__all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Lane", "check_patience", "elapsed", "retrieve"]
 
 #: A batch is full at either.
 MOST_OPERATIONS = 100
 MOST_BYTES = 1024 * 1024
 #: Beyond this many waiting operations, callers wait for room.
 MOST_WAITING = 10_000
+#: Seconds for which a backend keeps the number and the results of a lane's last batch.
+JOURNAL_LIFE = 600
+#: Seconds after its first sending in which a batch may be sent again. Half of the journal's life: the other half is for
+#: bytes that the network delays.
+REPEATABLE = JOURNAL_LIFE / 2
+
+
+def elapsed() -> float:
+    """Return seconds on a monotonic clock that goes on while the machine is suspended, where there is one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def check_patience(patience: float, timeout: float) -> None:
+    """Raise ``InvalidOption`` if a batch could be sent again when its journal may be gone.
+
+    ``timeout``: how long one attempt may take.
+    """
+    if not patience + timeout <= REPEATABLE:
+        raise InvalidOption(
+            f"patience={patience:g} is too long: with its timeouts a call may be tried for at most {REPEATABLE:g} s, "
+            f"because a server remembers for {JOURNAL_LIFE} s which writes it has made"
+        )
 
 
 class Batch(tuple[Operation, ...]):
@@ -54,7 +80,8 @@ _Entry: TypeAlias = tuple[Operation, "asyncio.Future[Result]"]
 class Lane:
     """A queue in front of ``run``: first in, first out, one batch under way at a time.
 
-    It repeats a batch whose connection broke, under the same number, for ``patience`` seconds. Every
+    It repeats a batch whose connection broke, under the same number, for ``patience`` seconds, but never after the
+    backend may have dropped its journal, also if the process was stopped or suspended meanwhile. Every
     waiter gets a result or an error, whatever ``run`` does.
     """
 
@@ -65,10 +92,12 @@ class Lane:
         ids: Callable[[], str],
         patience: float = 10.0,
         pauses: Sequence[float] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5),
+        clock: Callable[[], float] = elapsed,
     ) -> None:
         self._run = run
         self._ids = ids
-        self._patience = patience
+        self._patience = min(patience, REPEATABLE)
+        self._clock = clock
         self._pauses = pauses
         self._id = ids()
         self._number = 0
@@ -208,8 +237,7 @@ class Lane:
                     future.cancel()
 
     async def _insist(self, batch: Batch) -> list[Result]:
-        loop = self._loop
-        give_up = loop.time() + self._patience
+        give_up = self._clock() + self._patience
         sent = False
         attempt = 0
         while True:
@@ -221,11 +249,11 @@ class Lane:
                     )
                 return results
             except StorageUnavailable as error:
-                sent = sent or error.sent
+                sent = error.sent = sent or error.sent
                 pause = self._pauses[min(attempt, len(self._pauses) - 1)]
-                if error.final or loop.time() + pause >= give_up:
-                    error.sent = sent
+                if error.final or self._clock() + pause >= give_up:
                     raise
+                last = error
                 attempt += 1
             except asyncio.CancelledError:
                 task = asyncio.current_task()
@@ -243,6 +271,9 @@ class Lane:
                 # Not an Exception: raised as it is, it would end the lane and pass by its callers' handlers.
                 raise StorageUnavailable(f"the backend raised {type(error).__name__}", final=True) from error
             await asyncio.sleep(pause)
+            if self._clock() >= give_up:
+                # The process was stopped, or the machine suspended: the journal of an earlier try may be gone.
+                raise last
 
     def _give_up(self, entry: _Entry, error: StorageUnavailable) -> None:
         operation, future = entry

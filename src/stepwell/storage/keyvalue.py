@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from zlib import crc32
 
+from stepwell.codec.values import conform
 from stepwell.errors import CorruptRecord, StepwellError, StorageError, StorageFull
-from stepwell.record import Address, Head, Limits, Stored, Version
+from stepwell.record import Address, Limits, Stored
 from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Apply, Get, Operation, Result
@@ -143,8 +144,11 @@ def _cell(address: Address, text: str) -> Cell:
     body = text[9:]
     if text[:9] != f"{_checksum(address, body):08x} ":
         raise CorruptRecord(address.text, "the stored text", "does not match its checksum")
-    row = json.loads(body)
-    row["version"] = Version(*row["version"])
-    row["head"] = Head(*row["head"]) if row["head"] is not None else None
-    row["tags"] = tuple(row["tags"])
-    return Cell(**row)
+    try:
+        cell, problem = conform(json.loads(body), Cell)
+    except (ValueError, RecursionError) as error:
+        problem = type(error).__name__
+    if problem is not None:
+        raise CorruptRecord(address.text, "the stored text", f"cannot be read ({problem})")
+    assert isinstance(cell, Cell)
+    return cell

@@ -9,7 +9,7 @@ from typing import Any, Self
 from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
-from stepwell.storage.gather import Batch
+from stepwell.storage.gather import Batch, check_patience
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres_link import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
 from stepwell.storage.postgres_rows import COLUMNS, STORED, columns, escaped, results, stored
@@ -47,6 +47,8 @@ class PostgresStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         options = Options(timeout=timeout, connect_timeout=connect_timeout, prepared_statements=prepared_statements)
+        # A batch is one statement, or two if the first cannot make it.
+        check_patience(patience, connect_timeout + 2 * timeout)
         self.schema = schema
         self._timeout = timeout
         self._quoted = checked(schema)

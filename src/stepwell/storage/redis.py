@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
-from stepwell.storage.gather import Batch
+from stepwell.storage.gather import Batch, check_patience
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.redis_cluster import Cluster
 from stepwell.storage.redis_link import Door, doors_of, doors_of_url, split_url
@@ -88,6 +88,7 @@ class RedisStorage(Storage):
             raise InvalidOption(f"durability is 'fast' or 'wait', not {durability!r}")
         if not timeout > 0:
             raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
+        check_patience(patience, timeout)
         doors, cluster = doors_of(client)
         self._server: Server | Cluster = Cluster(doors, timeout) if cluster else Server(doors[0], timeout)
         self._keys = Keys(prefix)

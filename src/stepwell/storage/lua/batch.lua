@@ -413,6 +413,8 @@ end
 
 -- The journal begins with the number of its batch in sixteen digits: usually nothing else of it is needed.
 local DIGITS = 16
+-- Seconds that a journal and a fence are kept; gather.py counts on it.
+local JOURNAL_LIFE = 600
 local number, use = tonumber(ARGV[3]), ARGV[4]
 local kept
 if number > 0 then
@@ -424,11 +426,11 @@ if number > 0 then
     return redis.error_reply('FENCED these claims were sent again already')
   elseif use == 'raise' then
     -- Refused only where the server is full, and then it refuses late claims too.
-    redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', 600)
+    redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', JOURNAL_LIFE)
   elseif use == 'journal' and last == number then
     -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
     kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
-    call('EXPIRE', KEYS[2], 600)
+    call('EXPIRE', KEYS[2], JOURNAL_LIFE)
   end
 end
 
@@ -468,6 +470,6 @@ for n = 3, #KEYS do
 end
 if number > 0 and use == 'journal' and not kept then
   -- Refused only where every write of this batch was: then there is nothing to remember.
-  redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', 600)
+  redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
 end
 return results
