@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 import traceback
@@ -23,8 +24,10 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Query, Release
+from stepwell.storage import Apply, Claim, Query, Release, postgres_schema
 from stepwell.storage.postgres import PostgresStorage
+from stepwell.storage.postgres_link import Link, Options, UrlSource
+from stepwell.storage.postgres_schema import migrate, migrations
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
@@ -295,6 +298,71 @@ async def test_cancelled_calls_leave_no_open_transaction_and_no_mixed_answers() 
         await until(lambda: admin.fetchval(open_ones), 0)
     finally:
         await admin.close()
+
+
+# Migrations
+
+
+class StoppingConnection:
+    """A connection whose program stops just before it sends a step of the schema."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.stopped = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, query: str, *args: Any) -> Any:
+        if "run_batch(" in query:
+            self.stopped.set()
+            await self.resumed.wait()
+        return await self._connection.execute(query, *args)
+
+
+async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_starting(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_schema, "_STOPPED", 0.5)
+    link = Link(UrlSource(server.url(), Options()), Options())
+    stopping: asyncio.Future[StoppingConnection] = asyncio.get_running_loop().create_future()
+
+    async def worker() -> None:
+        async with link.connection() as connection:
+            stopping.set_result(StoppingConnection(connection))
+            await migrate(stopping.result(), "half_made", "here", 5.0)
+
+    working = asyncio.create_task(worker())
+    await (await stopping).stopped.wait()
+    async with asyncio.timeout(20), PostgresStorage(server.url(), schema="half_made") as storage:
+        assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+    stopping.result().resumed.set()
+    with pytest.raises(StorageUnavailable):
+        await working
+
+
+async def test_a_session_that_holds_up_a_migration_is_named(
+    server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_schema, "_LOCKED", 0.3)
+    pid = admin.get_server_pid()
+    named = rf"within 0.3 s: process {pid} of the server \(.* from 127.0.0.1, idle in transaction\)"
+    async with admin.transaction():
+        await admin.execute("select pg_advisory_xact_lock(hashtextextended('stepwell held_up', 0))")
+        error = await error_of(PostgresStorage(server.url(), schema="held_up", patience=0), 20)
+    assert re.search(named, str(error)), error
+    first = migrations()[:-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_schema, "migrations", lambda: first)
+        async with PostgresStorage(server.url(), schema="held_up"):
+            pass
+    async with admin.transaction():
+        await admin.execute("lock table held_up.records")
+        error = await error_of(PostgresStorage(server.url(), schema="held_up", patience=0), 20)
+    assert re.search(named, str(error)), error
+    async with PostgresStorage(server.url(), schema="held_up") as storage:
+        assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
 
 
 async def until(asked: Any, wanted: Any) -> None:

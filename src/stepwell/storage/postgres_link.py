@@ -371,7 +371,7 @@ def _explained_state(error: asyncpg.PostgresError, state: str, place: str, sent:
         return StorageUnavailable(f"{place} refused us: {error.args[0]}", sent=False, final=True)
     if state.startswith(_AGAIN):
         return StorageUnavailable(f"{place} gave up on this call: {error.args[0]}", sent=False)
-    if state.startswith(("08", "57P")):
+    if state.startswith(("08", "57P", "25P03")):
         return StorageUnavailable(f"{place} ended the connection: {error.args[0]}", sent=sent)
     if state in ("42P01", "42883", "3F000"):
         return StorageError(f"the tables of this storage are gone from {place}; close and open it to make them again")
