@@ -434,6 +434,86 @@ def test_an_async_program_behaves_as_with_pocketflow(program):
     assert outcome(run, ours) == outcome(run, theirs)
 
 
+def orders(pf, lengths, kind, *, retries=1, inside="AsyncParallelBatchFlow"):
+    """The order in which everything happens in flows at once, each with a batch of its own length."""
+    log = []
+    started = 0
+    all_started = asyncio.Event()
+
+    async def delay():
+        """Let all parallel items wait until the last of them has started, so that they become ready together."""
+        nonlocal started
+        started += 1
+        if kind == "AsyncBatchNode":
+            await asyncio.sleep(0)
+        elif started == sum(lengths):
+            all_started.set()
+            await asyncio.sleep(0)
+        else:
+            await all_started.wait()
+
+    class Items(getattr(pf, kind)):
+        async def prep_async(self, shared):
+            log.append(("prep", self.params["flow"]))
+            await asyncio.sleep(0)
+            return range(self.params["length"])
+
+        async def exec_async(self, item):
+            log.append(("exec", self.params["flow"], item))
+            await delay()
+            log.append(("woke", self.params["flow"], item))
+            await asyncio.sleep(0)
+            log.append(("again", self.params["flow"], item))
+
+        async def post_async(self, shared, prep_res, exec_res):
+            log.append(("post", self.params["flow"], len(exec_res)))
+
+    class After(pf.AsyncNode):
+        async def exec_async(self, prep_res):
+            log.append(("after", self.params["flow"]))
+            await asyncio.sleep(0)
+
+        async def post_async(self, shared, prep_res, exec_res):
+            log.append(("end", self.params["flow"]))
+
+    class Flows(getattr(pf, inside)):
+        async def prep_async(self, shared):
+            return [{"flow": number, "length": length} for number, length in enumerate(lengths)]
+
+    items = Items(max_retries=retries)
+    items >> After()
+    asyncio.run(Flows(start=items).run_async({}))
+    return log
+
+
+@pytest.mark.parametrize("lengths", [(1, 3, 2, 4), (4, 3, 2, 1), (2, 0, 3, 0, 1)], ids=repr)
+@pytest.mark.parametrize("retries", [1, 2])
+def test_parallel_batches_of_parallel_flows_go_on_in_pocketflows_order(lengths, retries):
+    expected = orders(theirs, lengths, "AsyncParallelBatchNode", retries=retries)
+    assert orders(ours, lengths, "AsyncParallelBatchNode", retries=retries) == expected
+
+
+@pytest.mark.parametrize("inside", ["AsyncParallelBatchFlow", "AsyncBatchFlow"])
+def test_sequential_batches_of_flows_go_on_in_pocketflows_order(inside):
+    expected = orders(theirs, (1, 3, 0, 2), "AsyncBatchNode", inside=inside)
+    assert orders(ours, (1, 3, 0, 2), "AsyncBatchNode", inside=inside) == expected
+
+
+@BOTH
+async def test_a_parallel_batch_reads_a_generator_to_its_end_before_the_first_item_runs(pf):
+    log = []
+
+    class Items(pf.AsyncParallelBatchNode):
+        async def prep_async(self, shared):
+            return (log.append("item") or number for number in range(3))
+
+        async def exec_async(self, item):
+            log.append("exec")
+
+    await Items().run_async({})
+    assert log == ["item"] * 3 + ["exec"] * 3
+
+
 def test_max_retries_0_is_refused_where_pocketflow_skips_exec():
     assert theirs.Node(max_retries=0).run({}) is None
     with pytest.raises(InvalidOption, match="max_retries"):

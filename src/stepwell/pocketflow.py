@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -233,6 +233,7 @@ class AsyncParallelBatchNode(AsyncNode, BatchNode):
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         strategy = super()._strategy(build, stage)
         stage.extra = BatchSettings(None, "stop", None)
+        stage.items = _all_items
         return strategy
 
 
@@ -316,6 +317,12 @@ def _itself(node: Any) -> Any:
 
 def _items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
     return prep_res or ()
+
+
+def _all_items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
+    """The items of a batch whose items all start at once, so their number must be known."""
+    items = _items(stage, prep_res)
+    return list(items) if isinstance(items, Iterable) and not isinstance(items, Sized) else items
 
 
 def _or_nothing(prep: Callable[..., Any]) -> Callable[..., Any]:

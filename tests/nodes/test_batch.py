@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from stepwell import MemoryStorage
 from stepwell.errors import InvalidGraph, InvalidItems, InvalidOption, UsageError, WorkCancelled
-from stepwell.nodes import BatchNode, Failed, NodeFlow, linear, parallel
+from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel
 from stepwell.nodes.thread import in_thread
+from stepwell.nodes.workgroup import WorkGroup
 
 
 class Batch(BatchNode):
@@ -410,3 +412,115 @@ async def test_a_sync_item_of_an_async_iterable_does_not_wait_for_the_next_one()
         return item
 
     assert await results(items(), work, SyncBatch, concurrency=2) == [0, 1, 2, 3, 4]
+
+
+class Delayed(BatchNode):
+    """Items that all take equally long; writes down the order in which they go on."""
+
+    def __init__(self, log, number, length, **options):
+        super().__init__(name=f"batch{number}", **options)
+        self.log, self.number, self.length = log, number, length
+
+    def prep(self, shared):
+        return list(range(self.length))
+
+    async def exec(self, item):
+        self.log.append(("exec", self.number, item))
+        await asyncio.sleep(0.05)
+        self.log.append(("woke", self.number, item))
+
+    def post(self, shared, items, results):
+        self.log.append(("post", self.number))
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
+@pytest.mark.parametrize("options", [{"concurrency": 5}, {"concurrency": 4, "max_retries": 2}], ids=repr)
+@pytest.mark.parametrize("lengths", [(1, 3, 2, 4), (2, 0, 4, 1)], ids=repr)
+async def test_batches_of_branches_go_on_in_the_order_of_the_branches(lengths, options, durable):
+    log = []
+    branches = [Delayed(log, number, length, **options) for number, length in enumerate(lengths)]
+    flow = linear(parallel(*branches), Node())
+    await flow.run({}, storage=MemoryStorage() if durable else None)
+    items = [(number, item) for number, length in enumerate(lengths) for item in range(length)]
+    assert [entry[1:] for entry in log if entry[0] == "woke"] == items
+    assert [entry[1:] for entry in log if entry[0] == "exec"] == items
+    posts = [number for kind, number, *_ in log if kind == "post"]
+    assert [number for number in posts if lengths[number]] == [n for n, length in enumerate(lengths) if length]
+
+
+@pytest.mark.parametrize("kind", [list, iter], ids=["a list", "an iterator"])
+async def test_sub_flows_that_items_run_go_on_in_the_order_of_the_items(kind):
+    log = []
+    lengths = (1, 3, 2, 4)
+
+    class Flows(BatchNode):
+        def prep(self, shared):
+            return kind(enumerate(lengths))
+
+        async def exec(self, item):
+            number, length = item
+            await NodeFlow(start=Delayed(log, number, length, concurrency=length)).run()
+            log.append(("end", number))
+
+    await NodeFlow(start=Flows(concurrency=4)).run()
+    assert [number for kind, number, *_ in log if kind == "end"] == [0, 1, 2, 3]
+
+
+async def test_the_items_of_a_list_start_in_the_same_turn_of_the_loop_up_to_the_window():
+    started = []
+    turns = 0
+
+    class Items(BatchNode):
+        def prep(self, shared):
+            return range(10)
+
+        async def exec(self, item):
+            started.append(turns)
+            await asyncio.sleep(0.05)
+
+    async def count():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    await NodeFlow(start=Items(concurrency=6)).run()
+    counting.cancel()
+    assert len(set(started[:6])) == 1
+    assert started[6] > started[5]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_retries": 2}, {"concurrency": 3}], ids=repr)
+async def test_an_empty_batch_starts_no_task(options, monkeypatch):
+    class Items(BatchNode):
+        def prep(self, shared):
+            return []
+
+        async def exec(self, item):
+            raise AssertionError
+
+    monkeypatch.setattr(WorkGroup, "create_task", None)
+    await NodeFlow(start=Items(**options)).run()
+    await NodeFlow(start=Items(**options)).run(storage=MemoryStorage())
+
+
+async def test_items_that_are_cancelled_end_in_their_order():
+    ended = []
+
+    class Items(BatchNode):
+        def prep(self, shared):
+            return range(30)
+
+        async def exec(self, item):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(item)
+
+    task = asyncio.create_task(NodeFlow(start=Items(concurrency=30)).run())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == list(range(30))

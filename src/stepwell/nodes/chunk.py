@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepwell.errors import ExecutorError, NodeTimeout
 from stepwell.nodes.position import Cursor, Step, current, enter, leave
 from stepwell.nodes.retry import attempt
-from stepwell.nodes.thread import in_thread, result_of, settled, wait_for
+from stepwell.nodes.thread import ExecutorFailed, in_thread, result_of, settled, wait_for
 from stepwell.nodes.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -40,14 +40,6 @@ class Outcome(NamedTuple):
     value: Any
 
 
-class _ExecutorFailed(BaseException):
-    """The executor broke or was shut down. No error of an item: it passes through retries and ``on_error``."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 def _raise_failure(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if not outcome.ok:
@@ -70,7 +62,7 @@ class Chunks:
         """Be one worker of the batch: at most one chunk under way at a time."""
         try:
             await self._work(batch, cursor)
-        except _ExecutorFailed as failure:
+        except ExecutorFailed as failure:
             if batch.fatal is None:
                 batch.fatal = failure.error
                 batch.fatal.add_note(
@@ -165,20 +157,14 @@ class Chunks:
     async def _send(self, cursor: Cursor, chunk: Pairs, salvage: Callable[[list[Outcome]], None]) -> list[Outcome]:
         stage = self._stage
         if not self._remote:
-            try:
-                outcomes: list[Outcome] = await in_thread(
-                    stage.path,
-                    cursor,
-                    *(run_here, stage.exec, self._node, chunk),
-                    timeout=stage.policy.timeout,
-                    pool=self._executor,
-                    salvage=salvage,
-                )
-            except NodeTimeout:
-                raise
-            except Exception as error:
-                # run_here() returns the errors of items, so this one is the executor's.
-                raise _ExecutorFailed(error) from error
+            outcomes: list[Outcome] = await in_thread(
+                stage.path,
+                cursor,
+                *(run_here, stage.exec, self._node, chunk),
+                timeout=stage.policy.timeout,
+                pool=self._executor,
+                salvage=salvage,
+            )
             return outcomes
         return await self._send_away(cursor, chunk, salvage)
 
@@ -200,7 +186,7 @@ class Chunks:
         try:
             job = self._executor.submit(run_away, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
         except Exception as error:
-            raise _ExecutorFailed(error) from error
+            raise ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)
         try:
             await wait_for(future)
@@ -216,7 +202,7 @@ class Chunks:
             outcomes = self._unpacked(result_of(future, stage.path))
         except BrokenExecutor as error:
             self._broken = True
-            raise _ExecutorFailed(error) from error
+            raise ExecutorFailed(error) from error
         complete = len(outcomes) == len(blobs) and all(ok for ok, _ in outcomes)
         return [*outcomes, *refused] if complete else outcomes
 

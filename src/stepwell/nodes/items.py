@@ -148,16 +148,26 @@ class Batch:
         return self.results
 
     async def _work_off(self) -> None:
+        left = self.left
+        if left == 0:
+            return
         if self.settings.concurrency == 1 and (self.run.by_hand or CANCELLATIONS_ARE_COUNTED_RIGHT):
             with suppress(Halt):
                 await self._work(self._cursor)
         else:
             async with WorkGroup() as self._group:
-                self._widen()
+                if left is None:
+                    self._widen()
+                else:
+                    # All in one turn of the loop: items that take equally long then end in their order.
+                    for _ in range(min(self.settings.concurrency or left, left)):
+                        self._group.create_task(self._work_in_task())
 
     def _widen(self) -> None:
-        """Add a worker, as long as the window has room for one and there may be an item for it."""
+        """Add a worker if there may be another item and the window has room; the number of items is not known."""
         window = self.settings.concurrency
+        if self.total is not None:
+            return
         if self._group is None or self._exhausted or self._halted or (window is not None and self._workers >= window):
             return
         self._workers += 1

@@ -15,7 +15,15 @@ from stepwell.nodes.thread_pool import ThreadPool, shared_pool
 if TYPE_CHECKING:
     from stepwell.nodes.position import Cursor
 
-__all__ = ["in_thread", "result_of", "settled", "wait_for"]
+__all__ = ["ExecutorFailed", "in_thread", "result_of", "settled", "wait_for"]
+
+
+class ExecutorFailed(BaseException):
+    """The executor broke or was shut down. No error of an item: it passes through retries and ``on_error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Job:
@@ -55,11 +63,16 @@ async def in_thread(
 
     Cancelled, it waits until the thread is done: nobody's work goes on behind their back; ``salvage``
     then gets what the function returned. After ``timeout`` seconds it raises and abandons the thread, whose place
-    in the pool is free then.
+    in the pool is free then. Raises ``ExecutorFailed`` if the given pool is broken or shut down.
     """
     job = Job(function, args)
     pool = pool or shared_pool()
-    submitted = _submit(job, cursor, pool)
+    try:
+        submitted = _submit(job, cursor, pool)
+    except Exception as error:
+        if isinstance(pool, ThreadPool):
+            raise
+        raise ExecutorFailed(error) from error
     future = asyncio.wrap_future(submitted)
     try:
         done = await wait_for(future, timeout)
@@ -80,7 +93,11 @@ async def in_thread(
         future.cancel()
         assert timeout is not None
         raise NodeTimeout(place, timeout)
-    result_of(future, place)
+    try:
+        result_of(future, place)
+    except Exception as error:
+        # The job returns normally, whatever its function raises.
+        raise ExecutorFailed(error) from error
     return job.outcome()
 
 

@@ -33,7 +33,8 @@ class WorkGroup:
         self.cancelled = False
         self._parent = asyncio.current_task()
         self._marked = 0 if self._parent is None else marks_of(self._parent)
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: A dict for its order: tasks are cancelled in the order in which they were created.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._errors: list[BaseException] = []
         self._empty: asyncio.Future[None] | None = None
 
@@ -63,7 +64,7 @@ class WorkGroup:
         # Never at once, whatever factory the loop has: it must belong to its group before it runs.
         task = asyncio.Task(work, loop=asyncio.get_running_loop())
         _groups[task] = self
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         if self.cancelled:
             task.cancel()
@@ -79,7 +80,7 @@ class WorkGroup:
             task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             if not isinstance(error, Halt):
                 self._errors.append(error)
