@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from stepwell import State, Storage
+from stepwell.errors import LeaseLost
+from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Release
+from stepwell.storage import Apply, Guard, Release
 from tests.backends import Backend
 from tests.reliability.dose import dose, seeded
 from tests.reliability.roles import BOT
@@ -92,11 +96,21 @@ async def test_a_call_may_be_cancelled_at_any_point(shared_backend: Backend) -> 
                 turns[call] = 0
             assert await beside == State("flow", "state", {"answer": 42})
             assert await writing == {"number": number}
-            # What was sent before the cancellation may still be on its way; behind this it is not.
-            await storage.perform(Release(storage.address(BOT, key), "nobody"))
+            await settled(storage, key)
             await unharmed(storage, other, key)
     print(f"{cancelled} cancelled, {finished} finished before that")
     assert finished > 5
+
+
+async def settled(storage: Storage, key: int) -> None:
+    """Wait until everything that was sent before the cancellation has been made or refused.
+
+    Claims and writes have queues of their own, so one of each is sent behind it. Neither changes anything.
+    """
+    address = storage.address(BOT, key)
+    await storage.perform(Release(address, "nobody"))
+    with pytest.raises(LeaseLost):
+        await storage.perform(Apply(address, Change(write=storage.ids()), Guard(token="nobody", base="")))
 
 
 async def unharmed(storage: Storage, other: Storage, key: int) -> None:

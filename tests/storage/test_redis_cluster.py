@@ -143,6 +143,27 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
                 assert slot.state == "s"
 
 
+async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -> None:
+    url = the_cluster().url(f"?prefix={uuid.uuid4().hex}")
+    async with open_storage(url, sweep_every=None, timeout=0.5) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        cluster = storage._server  # type: ignore[attr-defined]
+        tag = _tag(storage, 1)
+        async with Proxy(cluster._owners[tag].port) as proxy:
+            proxy.fall_silent()
+            cluster._owners[tag] = Node("127.0.0.1", proxy.port)
+            first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
+            while not proxy.round_trips:
+                await asyncio.sleep(0.001)
+            # A call of somebody else has found out that another node has the address now.
+            await cluster._learn()
+            await asyncio.gather(first, storage.update_data(BOT, 1, {"n": 2}))
+            assert await storage.get_data(BOT, 1) == {"n": 2}
+            await storage.update_data(BOT, 1, {"n": 3})
+            write = Apply(storage.address(BOT, 1), Change(write="w"))
+            assert storage.lane_of(write) == ("writes", cluster.node_of(tag)), "it follows once nothing is under way"
+
+
 def _tag(storage: Storage, key: int) -> int:
     tag: int = storage._keys.tag(storage.address(BOT, key))  # type: ignore[attr-defined]
     return tag

@@ -202,6 +202,18 @@ async def test_a_claim_that_arrives_after_it_was_given_up_leases_nothing(proxy: 
             assert slot.state == "s"
 
 
+async def test_a_write_that_arrives_after_it_was_given_up_overwrites_nothing_later(proxy: Proxy) -> None:
+    async with through(proxy, patience=0.0) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        proxy.hold_what = b"given up"
+        with pytest.raises(OutcomeUnknown):
+            await storage.update_data(BOT, 1, {"text": "given up"})
+        assert proxy.holds.is_set()
+        await storage.update_data(BOT, 1, {"text": "later"})
+        await proxy.let_through()
+        assert await storage.get_data(BOT, 1) == {"text": "later"}
+
+
 # Costs
 
 

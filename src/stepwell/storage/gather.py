@@ -21,7 +21,7 @@ from stepwell.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from stepwell.storage.operations import Apply, Claim, Claimed, Get, Operation, Release, Result
+from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
 __all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Lane", "check_patience", "elapsed", "retrieve"]
 
@@ -95,7 +95,6 @@ class Lane:
         clock: Callable[[], float] = elapsed,
     ) -> None:
         self._run = run
-        self._ids = ids
         self._patience = min(patience, REPEATABLE)
         self._clock = clock
         self._pauses = pauses
@@ -200,11 +199,7 @@ class Lane:
                 try:
                     results = await self._insist(batch)
                 except StorageUnavailable as error:
-                    kinds = {type(operation) for operation in batch}
-                    if Apply in kinds or kinds == {Get}:
-                        # Whatever became of this number, nothing will be sent under this id again.
-                        self._id, self._number = self._ids(), 0
-                    # Claims are released under their own id, so that a backend can refuse them if they arrive later.
+                    # The lane keeps its id: a backend can refuse this number if it arrives after a higher one.
                     for entry in part:
                         self._give_up(entry, error)
                 except Exception as error:  # noqa: BLE001 it was rolled back: its waiters are told, the lane lives on

@@ -98,6 +98,8 @@ class RedisStorage(Storage):
         # next one for that hash tag raises the fence: the server then refuses the earlier one if it arrives later.
         self._sent = 0
         self._unsure: set[tuple[str, int]] = set()
+        #: The node in whose lane the writes of each hash tag are.
+        self._write_nodes: list[Hashable] = [None] * TAGS
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -137,8 +139,19 @@ class RedisStorage(Storage):
         await self._server.close()
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
-        node = self._server.node_of(self._keys.tag(operation.address))
-        return _WRITES if type(operation) is Apply else _REST, node
+        tag = self._keys.tag(operation.address)
+        node = self._server.node_of(tag)
+        if type(operation) is not Apply:
+            return _REST, node
+        before = self._write_nodes[tag]
+        if node != before:
+            # Another node has the tag now. Writes to one address keep their order, so they stay in their lane until it
+            # has sent everything.
+            lane = self._lanes.get((_WRITES, before))
+            if lane is not None and not lane.idle:
+                return _WRITES, before
+            self._write_nodes[tag] = node
+        return _WRITES, node
 
     async def confirm(self, claim: Claim) -> None:
         if not self._wait:
