@@ -23,9 +23,10 @@ from stepwell.errors import (
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
 from stepwell.nodes import runs as runs_module
+from stepwell.storage import Get
 from stepwell.testing import Clock
 from tests.backends import Backend
-from tests.nodes.test_durable import Boom, Say
+from tests.nodes.test_durable import Boom, Say, Watching
 
 
 @pytest.fixture
@@ -512,6 +513,74 @@ async def test_a_worker_leaves_failed_runs_and_unknown_flows_alone(
     assert ran == ["x/x/1"]
     assert "'x' has failed with Boom" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_runs_that_a_worker_cannot_run_do_not_keep_it_from_others() -> None:
+    storage = MemoryStorage()
+    ran: list[str] = []
+    unknown = linear(Sleep(0.001), name="unknown", storage=storage)
+    before = linear(Sleep(0.001), name="changed", storage=storage)
+    after = linear(Sleep(0.001), Say(ran, "new"), name="changed", storage=storage)
+    healthy = linear(Sleep(0.001), Say(ran, "a"), name="healthy", storage=storage)
+    for number in range(600):
+        await parked(unknown.run(flow_id=f"unknown{number}"))
+        if number % 10 == 0:
+            await parked(before.run(flow_id=f"changed{number}"))
+    async with worker([after, healthy], storage=storage):
+        for number in range(3):
+            async with asyncio.timeout(8):
+                await parked(healthy.run(flow_id=f"healthy{number}"))
+                while f"healthy{number}/a/1" not in ran:
+                    await asyncio.sleep(0.01)
+    assert "new" not in str(ran)
+
+
+async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MemoryStorage()
+    unknown = linear(Sleep(0.001), name="unknown", storage=storage)
+    for number in range(50):
+        await parked(unknown.run(flow_id=f"r{number}"))
+    watching = Watching(storage, monkeypatch)
+    looks = 0
+    due = storage.due
+
+    async def counting(*args: Any, **options: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await due(*args, **options)
+
+    monkeypatch.setattr(storage, "due", counting)
+    async with worker([NodeFlow(name="other")], storage=storage), asyncio.timeout(20):
+        while looks < 40:
+            await asyncio.sleep(0.01)
+    assert watching.kinds().count(Get) == 50
+    # A worker that knows the flow runs them at once.
+    async with worker([unknown], storage=storage):
+        await until(lambda: gone(unknown))
+
+
+async def test_a_worker_runs_as_many_at_once_as_it_is_told(storage: Storage, quick: None) -> None:
+    at_once = most = 0
+
+    class Counted(Node):
+        async def exec(self, prep_res: Any) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.02)
+            at_once -= 1
+
+    flow = linear(Sleep(0.001), Counted(), storage=storage)
+    for number in range(8):
+        await parked(flow.run(flow_id=f"r{number}"))
+    async with worker([flow], concurrency=3):
+        await until(lambda: gone(flow))
+    assert most == 3
+    for wrong in (0, -1, True, 1.5, None):
+        with pytest.raises(InvalidOption, match="concurrency"):
+            worker([flow], concurrency=wrong)  # type: ignore[arg-type]
 
 
 async def test_a_worker_says_that_the_state_of_a_run_was_replaced(

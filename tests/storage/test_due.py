@@ -45,10 +45,7 @@ async def test_each_is_attended_to_once_at_a_time(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_room_is_waited_for_or_the_rest_left_to_the_next_look(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
-    monkeypatch.setattr(due, "AT_ONCE", 2)
+async def test_room_is_waited_for(clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     monkeypatch.setattr(due, "PAGE", 3)
     at_once = most = 0
 
@@ -62,11 +59,47 @@ async def test_room_is_waited_for_or_the_rest_left_to_the_next_look(
 
     async with MemoryStorage(clock=clock) as storage:
         await overdue(storage, 7)
-        tasks = DueTasks(storage, "bot", attend, what="things", waits=waits, pauses=(1, 2))
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=waits, pauses=(1, 2), at_once=2)
         begun = await tasks.look()
-        assert len(begun) == (7 if waits else 2)
+        assert len(begun) == 7
         await asyncio.gather(*begun)
         assert most == 2
+
+
+async def test_what_finds_no_room_for_a_tick_is_left_to_the_next_look(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "TICK", 0.01)
+    go = asyncio.Event()
+
+    async def attend(address: Address) -> bool:
+        return await go.wait()
+
+    async with MemoryStorage(clock=clock) as storage:
+        await overdue(storage, 7)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1, 2), at_once=2)
+        assert len(await tasks.look()) == 2
+        assert await tasks.look() == []
+        go.set()
+        await tasks.stop()
+
+
+async def test_the_number_of_remembered_pauses_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(due, "MOST_PAUSES", 5)
+    attended: list[Address] = []
+
+    async def attend(address: Address) -> bool:
+        attended.append(address)
+        tasks.pause(address, (60.0, 300.0))
+        return False
+
+    async with MemoryStorage(clock=clock) as storage:
+        await overdue(storage, 20)
+        tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1, 2))
+        await asyncio.gather(*await tasks.look())
+        assert len(attended) == 20
+        assert len(await tasks.look()) == 15
+        await tasks.stop()
 
 
 async def test_what_is_skipped_takes_up_no_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ from stepwell.errors import (
     RunFinished,
     RunReplaced,
     StorageError,
+    StoredDataError,
     UnknownRun,
 )
 from stepwell.nodes import runs
+from stepwell.nodes.batch import check_concurrency
 from stepwell.record import RUNS, Address
 from stepwell.storage.due import DueTasks
 from stepwell.storage.operations import Get
@@ -32,24 +34,30 @@ __all__ = ["Worker", "worker"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a run that cannot be gone on with is looked at again: the first pause, and the longest.
+#: Seconds before a run that is busy, or that could not be resumed, is tried again: the first pause, and the longest.
 PAUSES = (0.5, 8.0)
+#: The same for a run that this worker cannot run: its flow is not here, or has another graph.
+FOREIGN_PAUSES = (8.0, 300.0)
 
 
-def worker(flows: Iterable[NodeFlow], *, storage: Storage | None = None) -> Worker:
+def worker(flows: Iterable[NodeFlow], *, storage: Storage | None = None, concurrency: int = 32) -> Worker:
     """``async with worker([flow], storage=storage):`` looks after the runs of these flows while the block lasts.
 
     It resumes runs whose runner died and fires sleeps and timeouts of waits. Any number of workers, in any
     number of processes, may look after the same flows: each run has one runner at a time. A run that has
     failed is left alone: it is resumed by hand, when its cause is mended.
+
+    :param storage: where the runs are kept; without one, the flows' own storage, else the configured one.
+    :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     """
-    return Worker(flows, storage)
+    return Worker(flows, storage, concurrency)
 
 
 class Worker:
     """The background task of one worker."""
 
-    def __init__(self, flows: Iterable[NodeFlow], storage: Storage | None) -> None:
+    def __init__(self, flows: Iterable[NodeFlow], storage: Storage | None, concurrency: int) -> None:
+        check_concurrency(concurrency)
         known = list(flows)
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
@@ -60,7 +68,14 @@ class Worker:
         lines = self._storage.lines
         # What this process runs already needs nobody to look after it.
         self._due = DueTasks(
-            self._storage, RUNS, self._go_on, what="runs", waits=False, pauses=PAUSES, skip=lines.__contains__
+            self._storage,
+            RUNS,
+            self._go_on,
+            what="runs",
+            waits=False,
+            pauses=PAUSES,
+            skip=lines.__contains__,
+            at_once=concurrency,
         )
 
     async def __aenter__(self) -> Self:
@@ -82,7 +97,7 @@ class Worker:
             flow_id = decode_key(address.key)
             flow = await self._flow_at(address)
             if flow is None:
-                self._due.pause(address)
+                self._due.pause(address, FOREIGN_PAUSES)
                 return False
             await runs.take_over(flow, self._storage, flow_id)
         except (Parked, RunFinished, UnknownRun):
@@ -93,7 +108,11 @@ class Worker:
             return False
         except (FlowChanged, RunReplaced) as changed:
             logger.warning("%s", changed)
-            self._due.pause(address)
+            self._due.pause(address, FOREIGN_PAUSES)
+            return False
+        except StoredDataError as damaged:
+            logger.warning("run %r could not be read: %s", flow_id, damaged)
+            self._due.pause(address, FOREIGN_PAUSES)
             return False
         except (Conflict, StorageError) as failure:
             logger.warning("run %r cannot be gone on with here: %s", flow_id, failure)

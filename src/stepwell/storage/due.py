@@ -21,6 +21,8 @@ TICK = 0.5
 #: How many are attended to at the same time.
 AT_ONCE = 32
 PAGE = 200
+#: How many pauses are remembered. Beyond it the oldest is forgotten, and its address is attended to again.
+MOST_PAUSES = 100_000
 #: Seconds between two warnings about a storage that is away: at first, and at most.
 _SAY_AGAIN = (5.0, 300.0)
 #: The longest pause, in seconds, between two looks that fail with an unexpected error.
@@ -32,8 +34,9 @@ class DueTasks:
 
     ``attend`` says whether it did anything, and calls ``pause`` for what it could not do: the pauses grow from
     the first to the longest, in seconds. ``what`` names the records in the log. With ``waits``, a look begins
-    with all that is due, however long it must wait for room; otherwise the rest is left to the next look.
-    ``skip`` tells what needs no attention, and takes up no room.
+    with all that is due, however long it must wait for room; otherwise, if no room gets free for a tick, the rest
+    is left to the next look. ``skip`` tells what needs no attention, and takes up no room. ``at_once`` is how many
+    are attended to at the same time.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class DueTasks:
         waits: bool,
         pauses: tuple[float, float],
         skip: Callable[[Address], bool] = lambda address: False,
+        at_once: int | None = None,
     ) -> None:
         self._storage = storage
         self._namespace = namespace
@@ -53,6 +57,7 @@ class DueTasks:
         self._what = what
         self._waits = waits
         self._skip = skip
+        self._at_once = AT_ONCE if at_once is None else at_once
         self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
@@ -86,10 +91,12 @@ class DueTasks:
             # Workers that look at the same page begin at different places.
             random.shuffle(ready)
             for address in ready:
-                while len(self._running) >= AT_ONCE and not self._leaves(address):
-                    if not self._waits:
+                while len(self._running) >= self._at_once and not self._leaves(address):
+                    timeout = None if self._waits else TICK
+                    running = self._running.values()
+                    ended, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    if not ended:
                         return begun
-                    await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
                 if not self._leaves(address):
                     begun.append(self._begin(address))
             if len(page) < PAGE:
@@ -97,11 +104,14 @@ class DueTasks:
         self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
         return begun
 
-    def pause(self, address: Address) -> None:
-        """Leave an address alone for a while, longer each time."""
-        last = self._pauses.get(address, (0.0, 0.0))[0]
-        pause = min(max(self._first_pause, 2 * last), self._longest_pause)
+    def pause(self, address: Address, pauses: tuple[float, float] | None = None) -> None:
+        """Leave an address alone for a while, longer each time; ``pauses`` takes the place of the usual ones."""
+        first, longest = pauses or (self._first_pause, self._longest_pause)
+        last = self._pauses.pop(address, (0.0, 0.0))[0]
+        pause = min(max(first, 2 * last), longest)
         self._pauses[address] = (pause, asyncio.get_running_loop().time() + pause)
+        if len(self._pauses) > MOST_PAUSES:
+            del self._pauses[next(iter(self._pauses))]
 
     def unpause(self, address: Address) -> None:
         """It has succeeded: the next pause is a first one again."""
