@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -39,18 +40,37 @@ def binary() -> str:
         return system
 
 
+_INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "redis-server"]
+
+
+@functools.cache
+def system_binary() -> str:
+    """The system's Redis (7.0 on Debian 12); installed when it is first needed, by root."""
+    found = shutil.which("redis-server")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing Redis: {' '.join(_INSTALL)}")
+        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
+        subprocess.run(_INSTALL, capture_output=True, check=False)
+        found = shutil.which("redis-server")
+    if found is None:
+        raise RuntimeError("Redis is needed for this test beside Valkey; run: sudo apt-get install redis-server")
+    # Not resolved: Debian's redis-server is a link to a program that looks at its own name.
+    return found
+
+
 class RedisServer:
     """One server in a folder of its own, keeping nothing on disk unless it is told to."""
 
-    def __init__(self, *options: str, port: int | None = None) -> None:
+    def __init__(self, *options: str, port: int | None = None, program: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-redis-"))
         self.port = port or free_port()
         self._options = options
+        self._program = program or binary()
         self.start()
 
     def start(self, *more: str) -> None:
         log = self.folder / "log"
-        command = [binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command = [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         self.process = Process([*command, "--save", "", *self._options, *more], log)
         give_up = time.monotonic() + 20
         while not self._answers():
@@ -161,6 +181,12 @@ def _settled(client: redis.Redis) -> bool:
 def the_server() -> RedisServer:
     """The one server that most tests share, each with a prefix of its own."""
     return RedisServer()
+
+
+@functools.cache
+def the_system_server() -> RedisServer:
+    """The one server of the system's Redis, likewise."""
+    return RedisServer(program=system_binary())
 
 
 @functools.cache

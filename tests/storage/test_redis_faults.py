@@ -31,7 +31,7 @@ from stepwell.storage import Apply, Claim, Get
 from stepwell.storage.gather import JOURNAL_LIFE
 from stepwell.storage.redis import RedisStorage
 from tests.servers.proxy import CERTIFICATE, Proxy
-from tests.servers.redis import RedisServer, the_cluster, the_server
+from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 
 BOT = "bot"
 #: The letter of a claim among the arguments of the batch script.
@@ -55,6 +55,14 @@ def through(proxy: Proxy, **options: Any) -> Storage:
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
     server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["valkey", "system"])
+def either_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A Valkey server, and one of the system's Redis."""
+    server = RedisServer(program=system_binary() if request.param == "system" else None)
     yield server
     server.stop()
 
@@ -394,11 +402,11 @@ async def test_a_database_that_the_server_does_not_have_is_an_error_at_once(own_
     await storage.close()
 
 
-async def test_a_user_with_the_documented_acl_line_can_do_everything(own_server: RedisServer) -> None:
-    with own_server.client() as client:
+async def test_a_user_with_the_documented_acl_line_can_do_everything(either_server: RedisServer) -> None:
+    with either_server.client() as client:
         client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", *acl_line())
     async with open_storage(
-        f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0?durability=wait&timeout=0.4"
+        f"redis://stepwell:pass@127.0.0.1:{either_server.port}/0?durability=wait&timeout=0.4"
     ) as storage:
         await storage.init(BOT, ttl=60)
         with pytest.raises(NotReplicated):
@@ -422,10 +430,10 @@ async def test_a_user_who_may_not_gets_an_error_that_names_the_acl(own_server: R
     await storage.close()
 
 
-async def test_a_script_that_may_not_is_an_error_that_names_the_acl(own_server: RedisServer) -> None:
-    with own_server.client() as client:
+async def test_a_script_that_may_not_is_an_error_that_names_the_acl(either_server: RedisServer) -> None:
+    with either_server.client() as client:
         client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", *acl_line(), "-hset")
-    async with open_storage(f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0") as storage:
+    async with open_storage(f"redis://stepwell:pass@127.0.0.1:{either_server.port}/0") as storage:
         with pytest.raises(StorageError, match=r"bot/1 \(.*\); see the ACL line in docs/redis\.md"):
             await storage.set_state(BOT, 1, State("f", "s"))
 
