@@ -318,7 +318,7 @@ def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Pa
     [
         ("sqlit:///x", "stepwell: no storage is installed for 'sqlit'"),
         ("sqlite:///nodir/x.db", "stepwell: the folder "),
-        ("sqlite://x", "stepwell: 'sqlite://x' is not the URL of an SQLite file"),
+        ("sqlite://x", "stepwell: this is not the URL of an SQLite file"),
     ],
 )
 @pytest.mark.parametrize(

@@ -575,8 +575,8 @@ async def test_the_storage_is_closed_by_whoever_opened_it() -> None:
 
 
 def test_something_else_than_a_storage_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="open_storage"):
-        StepwellStorage("sqlite:///bot.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="Storage or a URL"):
+        StepwellStorage(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="lease"):
         StepwellIsolation(MemoryStorage(), lease=0)
 

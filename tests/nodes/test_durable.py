@@ -801,9 +801,9 @@ async def test_run_sync_and_resume_sync_use_the_background_loop(backend: Backend
 
 async def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidOption, match="storage"):
-        NodeFlow(storage="sqlite:///x.db")  # type: ignore[arg-type]
+        NodeFlow(storage=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="storage"):
-        await linear(Say([], "a")).run(storage="memory://")  # type: ignore[arg-type]
+        await linear(Say([], "a")).run(storage=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="id of a wait"):
         await linear(Say([], "a")).run(storage=stepwell.MemoryStorage(), flow_id="wait:1:r/a/1")
 

@@ -144,8 +144,8 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> No
         await copy_records(source, target, namespaces="my_bot")
     with pytest.raises(InvalidOption, match=r"nothing of a bot 'my_bott'; it has 'my_bot'"):
         await copy_records(source, target, namespaces=["my_bot", "my_bott"])
-    with pytest.raises(InvalidOption, match="open_storage"):
-        await copy_records("sqlite:///bot.db", target)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="source is a Storage or a URL"):
+        await copy_records(None, target)  # type: ignore[arg-type]
     assert await target.namespaces() == []
     # There need not be any runs yet.
     assert (await copy_records(source, target, namespaces=["my_bot", RUNS])).verified == 1

@@ -364,7 +364,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
         ("redis://localhost/1/2", "the number of a database"),
         ("redis://localhost/-1", "the number of a database"),
         ("rediss://localhost/1x", "the number of a database"),
-        ("redis://u:12/cret@localhost/0", "the number of a database, such as /0, and a password .* %-encoded"),
+        ("redis://u:12/cret@localhost/0", "an @ after its host; in a password, write .* / as %2F"),
         ("redis+cluster://localhost/x", "the number of a database"),
         ("redis+cluster://localhost:1,localhost:2/3", "only the database 0"),
         ("redis+cluster://localhost?db=3", "only the database 0"),

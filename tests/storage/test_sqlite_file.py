@@ -430,12 +430,13 @@ def test_a_forked_process_is_told_that_it_inherited_an_open_file(tmp_path: Path)
             if child:
                 return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             try:
-                asyncio.run(storage.update_data("bot", 1, {"child": 1}))
+                asyncio.run(write(storage, "child"))
             except UsageError as error:
                 os._exit(3 if "was forked" in str(error) else 4)
             os._exit(0)
 
         async def write(storage, name):
+            await storage.open()
             await storage.update_data("bot", 1, {name: 1})
             await storage.close()
 
@@ -444,7 +445,7 @@ def test_a_forked_process_is_told_that_it_inherited_an_open_file(tmp_path: Path)
         print(in_child(storage), in_child(SQLiteStorage(sys.argv[1])))
         asyncio.run(write(storage, "closed"))
         print(in_child(storage), in_child(SQLiteStorage(sys.argv[1])))
-        print(sorted(asyncio.run(storage.get_data("bot", 1))))
+        print(sorted(asyncio.run(SQLiteStorage(sys.argv[1]).get_data("bot", 1))))
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(tmp_path / "bot.db")],

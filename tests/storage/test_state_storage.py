@@ -47,7 +47,7 @@ async def test_a_custom_state_storage_is_used_where_one_is_configured() -> None:
 
 
 def test_configuring_something_else_is_an_error_that_says_what_to_give() -> None:
-    with pytest.raises(InvalidOption, match="open_storage"):
-        stepwell.configure(storage="sqlite:///bot.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="Storage or a URL"):
+        stepwell.configure(storage=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="StateStorage"):
         stepwell.configure(state_storage=object())  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from stepwell.extras import require
 from stepwell.fsm import FSM, Context, filters
 from stepwell.record import Place
 from stepwell.storage import Storage
+from stepwell.storage.urls import as_storage
 
 #: The oldest release of aiogram that works.
 MINIMUM = "3.21"
@@ -56,10 +57,11 @@ class StepwellStorage(BaseStorage):
     are in the namespace ``"<name>:<bot id>"``; a group of states is the flow.
     """
 
-    def __init__(self, storage: Storage, *, name: str = "aiogram") -> None:
+    def __init__(self, storage: Storage | str, *, name: str = "aiogram") -> None:
         self._claims = _claims_in(storage)
         self._name = name
-        self._mine: bool | None = None
+        #: Made here from a URL, or opened by its first use here: ``close()`` closes it.
+        self._mine: bool | None = True if isinstance(storage, str) else None
 
     @property
     def storage(self) -> Storage:
@@ -85,7 +87,6 @@ class StepwellStorage(BaseStorage):
     async def close(self) -> None:
         """Close the storage, unless somebody else had opened it."""
         if self._mine:
-            self._mine = None
             await self.storage.close()
             # A dispatcher has no start-up hook for its storage, and may start polling again.
             self.storage.allow_reopen()
@@ -105,8 +106,15 @@ class StepwellIsolation(BaseEventIsolation):
     """
 
     def __init__(
-        self, storage: Storage | StepwellStorage, *, wait: float = 60.0, lease: float = 30.0, name: str = "aiogram"
+        self,
+        storage: Storage | StepwellStorage | str,
+        *,
+        wait: float = 60.0,
+        lease: float = 30.0,
+        name: str = "aiogram",
     ) -> None:
+        #: Made here from a URL, so ``close()`` closes it.
+        self._mine = isinstance(storage, str)
         if isinstance(storage, StepwellStorage):
             name, storage = storage._name, storage.storage
         if not lease > 0 or wait < 0:
@@ -121,7 +129,10 @@ class StepwellIsolation(BaseEventIsolation):
         return self._claims.holding(*_address(self._name, key), wait=self._wait, lease=self._lease, fine=fine)
 
     async def close(self) -> None:
-        """Nothing to do: claims end with their updates."""
+        """Close the storage if it was made from a URL here. Claims end with their updates."""
+        if self._mine:
+            await self._claims.storage.close()
+            self._claims.storage.allow_reopen()
 
 
 def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
@@ -279,9 +290,8 @@ def _inside(given: FilterObject) -> Iterator[ContextFilter]:
             yield from _inside(part)
 
 
-def _claims_in(storage: Storage) -> Claims:
-    if not isinstance(storage, Storage):
-        raise InvalidOption(f"give a storage of Stepwell, such as open_storage('sqlite:///bot.db'), not {storage!r}")
+def _claims_in(storage: Storage | str) -> Claims:
+    storage = as_storage(storage)
     # The destinies of a key, such as the history of scenes, belong together.
     return Claims(storage, family=lambda key: key[:-1])
 

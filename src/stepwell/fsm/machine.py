@@ -26,7 +26,8 @@ from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Address, Keep
 from stepwell.slot import Slot
-from stepwell.storage import ANY, Entry, Storage, open_storage
+from stepwell.storage import ANY, Entry, Storage
+from stepwell.storage.urls import as_storage
 
 __all__ = ["FSM", "Expired"]
 
@@ -73,9 +74,7 @@ class FSM:
         if ttl is not None:
             _check_seconds("ttl", ttl)
         self.bot = bot
-        self.storage = open_storage(storage) if isinstance(storage, str) else storage
-        if not isinstance(self.storage, Storage):
-            raise InvalidOption(f"storage is a Storage or a URL such as 'sqlite:///bot.db', not {storage!r}")
+        self.storage = as_storage(storage)
         self.storage.address(bot, ())
         self.flows = Flows(flows)
         self.key = keys.strategy(key)

@@ -25,7 +25,7 @@ __all__ = ["run_async_batch"]
 
 
 def run_async_batch(
-    flow: NodeFlow, initial_state: Mapping[str, Any], *, storage: Storage | StateStorage | None = None
+    flow: NodeFlow, initial_state: Mapping[str, Any], *, storage: Storage | StateStorage | str | None = None
 ) -> asyncio.Task[dict[str, Any]]:
     """Start a flow over the items of its first node, and return the task that gives the final state.
 
@@ -47,7 +47,7 @@ def run_async_batch(
         states = StateStorage(storage)
     program = flow._program(by_hand=False)
     flow_id = new_flow_id(flow.name or type(flow).__name__)
-    work = _Throwaway(flow, program, flow_id, states, dict(initial_state))
+    work = _Throwaway(flow, program, flow_id, states, dict(initial_state), closes=isinstance(storage, str))
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -61,13 +61,22 @@ class _Throwaway:
     """One such run."""
 
     def __init__(
-        self, flow: NodeFlow, program: Program, flow_id: str, states: StateStorage, state: dict[str, Any]
+        self,
+        flow: NodeFlow,
+        program: Program,
+        flow_id: str,
+        states: StateStorage,
+        state: dict[str, Any],
+        *,
+        closes: bool,
     ) -> None:
         self._flow = flow
         self._program = program
         self._flow_id = flow_id
         self._states = states
         self._state = state
+        #: The storage was made from a URL for this run.
+        self._closes = closes
 
     async def run(self) -> dict[str, Any]:
         try:
@@ -91,7 +100,11 @@ class _Throwaway:
     async def _clean_up(self) -> None:
         removal = asyncio.ensure_future(self._states.cleanup(self._flow_id))
         await settled(removal)
-        removal.result()
+        try:
+            removal.result()
+        finally:
+            if self._closes:
+                await self._states.storage.close()
 
     async def _run_per_item(self, first: Stage) -> None:
         root = self._program.root

@@ -94,7 +94,8 @@ class NodeFlow(BaseFlow):
         ``"raise"``, ``"end"`` the flow with a warning, or take the ``"default"`` edge.
     :param concurrency: how many ``exec`` calls inside may run at once, over all its batches and branches.
     :param max_steps: how many nodes a run may visit, those of flows inside among them, against endless loops.
-    :param storage: where its runs are kept, unless they are given one of their own.
+    :param storage: where its runs are kept, unless they are given one of their own: a Storage, or a URL, whose storage
+        the first run opens and ``flow.storage.close()`` closes.
     :param keep: whether runs stay in the storage when they have finished: ``True``, or for so many seconds.
     """
 
@@ -110,7 +111,7 @@ class NodeFlow(BaseFlow):
         start: BaseNode | type[BaseNode] | None = None,
         *,
         name: str = _UNNAMED,
-        storage: Storage | None = None,
+        storage: Storage | str | None = None,
         on_unknown_action: OnUnknownAction = "raise",
         concurrency: int | None = None,
         max_steps: int | None = None,
@@ -273,7 +274,7 @@ class NodeFlow(BaseFlow):
         self,
         shared: dict[str, Any] | None = None,
         *,
-        storage: Storage | None = None,
+        storage: Storage | str | None = None,
         flow_id: str | None = None,
         params: Mapping[str, Any] | None = None,
         if_exists: IfExists = "raise",
@@ -287,7 +288,8 @@ class NodeFlow(BaseFlow):
         durable: each node is committed before the next one runs, and whatever ends the process,
         :meth:`resume` goes on after the last of them.
 
-        :param storage: where the run is kept; without one, and without one of the flow's, it is not kept.
+        :param storage: where the run is kept; without one, and without one of the flow's, it is not kept. One that is
+            given as a URL is opened for this call and closed at its end.
         :param flow_id: the id of this run, for ``resume``, ``step()`` and events; without one it gets a new one.
         :param params: values for the nodes' ``params``; they win over those of flows and nodes.
         :param if_exists: what to do about a run of this id that exists: ``"raise"`` or ``"resume"`` it.
@@ -297,16 +299,17 @@ class NodeFlow(BaseFlow):
         """
         shared = _checked_shared(shared)
         if storage is not None or self.storage is not None:
-            return await runs.start(
-                self,
-                shared,
-                storage=runs.storage_of(self, storage),
-                flow_id=flow_id,
-                params=params or {},
-                if_exists=if_exists,
-                keep=self.keep if keep is None else checked_retention(keep),
-                new_run=self._maker(concurrency, on_event),
-            )
+            async with runs.storage_for(self, storage) as found:
+                return await runs.start(
+                    self,
+                    shared,
+                    storage=found,
+                    flow_id=flow_id,
+                    params=params or {},
+                    if_exists=if_exists,
+                    keep=self.keep if keep is None else checked_retention(keep),
+                    new_run=self._maker(concurrency, on_event),
+                )
         runs.check_unkept(if_exists, keep)
         return await self._run_unkept(shared, flow_id, params, concurrency, on_event)
 
@@ -331,7 +334,7 @@ class NodeFlow(BaseFlow):
         self,
         shared: dict[str, Any] | None = None,
         *,
-        storage: Storage | None = None,
+        storage: Storage | str | None = None,
         flow_id: str | None = None,
         params: Mapping[str, Any] | None = None,
         if_exists: IfExists = "raise",
@@ -375,7 +378,7 @@ class NodeFlow(BaseFlow):
         flow_id: str,
         value: Any = ...,
         *,
-        storage: Storage | None = None,
+        storage: Storage | str | None = None,
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
     ) -> dict[str, Any]:
@@ -386,35 +389,33 @@ class NodeFlow(BaseFlow):
         ``value`` answers the wait that the run is at, or takes the place of the answer that it failed on. A run
         whose runner has died is free when that one's claim has run out, which this waits for.
         """
-        return await runs.resume(
-            self,
-            flow_id,
-            value,
-            storage=runs.storage_of(self, storage),
-            new_run=self._maker(concurrency, on_event),
-        )
+        async with runs.storage_for(self, storage) as found:
+            return await runs.resume(self, flow_id, value, storage=found, new_run=self._maker(concurrency, on_event))
 
     def resume_sync(
         self,
         flow_id: str,
         value: Any = ...,
         *,
-        storage: Storage | None = None,
+        storage: Storage | str | None = None,
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
     ) -> dict[str, Any]:
         """:meth:`resume` without an event loop, on the library's background loop."""
         return sync(self.resume(flow_id, value, storage=storage, concurrency=concurrency, on_event=on_event))
 
-    async def status(self, flow_id: str, *, storage: Storage | None = None) -> monitor.Run:
+    async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """How a run goes: read from its storage, so it may run anywhere. ``UnknownRun`` if there is none."""
-        return await monitor.status(runs.storage_of(self, storage), flow_of_wait(flow_id) or flow_id)
+        async with runs.storage_for(self, storage) as found:
+            return await monitor.status(found, flow_of_wait(flow_id) or flow_id)
 
-    def runs(
-        self, status: monitor.Status | None = None, *, storage: Storage | None = None
+    async def runs(
+        self, status: monitor.Status | None = None, *, storage: Storage | str | None = None
     ) -> AsyncIterator[monitor.Run]:
         """The runs of this flow that have not finished, or those of one status; ``async for``."""
-        return monitor.runs(runs.storage_of(self, storage), self._title(), status)
+        async with runs.storage_for(self, storage) as found:
+            async for run in monitor.runs(found, self._title(), status):
+                yield run
 
     def _maker(self, concurrency: int | None, on_event: Subscriber | None) -> NewRun:
         def new_run(program: Program, flow_id: str) -> Run:

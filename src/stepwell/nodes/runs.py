@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from stepwell.codec.values import conform
@@ -28,6 +29,7 @@ from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import default_storage
+from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
@@ -241,16 +243,25 @@ async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, 
     return journal.shared
 
 
-def storage_of(flow: NodeFlow, storage: Storage | None) -> Storage:
+@asynccontextmanager
+async def storage_for(flow: NodeFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
+    """Give the storage for one call; one that was made from a URL for it is closed at the end."""
+    found = storage_of(flow, storage)
+    try:
+        yield found
+    finally:
+        if isinstance(storage, str):
+            await found.close()
+
+
+def storage_of(flow: NodeFlow, storage: Storage | str | None) -> Storage:
     """Where the runs of a flow are: what is given, else the flow's own, else what is configured."""
     return checked_storage(storage) or flow.storage or default_storage()
 
 
-def checked_storage(storage: Storage | None) -> Storage | None:
-    """Raise unless this can be where runs are kept."""
-    if storage is not None and not isinstance(storage, Storage):
-        raise InvalidOption(f"storage={storage!r}: give a Storage; open_storage(url) makes one")
-    return storage
+def checked_storage(storage: Storage | str | None) -> Storage | None:
+    """Raise unless this can be where runs are kept; a URL becomes a storage."""
+    return None if storage is None else as_storage(storage)
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:

@@ -40,14 +40,15 @@ PAUSES = (0.5, 8.0)
 FOREIGN_PAUSES = (8.0, 300.0)
 
 
-def worker(flows: Iterable[NodeFlow], *, storage: Storage | None = None, concurrency: int = 32) -> Worker:
+def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32) -> Worker:
     """``async with worker([flow], storage=storage):`` looks after the runs of these flows while the block lasts.
 
     It resumes runs whose runner died and fires sleeps and timeouts of waits. Any number of workers, in any
     number of processes, may look after the same flows: each run has one runner at a time. A run that has
     failed is left alone: it is resumed by hand, when its cause is mended.
 
-    :param storage: where the runs are kept; without one, the flows' own storage, else the configured one.
+    :param storage: where the runs are kept; without one, the flows' own storage, else the configured one. One that is
+        given as a URL is opened and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     """
     return Worker(flows, storage, concurrency)
@@ -56,13 +57,14 @@ def worker(flows: Iterable[NodeFlow], *, storage: Storage | None = None, concurr
 class Worker:
     """The background task of one worker."""
 
-    def __init__(self, flows: Iterable[NodeFlow], storage: Storage | None, concurrency: int) -> None:
+    def __init__(self, flows: Iterable[NodeFlow], storage: Storage | str | None, concurrency: int) -> None:
         check_concurrency(concurrency)
         known = list(flows)
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
             raise InvalidOption("worker() takes flows with different names, at least one")
         self._storage = runs.storage_of(known[0], storage)
+        self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows are kept in different storages: give one, or make a worker for each")
         lines = self._storage.lines
@@ -90,6 +92,8 @@ class Worker:
     ) -> None:
         """End. What is under way here is interrupted after its last committed node, for others to go on with."""
         await self._due.stop()
+        if self._closes:
+            await self._storage.close()
 
     async def _go_on(self, address: Address) -> bool:
         flow_id: Any = address.key

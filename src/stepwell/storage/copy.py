@@ -13,6 +13,7 @@ from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, Unkno
 from stepwell.record import KEEP, Address, Change, Head, Keep, ReservedNamespace, Stored
 from stepwell.storage.contract import Query, Storage
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
+from stepwell.storage.urls import as_storage
 
 __all__ = ["Copied", "copy_records"]
 
@@ -46,8 +47,8 @@ class Copied:
 
 
 async def copy_records(
-    source: Storage,
-    target: Storage,
+    source: Storage | str,
+    target: Storage | str,
     *,
     namespaces: Iterable[str] | None = None,
     overwrite: bool = True,
@@ -67,19 +68,36 @@ async def copy_records(
 
     Each record is claimed in the source while it is read; one that stays held longer than ``wait`` seconds
     raises ``Busy``. With ``verify`` everything is then read again from both sides, and ``NotCopied`` names what
-    differs. ``progress`` is called after each page.
+    differs. ``progress`` is called after each page. A storage that is given as a URL is opened and closed here.
     """
-    for given in (source, target):
-        if not isinstance(given, Storage):
-            raise InvalidOption(
-                f"copy_records() takes two storages, not {given!r}; open_storage(url) makes one of a URL"
-            )
+    given = (source, target)
+    source, target = as_storage(source, "source"), as_storage(target, "target")
     if source is target:
         raise InvalidOption("source and target are the same storage")
     if isinstance(namespaces, str):
         raise InvalidOption(f"namespaces is a list of bots' names: write [{namespaces!r}]")
-    await source.open()
-    await target.open()
+    try:
+        await source.open()
+        await target.open()
+        return await _copy_all(
+            source, target, namespaces, overwrite=overwrite, verify=verify, wait=wait, progress=progress
+        )
+    finally:
+        for storage, argument in zip((source, target), given, strict=True):
+            if isinstance(argument, str):
+                await storage.close()
+
+
+async def _copy_all(
+    source: Storage,
+    target: Storage,
+    namespaces: Iterable[str] | None,
+    *,
+    overwrite: bool,
+    verify: bool,
+    wait: float,
+    progress: Callable[[Copied], None] | None,
+) -> Copied:
     names = await source.namespaces() if namespaces is None else await _chosen(source, namespaces)
     copied = Copied(namespaces=names)
     copier = _Copier(source, target, copied, overwrite, wait)

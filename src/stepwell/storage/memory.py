@@ -44,7 +44,7 @@ class MemoryStorage(Storage):
         """``memory://``"""
         scheme, _, rest = url.partition(":")
         if scheme.lower() == "memory" and rest not in ("", "//"):
-            raise InvalidOption(f"{url!r} says more than memory:// can be told; options are given to open_storage()")
+            raise InvalidOption("memory:// takes no path or query; options are given to open_storage()")
         return cls(**options)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:

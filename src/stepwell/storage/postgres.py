@@ -241,7 +241,7 @@ def _typed(found: dict[str, str]) -> dict[str, Any]:
             try:
                 typed[name] = float(typed[name])
             except ValueError:
-                raise InvalidOption(f"{name} is a number of seconds, not {typed[name]!r}") from None
+                raise InvalidOption(f"{name} in a PostgreSQL URL is a number of seconds") from None
     if "prepared_statements" in typed:
         words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
         try:

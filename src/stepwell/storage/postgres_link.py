@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
 from stepwell.extras import require
+from stepwell.storage.urls import check_url
 
 if TYPE_CHECKING:
     import asyncpg
@@ -61,15 +62,20 @@ _LOOKS_LIKE = "it looks like postgresql://user@host:5432/database"
 
 def split_url(url: str, ours: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The URL without the options that are ours, and those."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        # What it says may quote the password.
-        raise InvalidOption(f"the URL cannot be read; {_LOOKS_LIKE}") from None
+    check_url(url)
+    parts = _parts(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     found = {name: value for name, value in query if name in ours}
     rest = urlencode([(name, value) for name, value in query if name not in ours])
     return urlunsplit(parts._replace(query=rest)), found
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        # What it says may quote the password.
+        raise InvalidOption(f"the URL cannot be read; {_LOOKS_LIKE}") from None
 
 
 class Source(ABC):
@@ -114,6 +120,7 @@ class UrlSource(Source):
     keeps = True
 
     def __init__(self, url: str, options: Options) -> None:
+        check_url(url)
         self._url = url
         self._options = options
         self.place = _place(url)
@@ -291,7 +298,7 @@ _DRIVER_ERRORS = (
 
 def _place(url: str) -> str:
     """Host, port and database of a URL, for messages."""
-    parts = urlsplit(url)
+    parts = _parts(url)
     hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
     return f"PostgreSQL at {hosts or 'its default address'}{parts.path}"
 

@@ -114,7 +114,7 @@ class RedisStorage(Storage):
             try:
                 options.setdefault(name, _IN_URL[name](text))
             except ValueError:
-                raise InvalidOption(f"{name} is a number of seconds, not {text!r}") from None
+                raise InvalidOption(f"{name} in a Redis URL is a number of seconds") from None
         return cls(doors_of_url(rest), **options)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.extras import require
+from stepwell.storage.urls import check_url
 
 _asyncio = require("redis.asyncio", "redis")
 _connections = require("redis.asyncio.connection", "redis")
@@ -68,6 +69,7 @@ class Door(NamedTuple):
     @classmethod
     def from_url(cls, url: str) -> Door:
         """From ``redis://``, ``rediss://`` or ``unix://``, with the driver's options as its query."""
+        check_url(url)
         try:
             arguments = dict(_connections.parse_url(url))
         except ValueError as error:
@@ -137,6 +139,7 @@ def _check_database(url: str) -> None:
 
 def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
     """A URL without the options of these names in its query, and these."""
+    check_url(url)
     base, mark, query = url.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
     rest = urlencode([(name, value) for name, value in pairs if name not in names])

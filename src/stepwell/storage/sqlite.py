@@ -27,6 +27,12 @@ T = TypeVar("T")
 SWEEP_AT_ONCE = 100
 
 
+_NOT_A_FILE = (
+    "this is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program runs, "
+    "sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
+)
+
+
 class SQLiteStorage(Storage):
     """Keeps records in an SQLite file, which any number of processes of one machine may use at once.
 
@@ -69,13 +75,12 @@ class SQLiteStorage(Storage):
 
         ``?synchronous=NORMAL``, ``?patience=5`` and ``?sweep_every=60`` may follow.
         """
+        if not url.partition(":")[2].startswith("///"):
+            raise InvalidOption(_NOT_A_FILE)
         parts = urlsplit(url)
         path = unquote(parts.path)[1:]
-        if not url.partition(":")[2].startswith("///") or parts.fragment or not path:
-            raise InvalidOption(
-                f"{url!r} is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program "
-                "runs, sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
-            )
+        if parts.fragment or not path:
+            raise InvalidOption(_NOT_A_FILE)
         return cls(path, **{**_url_options(parts.query), **options})
 
     async def _open(self) -> None:
@@ -245,7 +250,7 @@ def _url_options(query: str) -> dict[str, Any]:
         try:
             options[name] = _URL_OPTIONS[name](value)
         except ValueError:
-            raise InvalidOption(f"{name} in an SQLite URL is a number of seconds, not {value!r}") from None
+            raise InvalidOption(f"{name} in an SQLite URL is a number of seconds") from None
     return options
 
 

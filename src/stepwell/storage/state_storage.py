@@ -10,17 +10,19 @@ from stepwell.errors import InvalidOption
 from stepwell.record import KEEP, RUNS, Keep
 from stepwell.storage.contract import Storage
 from stepwell.storage.memory import MemoryStorage
+from stepwell.storage.urls import as_storage
 
 __all__ = ["StateStorage", "configure", "default_state_storage", "default_storage"]
 
 
 class StateStorage:
-    """The state of runs of node flows as plain dicts. A subclass with its own four methods may keep it anywhere."""
+    """The state of runs of node flows as plain dicts. A subclass with its own four methods may keep it anywhere.
 
-    def __init__(self, storage: Storage | None = None) -> None:
-        if storage is not None and not isinstance(storage, Storage):
-            raise InvalidOption(f"StateStorage() takes a Storage, not {storage!r}; open_storage(url) makes one")
-        self._storage = storage
+    A storage that is given as a URL is opened by its first use; ``await states.storage.close()`` closes it.
+    """
+
+    def __init__(self, storage: Storage | str | None = None) -> None:
+        self._storage = None if storage is None else as_storage(storage)
 
     @property
     def storage(self) -> Storage:
@@ -59,13 +61,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def configure(*, storage: Storage | Keep | None = KEEP, state_storage: StateStorage | Keep | None = KEEP) -> None:
-    """Set what is used when no storage is given. What is left out stays; ``None`` is one MemoryStorage per process."""
+def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: StateStorage | Keep | None = KEEP) -> None:
+    """Set what is used when no storage is given. What is left out stays; ``None`` is one MemoryStorage per process.
+
+    A storage that is given as a URL is opened by its first use, and stays open as long as the process.
+    """
     global _storage, _state_storage
     if storage is not KEEP:
-        if storage is not None and not isinstance(storage, Storage):
-            raise InvalidOption(f"storage is a Storage, not {type(storage).__name__}; open_storage(url) makes one")
-        _storage = storage
+        _storage = None if storage is None else as_storage(storage)
     if state_storage is not KEEP:
         if state_storage is not None and not isinstance(state_storage, StateStorage):
             raise InvalidOption(f"state_storage is a StateStorage or a subclass, not {type(state_storage).__name__}")

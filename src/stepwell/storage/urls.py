@@ -13,7 +13,7 @@ from stepwell.storage.contract import Storage
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["open_storage"]
+__all__ = ["as_storage", "check_url", "described", "open_storage"]
 
 _GROUP = "stepwell.storage"
 _OURS = {
@@ -27,6 +27,39 @@ _OURS = {
 }
 
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
+
+def as_storage(given: object, name: str = "storage") -> Storage:
+    """Return a storage as it is, and make one for a URL; ``name`` is the argument's name in the error."""
+    if isinstance(given, Storage):
+        return given
+    if isinstance(given, str):
+        return open_storage(given)
+    raise InvalidOption(f"{name} is a Storage or a URL such as 'sqlite:///bot.db', not {described(given)}")
+
+
+def described(given: object) -> str:
+    """Say what was given in place of a storage or a URL, and show nothing that may hold a password."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if not isinstance(given, str):
+        return type(given).__name__
+    scheme, separator, _ = given.partition("://")
+    return f"{scheme}://..." if separator and _SCHEME.fullmatch(scheme) else "a text without a scheme"
+
+
+def check_url(url: str) -> None:
+    """Raise if this is no text, or has an ``@`` after its host: the password then has characters that end the host."""
+    if not isinstance(url, str):
+        raise InvalidOption(f"the URL of a storage is a str, not {described(url)}")
+    after_host = re.split(r"[/?#]", url.partition("://")[2] or url, maxsplit=1)[1:]
+    if after_host and "@" in after_host[0]:
+        raise InvalidOption(
+            f"{described(url)} has an @ after its host; in a password, write # as %23, / as %2F, ? as %3F and @ as %40"
+        )
+
+
 def open_storage(url: str, **options: Any) -> Storage:
     """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
 
@@ -35,10 +68,10 @@ def open_storage(url: str, **options: Any) -> Storage:
     ``stepwell.storage``. Options are those of the storage's class.
     """
     if not isinstance(url, str):
-        raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {url!r}")
+        raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")
     scheme, separator, _ = url.partition(":")
-    if not separator:
-        raise UnknownScheme(url, sorted(_OURS))
+    if not separator or not _SCHEME.fullmatch(scheme):
+        raise UnknownScheme(described(url), sorted(_OURS))
     backend = _backend(scheme.lower())
     known, takes_any = _options(backend)
     unknown = sorted(set(options) - set(known))
