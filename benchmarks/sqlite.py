@@ -144,7 +144,7 @@ async def fill(path: Path, keys: range) -> None:
     db.execute("BEGIN")
     for record, fields in rows():
         db.execute(
-            "INSERT INTO record (namespace, key, number, write, base, written_at, alive, flow, state, head, size) "
+            "INSERT INTO record (namespace, key, number, write, base, written_at, alive, flow, state, head, bytes) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             record,
         )

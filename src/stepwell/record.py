@@ -17,6 +17,7 @@ __all__ = [
     "RUNS",
     "Address",
     "Change",
+    "Damage",
     "Head",
     "Keep",
     "Limits",
@@ -147,6 +148,24 @@ class Change(NamedTuple):
     #: The most that fields and parts may take together after the write, names included, in UTF-8 bytes.
     #: A write that makes a record smaller is never refused.
     limit: int = 256 * 1024
+
+
+class Damage(str):
+    """A text in a ``Stored`` that the backend found to be damaged or missing: decoding it raises ``CorruptRecord``."""
+
+    __slots__ = ("found", "what", "why")
+
+    #: What is damaged, and how: the end of the error's sentence.
+    what: str
+    why: str
+    #: The text as it was found.
+    found: str | None
+
+    def __new__(cls, what: str, why: str, found: str | None = None) -> Damage:
+        # No checksum begins like this.
+        text = super().__new__(cls, f"damaged: {what} {why}")
+        text.what, text.why, text.found = what, why, found
+        return text
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from stepwell import State, Storage
-from stepwell.errors import CorruptRecord
+from stepwell import SQLiteStorage, State, Storage
+from stepwell.errors import CorruptRecord, StorageUnavailable, StoredDataError
 from stepwell.record import QUARANTINE, Address
 from stepwell.slot import Slot
 from stepwell.storage import Get
@@ -40,6 +42,53 @@ async def test_every_damage_to_a_stored_value_is_detected(
             await storage.clear(BOT, key)
             assert await storage.get_state(BOT, key) is None
     assert [entry.key async for entry in storage.scan(BOT) if entry.key == "neighbour"]
+
+
+async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(tmp_path: Path) -> None:
+    """Bits of keys, of names, of their copies in indexes, and of anything else in the file."""
+    choose = seeded()
+    whole = tmp_path / "whole.db"
+    keys = [(number, 1000 + number) for number in range(12)]
+    async with SQLiteStorage(str(whole)) as storage:
+        for key in keys:
+            await write(storage, key)
+        expected = {key: await contents(storage, key) for key in keys}
+        addresses = {storage.address(BOT, key) for key in keys}
+    content = whole.read_bytes()
+    words = [re.escape(word) for word in (*(address.key for address in addresses), BOT, *DATA, "items")]
+    copies = [found.span() for found in re.finditer("|".join(words).encode(), content)]
+    assert len(copies) > 200
+    detected = 0
+    flips = dose("FILE_FLIPS", 300, 5000)
+    for number in range(flips):
+        start, end = choose.choice(copies) if number % 3 else (0, len(content))
+        place = choose.randrange(start, end)
+        changed = bytearray(content)
+        changed[place] ^= 1 << choose.randrange(8)
+        copy = tmp_path / "flipped.db"
+        copy.write_bytes(changed)
+        storage = SQLiteStorage(str(copy), sweep_every=None)
+        try:
+            for key in keys:
+                try:
+                    assert await contents(storage, key) == expected[key], f"byte {place}"
+                except StoredDataError:
+                    detected += 1
+        except StorageUnavailable:
+            # The first page says what the file is.
+            assert place < 1024 * 8
+            detected += 1
+        finally:
+            await storage.close()
+        for name in tmp_path.glob("flipped.db*"):
+            name.unlink()
+    assert detected > flips / 4
+
+
+async def contents(storage: Storage, key: object) -> object:
+    async with Slot(storage, BOT, key) as slot:
+        assert slot.tags == ("u1",)
+        return await storage.get_state(BOT, key), slot.place, slot.data, await slot.parts()
 
 
 async def write(storage: Storage, key: object) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
+from stepwell.record import Limits
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Operation, Result, sqlite_file
+from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result, sqlite, sqlite_file
 
 BOT, KEY = "bot", 1
 
@@ -134,6 +135,7 @@ async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> 
     storage.gate.set()
     assert await writing == {"n": 1}
     await closing
+    await storage.open()
     assert await storage.get_data(BOT, KEY) == {"n": 1}
 
 
@@ -160,3 +162,38 @@ async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, mo
     async with asyncio.timeout(5):
         assert await storage.get_data(BOT, KEY) == {"n": 0}
     other.close()
+
+
+async def test_large_records_are_read_in_the_thread_and_small_ones_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+
+    class Read(SQLiteStorage):
+        def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
+            results = super()._do(operations, now)
+            readers.append(threading.current_thread().name)
+            return results
+
+        def _read(self, get: Get) -> list[Result] | None:
+            results = super()._read(get)
+            if results is not None:
+                readers.append(threading.current_thread().name)
+            return results
+
+    async with Read(str(tmp_path / "bot.db"), limits=Limits(record=4_000_000)) as storage:
+        for key, name, size in ((1, "fields", sqlite.LARGE + 1), (2, "parts", sqlite.LARGE + 1), (3, "small", 100)):
+            async with Slot(storage, BOT, key) as slot:
+                slot.data["text"] = "x" * (size if name != "parts" else 1)
+                await slot.commit(parts={"text": "x" * size} if name != "fields" else {})
+            large = name != "small"
+            address = storage.address(BOT, key)
+            for operation in (Get(address), Get(address, parts=True), Claim(address, "T", 30.0)):
+                readers.clear()
+                result = await storage.perform(operation)
+                assert readers == ["stepwell-sqlite" if large else threading.main_thread().name], (name, operation)
+                stored = result.record if isinstance(result, Claimed) else result
+                assert storage.seal(address).data(stored.fields) == {"text": "x" * (size if name != "parts" else 1)}
+            # Nothing is left open on the reader: it sees what is written next.
+            await storage.set_data(BOT, key, {"n": 1})
+            assert await storage.get_data(BOT, key) == {"n": 1}

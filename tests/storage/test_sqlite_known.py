@@ -32,7 +32,7 @@ async def two(tmp_path: Path, clock: Clock) -> AsyncIterator[tuple[SQLiteStorage
 def stored_size(storage: SQLiteStorage) -> tuple[int, int]:
     """The size that the record is said to have, and the one that it has."""
     reader = apsw.Connection(storage.path, flags=apsw.SQLITE_OPEN_READONLY)
-    said = reader.execute("SELECT size FROM record").get
+    said = reader.execute("SELECT bytes FROM record").get
     found = reader.execute("SELECT sum(octet_length(name) + octet_length(value)) FROM field").get
     reader.close()
     return said, found
@@ -245,7 +245,7 @@ async def test_any_two_workers_agree_with_one_dict(
     reader = apsw.Connection(two[0].path, flags=apsw.SQLITE_OPEN_READONLY)
     wrong = reader.execute(
         "SELECT record.key FROM record JOIN field USING (namespace, key) WHERE alive = 1 "
-        "GROUP BY record.namespace, record.key, size HAVING size <> sum(octet_length(name) + octet_length(value))"
+        "GROUP BY record.namespace, record.key, bytes HAVING bytes <> sum(octet_length(name) + octet_length(value))"
     ).fetchall()
     reader.close()
     assert wrong == []

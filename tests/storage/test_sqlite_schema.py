@@ -55,7 +55,9 @@ async def test_a_file_of_the_first_schema_is_migrated_and_keeps_all_it_has(tmp_p
     connection = apsw.Connection(old)
     connection.execute(migrations()[0])
     connection.execute("ATTACH ? AS new", (path,))
-    for table in ("record", "field", "part", "memo", "tag", "lease"):
+    columns = ", ".join(row[1] for row in connection.execute("PRAGMA main.table_info(record)"))
+    connection.execute(f"INSERT INTO main.record SELECT {columns.replace('size', 'bytes')} FROM new.record")
+    for table in ("field", "part", "memo", "tag"):
         connection.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
     connection.execute("DETACH new")
     connection.execute(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1")
@@ -114,6 +116,13 @@ PLANS = {
         "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
         "SEARCH memo USING INDEX sqlite_autoindex_memo_1 (namespace=? AND key=?) LEFT-JOIN",
     ],
+    "has_contents": [
+        "SCAN CONSTANT ROW",
+        "SCALAR SUBQUERY 1",
+        "SEARCH field USING PRIMARY KEY (namespace=? AND key=?)",
+        "SCALAR SUBQUERY 2",
+        "SEARCH part USING COVERING INDEX sqlite_autoindex_part_1 (namespace=? AND key=?)",
+    ],
     "namespaces": [
         "CO-ROUTINE found",
         "SETUP",
@@ -151,7 +160,7 @@ def test_a_query_uses_the_index_that_was_made_for_it(name: str) -> None:
 def test_writing_a_record_that_is_held_looks_at_two_rows() -> None:
     connection = apsw.Connection(":memory:")
     connection.execute(schema())
-    steps = connection.execute(f"EXPLAIN QUERY PLAN {updates('head = ?').held}", (None,) * 7)
+    steps = connection.execute(f"EXPLAIN QUERY PLAN {updates('head = ?').held}", (None,) * 8)
     assert [row[3] for row in steps] == [
         "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)",
         "CORRELATED SCALAR SUBQUERY 1",
@@ -161,8 +170,8 @@ def test_writing_a_record_that_is_held_looks_at_two_rows() -> None:
 
 def plan(connection: apsw.Connection, query: str) -> list[str]:
     bindings = {"namespace", "after", "now", "limit", "flow", "state", "tag", "any_flow", "any_state", "before"}
-    bindings |= {"after_deadline", "after_key"}
-    named = dict.fromkeys(bindings) if ":now" in query or ":namespace" in query else (None,) * query_bindings(query)
+    bindings |= {"after_deadline", "after_key", "lease_now"}
+    named = dict.fromkeys(bindings) if ":limit" in query or ":namespace" in query else (None,) * query_bindings(query)
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", named)]
 
 

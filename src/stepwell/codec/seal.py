@@ -15,7 +15,7 @@ from zlib import crc32
 from stepwell.codec import values
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
-from stepwell.record import NOWHERE, Address, Head, Limits, Place
+from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place
 
 __all__ = ["Seal"]
 
@@ -145,6 +145,8 @@ class Seal:
         except UnicodeEncodeError:
             check = -1
         if text[:9] != f"{check:08x} ":
+            if isinstance(text, Damage):
+                raise CorruptRecord(self.address.text, text.what, text.why)
             what = f"the field {name!r}" if kind == "f" else _PLACE.get(kind, f"the part {name!r}")
             raise CorruptRecord(self.address.text, what, "does not match its checksum")
         return body

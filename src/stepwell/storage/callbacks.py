@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
 from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
-from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Keep, Limits, Place, State, Stored
+from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Damage, Keep, Limits, Place, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
 
 __all__ = ["Callbacks"]
@@ -176,11 +176,14 @@ class Callbacks(ABC):
         place = _quarantine_of(address)
         seal = self.seal(place)
         # Sealed anew: the copy must come back as the damaged text that it is.
-        torn = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.fields.items()}
-        head = None if stored.head is None else _bytes_if_torn(stored.head)
-        damaged: dict[str, Any] = {"version": list(stored.version), "head": head, "fields": torn}
+        head = stored.head.found if isinstance(stored.head, Damage) else stored.head
+        damaged: dict[str, Any] = {
+            "version": list(stored.version),
+            "head": None if head is None else _bytes_if_torn(head),
+            "fields": _torn(stored.fields),
+        }
         if stored.parts:
-            damaged["parts"] = {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in stored.parts.items()}
+            damaged["parts"] = _torn(stored.parts)
         fields = seal.fields(damaged)
         return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
 
@@ -237,6 +240,10 @@ def _random_id() -> str:
         drawn = os.urandom(8 * 64).hex()
         _drawn.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
         return drawn[:16]
+
+
+def _torn(texts: Mapping[str, str]) -> dict[str | bytes, str | bytes]:
+    return {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in texts.items() if not isinstance(text, Damage)}
 
 
 def _bytes_if_torn(text: str) -> str | bytes:

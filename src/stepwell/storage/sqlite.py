@@ -25,6 +25,13 @@ T = TypeVar("T")
 
 #: How much a sweep removes before it lets others write.
 SWEEP_AT_ONCE = 100
+#: Records with more bytes are read in the thread: reading one in the loop's thread would hold up everything else.
+LARGE = 128 * 1024
+
+
+def _uptime() -> float:
+    """Seconds since the machine was started, the same in all of its processes. Setting the time leaves it alone."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 _NOT_A_FILE = (
@@ -91,8 +98,11 @@ class SQLiteStorage(Storage):
             thread.end()
             raise
         self._thread, self._file = thread, file
-        self._rows = Rows(file.writer)
-        self._reading = Rows(file.reader)
+        # An injected clock is the only one there is.
+        lease_clock = _uptime if self.clock is None else self._now
+        self._rows = Rows(file.writer, lease_clock)
+        self._reading = Rows(file.reader, lease_clock)
+        self._reading.most = LARGE
         self._listing = Listing(file.writer.cursor().execute, self._rows)
 
     async def _close(self) -> None:
@@ -177,10 +187,13 @@ class SQLiteStorage(Storage):
         """Claims do not wait for the disk: with nobody ahead of them, a hop to the thread would cost more."""
         if not self._idle() or self._file.restarts:
             return None
+        self._rows.most = LARGE
         try:
             results = self._file.write(lambda: self._do(operations, self._now()), durable=False, wait=False)
         except (SQLiteError, StepwellError):
             return None
+        finally:
+            self._rows.most = None
         self._keep_small()
         return results
 

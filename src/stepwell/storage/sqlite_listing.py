@@ -7,7 +7,8 @@ from typing import Any
 
 from stepwell.record import Address
 from stepwell.storage.contract import ANY, Due, Page, Query, Swept
-from stepwell.storage.sqlite_rows import Rows, stored
+from stepwell.storage.sqlite_row import Row
+from stepwell.storage.sqlite_rows import Rows, is_sound, stored
 from stepwell.storage.sqlite_schema import QUERIES
 
 __all__ = ["Listing"]
@@ -48,9 +49,8 @@ class Listing:
         records = []
         for key, *columns in found[:limit]:
             address = Address(query.namespace, key)
-            record = stored([(None, *columns)], now)
+            record = stored(address, Row._make(columns), self._rows.fields(address), now)
             if record is not None:
-                record.fields = self._rows.fields(address)
                 records.append((address, record))
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
 
@@ -79,34 +79,38 @@ class Listing:
         """Remove up to ``limit`` addresses that are over and that nobody holds."""
         expired: list[tuple[Address, str | None]] = []
         removed = 0
-        for namespace, key, alive, head, tags, memo_until in self._rows.read(
-            QUERIES["over"], {"now": now, "limit": limit}
-        ):
-            address = Address(namespace, key)
-            remembered = memo_until is not None and memo_until > now
-            if alive:
-                expired.append((address, head))
+        times = {"now": now, "lease_now": self._rows.lease_clock(), "limit": limit}
+        for namespace, key, memo_until, *columns in self._rows.read(QUERIES["over"], times):
+            address, row = Address(namespace, key), Row._make(columns)
+            if not is_sound(address, row):
+                # It may not have expired at all: whoever reads it is told.
+                continue
+            remembered = type(memo_until) is float and memo_until > now
+            if row.alive:
+                expired.append((address, row.head))
                 self._rows.drop_contents(address)
             if remembered:
                 # Handled updates stay known for a day, whatever becomes of the record.
-                self._execute(QUERIES["leave_memo"], (*address, memo_until))
+                self._rows.put(address, row, Row(tags=row.tags, expires_at=memo_until))
             else:
                 self._execute(QUERIES["drop_record"], address)
                 self._execute(QUERIES["drop_memo"], address)
-                self._rows.retag(address, tags, ())
+                self._rows.retag(address, row.tags, ())
             self._execute(QUERIES["drop_lease"], address)
-            removed += 1 if alive or not remembered else 0
+            removed += 1 if row.alive or not remembered else 0
         return Swept(expired, removed + self._leftovers(limit - removed, now))
 
     def _leftovers(self, limit: int, now: float) -> int:
         removed = 0
-        for namespace, key, number in self._rows.read(QUERIES["leases_over"], {"now": now, "limit": limit}):
+        for namespace, key, number in self._rows.read(
+            QUERIES["leases_over"], {"lease_now": self._rows.lease_clock(), "limit": limit}
+        ):
             self._execute(QUERIES["drop_lease"], (namespace, key))
             # A record whose holder died is not gone.
             removed += number is None
         seen = self._rows.read(QUERIES["memos_after"], (*self._memos_seen, MEMOS_A_SWEEP))
         for namespace, key, until in seen:
-            if until <= now:
+            if type(until) is not float or until <= now:
                 self._execute(QUERIES["drop_memo"], (namespace, key))
         self._memos_seen = seen[-1][:2] if len(seen) == MEMOS_A_SWEEP else ("", "")
         return removed

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import compress
 from operator import ne
+from struct import Struct
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from stepwell.record import KEEP, Change
 
-__all__ = ["Row", "update", "updates", "written"]
+__all__ = ["Row", "checksum", "name_hash", "sealed", "update", "updates", "written"]
 
 
 class Row(NamedTuple):
@@ -26,17 +28,63 @@ class Row(NamedTuple):
     state: str | None = None
     head: str | None = None
     tags: str | None = None
-    size: int = 0
+    #: What all fields and parts take with their names.
+    bytes: int = 0
     expires_at: float | None = None
     deadline: float | None = None
+    #: The sum of ``name_hash`` over its fields, and over its parts; ``None``: last written by an earlier release.
+    names: int | None = 0
+    part_names: int | None = 0
+    checksum: int | None = None
 
     def expired(self, now: float) -> bool:
         """Its time is over; a tombstone is never asked."""
         return self.expires_at is not None and self.expires_at <= now
 
 
-def written(row: Row, change: Change, now: float, *, size: int, held: bool, anew: bool = False) -> Row:
-    """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back."""
+#: Numbers are packed because writing them as text would take most of the time.
+_pack = Struct("<qdqqddqq").pack
+
+
+@lru_cache(maxsize=4096)
+def name_hash(name: str) -> int:
+    """A positive number for a name: a sum of them gets smaller with any name that is lost."""
+    return crc32(name.encode()) + 1
+
+
+def checksum(address: Sequence[str], row: Row) -> int:
+    """The checksum of all other columns, and of the address: a row that is found at another one is noticed.
+
+    Raises ``struct.error`` if a column that was read is not of its type.
+    """
+    namespace, key = address
+    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, _ = row
+    text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}"
+    numbers = _pack(
+        number,
+        written_at,
+        alive,
+        size,
+        -1.0 if expires_at is None else expires_at,
+        -1.0 if deadline is None else deadline,
+        names,
+        parts,
+    )
+    return crc32(numbers, crc32(text.encode()))
+
+
+def sealed(address: Sequence[str], row: Row) -> Row:
+    """The row with its checksum."""
+    return Row._make((*row[:-1], checksum(address, row)))
+
+
+def written(
+    row: Row, change: Change, now: float, *, contents: tuple[int, int, int], held: bool, anew: bool = False
+) -> Row:
+    """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back.
+
+    ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
+    """
     alive = row.alive
     flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
     expires_at = row.expires_at if alive else None
@@ -53,6 +101,7 @@ def written(row: Row, change: Change, now: float, *, size: int, held: bool, anew
     elif held and expires_at is not None and expires_at <= now:
         expires_at = None
     number = row.number + 1
+    size, names, part_names = contents
     return Row(
         number if alive else max(number, int(now * 1e6)),
         change.write,
@@ -66,6 +115,8 @@ def written(row: Row, change: Change, now: float, *, size: int, held: bool, anew
         size,
         expires_at,
         deadline,
+        names,
+        part_names,
     )
 
 
@@ -84,15 +135,18 @@ def updates(columns: str) -> Updates:
     # Column names are ours; values are always bound.
     update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
     unchanged = f"{update} AND number = ? AND write = ?"
-    lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ? AND until > ?"
+    lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ?"
+    lease += " AND until > ? AND until <= ? + length"
     return Updates(update, unchanged, f"{unchanged} AND EXISTS (SELECT 1 FROM lease WHERE {lease})")  # noqa: S608
 
 
 def update(old: Row, new: Row) -> tuple[Updates, Sequence[Any]]:
     """The statements that write what differs, and the values to write."""
-    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline = new
-    if old[4:7] == (alive, flow, state) and old[10:] == (expires_at, deadline):
-        return _UNINDEXED, (number, write, base, written_at, head, tags, size)
+    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, check = (
+        new
+    )
+    if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline):
+        return _UNINDEXED, (number, write, base, written_at, head, tags, size, names, parts, check)
     changed = tuple(map(ne, old, new))
     return _differing(changed), tuple(compress(new, changed))
 
@@ -103,4 +157,7 @@ def _differing(changed: tuple[bool, ...]) -> Updates:
 
 
 #: Those for the columns that are in no index.
-_UNINDEXED = updates("number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, size = ?")
+_UNINDEXED = updates(
+    "number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, bytes = ?, "
+    "names = ?, part_names = ?, checksum = ?"
+)

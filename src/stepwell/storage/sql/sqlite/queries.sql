@@ -1,42 +1,54 @@
 -- Every statement of the backend by name, except those that write a change to a record: sqlite_row.py makes them.
 
+-- The first column says what a row is: 0 a record, 1 a field, 2 a part, 3 a memo.
+
 -- name: get
-SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
-FROM record WHERE namespace = ?1 AND key = ?2 AND alive = 1
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2;
 
 -- name: get_with_parts
-SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline
-FROM record WHERE namespace = ?1 AND key = ?2 AND alive = 1
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT name, value, -1, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
 -- name: claimed
-SELECT NULL AS name, head AS value, number, write, base, written_at, tags, expires_at, deadline,
-       alive, flow, state, size
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT NULL, value, NULL, NULL, NULL, NULL, NULL, until, NULL, NULL, NULL, NULL, NULL
+SELECT 3, value, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM memo WHERE namespace = ?1 AND key = ?2;
 
 -- name: lease
-SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2;
+SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
 
 -- name: record
-SELECT number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline
+SELECT number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record WHERE namespace = ?1 AND key = ?2;
 
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: part_names
+SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: has_contents
+SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
+    OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);
 
 -- name: field_size
 SELECT octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
@@ -45,23 +57,26 @@ SELECT octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name
 SELECT octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 
 -- name: take_lease
-INSERT INTO lease (namespace, key, token, until) VALUES (?1, ?2, ?3, ?4)
-ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until
-WHERE lease.until <= ?5 OR lease.token = excluded.token;
+INSERT INTO lease (namespace, key, token, until, length) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until, length = excluded.length
+WHERE lease.until <= ?6 OR lease.until > ?6 + lease.length OR lease.token = excluded.token;
 
 -- name: extend_lease
-UPDATE lease SET until = ?4 WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?5;
+UPDATE lease SET until = ?4, length = ?5
+WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?6 AND until <= ?6 + length;
 
 -- name: end_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
 
 -- name: end_running_lease
-DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4;
+DELETE FROM lease
+WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4 AND until <= ?4 + length;
 
 -- name: add_record
 INSERT INTO record
-    (number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, namespace, key)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
+    (number, write, base, written_at, alive, flow, state, head, tags, bytes, expires_at, deadline,
+     names, part_names, checksum, namespace, key)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17);
 
 -- name: drop_record
 DELETE FROM record WHERE namespace = ?1 AND key = ?2;
@@ -103,27 +118,31 @@ INSERT INTO tag (namespace, key, tag) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING
 DELETE FROM tag WHERE namespace = ?1 AND key = ?2 AND tag = ?3;
 
 -- name: page
-SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record
 WHERE namespace = :namespace AND key > :after AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_flow
-SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record INDEXED BY record_by_flow
 WHERE namespace = :namespace AND flow IS :flow AND key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_state
-SELECT key, head, number, write, base, written_at, tags, expires_at, deadline
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record INDEXED BY record_by_state
 WHERE namespace = :namespace AND state IS :state AND key > :after AND (:any_flow OR flow IS :flow)
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_tag
-SELECT record.key, head, number, write, base, written_at, tags, expires_at, deadline
+SELECT record.key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM tag CROSS JOIN record USING (namespace, key)
 WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
@@ -151,21 +170,18 @@ WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
 ORDER BY deadline, key LIMIT :limit;
 
 -- name: over
-SELECT record.namespace, record.key, alive, head, tags, memo.until
+SELECT record.namespace, record.key, memo.until,
+       number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
 FROM record
 LEFT JOIN memo ON memo.namespace = record.namespace AND memo.key = record.key
 WHERE expires_at IS NOT NULL AND expires_at <= :now
   AND NOT EXISTS (
       SELECT 1 FROM lease
-      WHERE lease.namespace = record.namespace AND lease.key = record.key AND lease.until > :now
+      WHERE lease.namespace = record.namespace AND lease.key = record.key
+        AND lease.until > :lease_now AND lease.until <= :lease_now + lease.length
   )
 ORDER BY expires_at LIMIT :limit;
-
--- name: leave_memo
-UPDATE record
-SET number = 0, write = '', base = '', written_at = 0.0, alive = 0, flow = NULL, state = NULL, head = NULL,
-    size = 0, expires_at = ?3, deadline = NULL
-WHERE namespace = ?1 AND key = ?2;
 
 -- name: drop_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
@@ -174,7 +190,7 @@ DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
 SELECT lease.namespace, lease.key, record.number
 FROM lease
 LEFT JOIN record ON record.namespace = lease.namespace AND record.key = lease.key
-WHERE lease.until <= :now LIMIT :limit;
+WHERE lease.until <= :lease_now OR lease.until > :lease_now + lease.length LIMIT :limit;
 
 -- name: memos_after
 SELECT namespace, key, until FROM memo WHERE (namespace, key) > (?1, ?2) ORDER BY namespace, key LIMIT ?3;

@@ -1,5 +1,7 @@
 -- A record, or the tombstone of one (alive = 0). Times are seconds since 1970. With a rowid, a row may fill a page;
 -- WITHOUT ROWID what exceeds a quarter of one would go to pages of its own, taken and given back with every update.
+-- names and part_names are sums over the names of its fields and parts, checksum is one over all other columns; NULL in
+-- all three: the row was last written by a release that had none of them.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -12,9 +14,9 @@ CREATE TABLE record (
     state      TEXT,
     head       TEXT,
     tags       TEXT,              -- JSON, in the order given; the table tag is its index
-    size       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
+    bytes       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
     expires_at REAL,              -- of a tombstone: when nobody needs it any more
-    deadline   REAL,
+    deadline   REAL, names INTEGER, part_names INTEGER, checksum INTEGER,
     PRIMARY KEY (namespace, key)
 ) STRICT;
 
@@ -56,11 +58,14 @@ CREATE TABLE tag (
     PRIMARY KEY (namespace, tag, key)
 ) STRICT, WITHOUT ROWID;
 
--- Only what is held now: this table stays small, so a batch of claims writes a page or two.
+-- Only what is held now: this table stays small, so a batch of claims writes a page or two. Its clock is not the wall
+-- clock but one that runs since the machine was started. A lease that ends later than its whole length from now was
+-- written before the last start, or by a clock that was set back since: it is over.
 CREATE TABLE lease (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,
     token     TEXT NOT NULL,
     until     REAL NOT NULL,
+    length    REAL NOT NULL,
     PRIMARY KEY (namespace, key)
 ) STRICT, WITHOUT ROWID;

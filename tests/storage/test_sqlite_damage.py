@@ -1,0 +1,214 @@
+"""Rows that are missing, changed or of another type give CorruptRecord, never None and never another value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stepwell import SQLiteStorage, State
+from stepwell.errors import CorruptRecord
+from stepwell.slot import Slot
+from stepwell.storage import Claim, Claimed, Get, Release, Taken
+from stepwell.storage.sqlite_schema import QUERIES
+from stepwell.testing import Clock
+
+BOT, KEY, OTHER, NEIGHBOUR = "bot", 1, 2, 3
+DATA = {"name": "Alice", "count": 41, "cart": [1, 2]}
+WHERE = "namespace = 'bot' AND key = '1'"
+SET = "UPDATE record SET"
+
+#: What happens to the rows of a record. STRICT tables refuse other types, but damaged bytes can have any.
+DAMAGES = {
+    "a field is gone": f"DELETE FROM field WHERE {WHERE} AND name = 'count'",
+    "all fields are gone": f"DELETE FROM field WHERE {WHERE}",
+    "a field has another key": f"UPDATE field SET key = '9' WHERE {WHERE} AND name = 'count'",
+    "a field has another namespace": f"UPDATE field SET namespace = 'bou' WHERE {WHERE} AND name = 'count'",
+    "a field has another name": f"UPDATE field SET name = 'coun' WHERE {WHERE} AND name = 'count'",
+    "a field came from another record": "UPDATE field SET key = '1' WHERE key = '2' AND name = 'extra'",
+    "the row is gone": f"DELETE FROM record WHERE {WHERE}",
+    "the row has another key": f"{SET} key = '9' WHERE {WHERE}",
+    "the row says that it is a tombstone": f"{SET} alive = 0 WHERE {WHERE}",
+    "the row says that it has expired": f"{SET} expires_at = 1.0 WHERE {WHERE}",
+    "the head is gone": f"{SET} head = NULL WHERE {WHERE}",
+    "the tags differ": f"{SET} tags = '[\"user:3\"]' WHERE {WHERE}",
+    "the deadline differs": f"{SET} deadline = 5.0 WHERE {WHERE}",
+    "the number differs": f"{SET} number = number + 1 WHERE {WHERE}",
+    "the number is huge": f"{SET} number = 9223372036854775807 WHERE {WHERE}",
+    "the base differs": f"{SET} base = 'x' WHERE {WHERE}",
+    "the names differ": f"{SET} names = names + 1 WHERE {WHERE}",
+    "the names are gone": f"{SET} names = NULL WHERE {WHERE}",
+    "the checksum differs": f"{SET} checksum = checksum + 1 WHERE {WHERE}",
+    "the checksum is gone": f"{SET} checksum = NULL WHERE {WHERE}",
+    "the row is that of another key": (
+        f"{SET} (number, write, base, written_at, head, tags, bytes, names, part_names, checksum) = "
+        "(SELECT number, write, base, written_at, head, tags, bytes, names, part_names, checksum "
+        f"FROM record WHERE key = '2') WHERE {WHERE}"
+    ),
+}
+#: The same with columns that no longer have their types.
+TYPES = {
+    f"{column} is {value}": f"{SET} {column} = {value} WHERE {WHERE}"
+    for column in ("number", "write", "base", "written_at", "alive", "head", "tags", "bytes", "expires_at", "checksum")
+    for value in ("'text'", "x'00ff'", "NULL", "3")
+    if (column, value) not in {("head", "'text'"), ("tags", "NULL"), ("expires_at", "NULL")}
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "bot.db")
+
+
+async def write(path: str) -> None:
+    async with SQLiteStorage(path) as storage:
+        await storage.set_state(BOT, OTHER, State("flow", "state", {**DATA, "extra": 1}))
+        await storage.set_state(BOT, NEIGHBOUR, State("flow", "state", DATA))
+        async with Slot(storage, BOT, KEY) as slot:
+            slot.flow, slot.state, slot.data = "flow", "state", DATA
+            await slot.commit(tags=("user:1",), parts={"a": 1, "b": 2})
+
+
+def damage(path: str, sql: str) -> None:
+    connection = apsw.Connection(path)
+    connection.execute("PRAGMA writable_schema = 1")
+    looser = "replace(replace(sql, ') STRICT, WITHOUT', ') WITHOUT'), ') STRICT', ')')"
+    connection.execute(f"UPDATE sqlite_schema SET sql = replace({looser}, 'NOT NULL', '') WHERE type = 'table'")
+    connection.execute("PRAGMA writable_schema = RESET")
+    connection.execute(sql)
+    assert connection.changes() >= 1
+    connection.close()
+
+
+@pytest.mark.parametrize("sql", [*DAMAGES.values(), *TYPES.values()], ids=[*DAMAGES, *TYPES])
+async def test_a_damaged_row_is_an_error_for_all_who_read_it_and_can_be_replaced_or_removed(
+    path: str, sql: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await write(path)
+    damage(path, sql)
+    async with SQLiteStorage(path) as storage:
+        for read in (storage.get_state, storage.get_data):
+            with pytest.raises(CorruptRecord):
+                await read(BOT, KEY)
+        assert await storage.quarantined(BOT, KEY) is not None
+        with pytest.raises(CorruptRecord):
+            async with Slot(storage, BOT, KEY, wait=0.1):
+                raise AssertionError("a handler ran on a damaged record")
+        with pytest.raises(CorruptRecord):
+            await storage.update_data(BOT, KEY, {"more": 1})
+        with pytest.raises(CorruptRecord):
+            await storage.get_data(BOT, KEY)
+        await storage.sweep()
+        with pytest.raises(CorruptRecord):
+            await storage.get_state(BOT, KEY)
+        async for entry in storage.scan(BOT):
+            if entry.address == storage.address(BOT, KEY):
+                with pytest.raises(CorruptRecord):
+                    _ = entry.state
+        assert await storage.get_data(BOT, NEIGHBOUR) == DATA
+        await storage.set_state(BOT, KEY, State("flow", "state", {"new": 1}))
+        assert await storage.get_state(BOT, KEY) == State("flow", "state", {"new": 1})
+        assert await storage.update_data(BOT, KEY, {"more": 1}) == {"new": 1, "more": 1}
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("sql", [*DAMAGES.values(), *TYPES.values()], ids=[*DAMAGES, *TYPES])
+async def test_a_damaged_row_can_be_cleared_and_forgotten(path: str, sql: str) -> None:
+    for forget in (False, True):
+        await write(path)
+        damage(path, sql)
+        async with SQLiteStorage(path) as storage:
+            address = storage.address(BOT, KEY)
+            await (storage.forget(address, tags=("user:1",)) if forget else storage.clear(BOT, KEY))
+            assert await storage.get_state(BOT, KEY) is None
+            async with Slot(storage, BOT, KEY) as slot:
+                assert not slot.found
+            assert await storage.perform(Get(address, parts=True)) is None
+        Path(path).unlink()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"DELETE FROM part WHERE {WHERE} AND name = 'a'",
+        f"UPDATE part SET key = '9' WHERE {WHERE} AND name = 'a'",
+        f"UPDATE part SET name = 'c' WHERE {WHERE} AND name = 'a'",
+    ],
+    ids=["gone", "another key", "another name"],
+)
+async def test_a_part_that_is_missing_is_an_error(path: str, sql: str) -> None:
+    await write(path)
+    async with SQLiteStorage(path) as storage, Slot(storage, BOT, KEY) as slot:
+        assert await slot.parts() == {"a": 1, "b": 2}
+        await slot.commit(parts={"b": 3, "c": 4}, dropped_parts=["a", "never there"], keep=True)
+        assert await slot.parts() == {"b": 3, "c": 4}
+        await slot.commit(parts={"a": 1, "b": 2}, dropped_parts=["c"], keep=True)
+        assert await slot.parts() == {"a": 1, "b": 2}
+    damage(path, sql)
+    async with SQLiteStorage(path) as storage, Slot(storage, BOT, KEY) as slot:
+        assert slot.data == DATA
+        with pytest.raises(CorruptRecord):
+            await slot.parts()
+
+
+async def test_a_holders_next_commit_does_not_hide_a_field_that_was_lost(path: str) -> None:
+    await write(path)
+    async with SQLiteStorage(path) as storage:
+        async with Slot(storage, BOT, KEY) as slot:
+            damage(path, DAMAGES["a field is gone"])
+            slot.data["name"] = "Bob"
+            await slot.commit()
+        with pytest.raises(CorruptRecord):
+            await storage.get_data(BOT, KEY)
+
+
+async def test_a_record_of_an_earlier_release_is_read_and_gets_its_checksum_with_the_next_write(path: str) -> None:
+    for merge in (False, True):
+        await write(path)
+        damage(path, "UPDATE record SET names = NULL, part_names = NULL, checksum = NULL")
+        async with SQLiteStorage(path) as storage:
+            assert await storage.get_state(BOT, KEY) == State("flow", "state", DATA)
+            if merge:
+                await storage.update_data(BOT, KEY, {"count": 42})
+            else:
+                async with Slot(storage, BOT, KEY) as slot:
+                    slot.data["count"] = 42
+                    await slot.commit()
+            assert await storage.get_data(BOT, KEY) == {**DATA, "count": 42}
+            async with Slot(storage, BOT, KEY) as slot:
+                assert await slot.parts() == {"a": 1, "b": 2}
+        damage(path, DAMAGES["a field is gone"])
+        async with SQLiteStorage(path) as storage:
+            with pytest.raises(CorruptRecord):
+                await storage.get_data(BOT, KEY)
+        Path(path).unlink()
+
+
+async def test_a_lease_of_another_type_is_over(path: str) -> None:
+    async with SQLiteStorage(path) as storage:
+        address = storage.address(BOT, KEY)
+        for until in ("'text'", "x'00'", "9e99"):
+            assert isinstance(await storage.perform(Claim(address, "dead", 30.0)), Claimed)
+            assert isinstance(await storage.perform(Claim(address, "other", 30.0)), Taken)
+            damage(path, f"UPDATE lease SET until = {until}")
+            assert isinstance(await storage.perform(Claim(address, "other", 30.0)), Claimed)
+            await storage.perform(Release(address, "other"))
+
+
+async def test_a_sweep_removes_what_is_sound_and_leaves_what_is_damaged(path: str, clock: Clock) -> None:
+    async with SQLiteStorage(path, clock=clock) as storage:
+        await storage.init(BOT, ttl=10)
+        for key in range(3):
+            await storage.set_data(BOT, key, {"a": key})
+    damage(path, f"UPDATE record SET written_at = 0 WHERE {WHERE}")
+    clock.advance(11)
+    async with SQLiteStorage(path, clock=clock) as storage:
+        assert (await storage.sweep()).removed == 2
+        with pytest.raises(CorruptRecord):
+            await storage.get_data(BOT, KEY)
+
+
+def test_every_query_of_whole_records_begins_with_the_row() -> None:
+    for name in ("get", "get_with_parts", "claimed"):
+        assert QUERIES[name].startswith("SELECT 0 AS kind, number")
