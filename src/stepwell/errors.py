@@ -280,13 +280,18 @@ class Busy(Conflict, TimeoutError):
 
 
 class RunBusy(Busy):
-    """A run is still being run elsewhere; nothing was done to it."""
+    """A run is still being run elsewhere; nothing was done to it, and an answer was not stored."""
 
-    def __init__(self, flow_id: str, waited: float) -> None:
+    def __init__(self, flow_id: str, waited: float, *, answer: bool = False) -> None:
         super().__init__(flow_id, waited)
         self.flow_id = flow_id
+        #: Whether an answer to a wait was given, which was not stored.
+        self.answer = answer
         self.args = (
-            f"run {flow_id!r} is still being run elsewhere after {waited:g} s, longer than a dead runner's claim "
+            f"run {flow_id!r} is still being run elsewhere after {waited:g} s, so the answer was not stored; send it "
+            "again when the run has parked, which flow.status() shows"
+            if answer
+            else f"run {flow_id!r} is still being run elsewhere after {waited:g} s, longer than a dead runner's claim "
             "lasts; leave it to its runner, and ask flow.status() how far it is",
         )
 

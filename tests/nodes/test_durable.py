@@ -373,6 +373,40 @@ async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Sto
         await flow.run(flow_id="s", params={"k": object()})
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("inside", ["a node", "a nested flow", "a branch", "the flow's own post"])
+async def test_what_cannot_be_kept_is_refused_from_the_last_node_too(storage: Storage, inside: str, keep: bool) -> None:
+    value: list[Any] = [object()]
+
+    class Odd(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["cart"] = [1, {"price": value[0]}]
+
+    class Own(NodeFlow):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any, /) -> Any:
+            shared["cart"] = [1, {"price": value[0]}]
+
+    ran: list[str] = []
+    first = Say(ran, "a")
+    flow = Own(start=first, storage=storage) if inside == "the flow's own post" else NodeFlow(first, storage=storage)
+    if inside == "a node":
+        flow.connect(first, Odd)
+    elif inside == "a nested flow":
+        flow.connect(first, linear(Odd, name="nested"))
+    elif inside == "a branch":
+        flow.connect(first, parallel(Odd()))
+    with pytest.raises(Unstorable, match=r"\$\.cart\[1\]\.price \(object\)"):
+        await flow.run(flow_id="r", keep=keep)
+    run = await flow.status("r")
+    assert run.status == "failed"
+    assert [error.type for error in run.errors] == ["Unstorable"]
+    if inside == "a node":
+        assert (run.node, run.errors[0].node) == ("Odd", "Odd")
+    value[0] = 3
+    assert (await flow.resume("r"))["cart"] == [1, {"price": 3}]
+    assert ran == ["r/a/1"]
+
+
 @pytest.mark.parametrize("how", ["removed", "taken over"])
 async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, how: str

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+import stepwell
 from stepwell import KeyValueStorage, MemoryStorage, StateStorage, Storage
 from stepwell.errors import (
     FlowChanged,
     InvalidOption,
     Parked,
+    RunBusy,
     RunFinished,
     UnknownAction,
     Unstorable,
@@ -23,6 +25,8 @@ from stepwell.errors import (
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
 from stepwell.nodes import runs as runs_module
+from stepwell.record import RUNS
+from stepwell.slot import Slot
 from stepwell.storage import Get
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -626,6 +630,61 @@ async def test_several_workers_run_each_run_once(backend: Backend, quick: None) 
     async with worker([flow]), worker([flow]), worker([flow]):
         await until(lambda: gone(flow))
     assert len(ran) == len(set(ran)) == 30
+
+
+async def test_a_worker_without_any_storage_is_refused() -> None:
+    stepwell.configure(storage=None)
+    kept = NodeFlow(name="kept", storage=MemoryStorage())
+    worker([kept])
+    for flows in ([NodeFlow(name="bare")], [kept, NodeFlow(name="bare")]):
+        with pytest.raises(InvalidOption, match=r"no storage .* 'bare'.*configure"):
+            worker(flows)
+    # The MemoryStorage that stands for none does not count, whether it has been used or not.
+    await StateStorage().update_state("x", {})
+    with pytest.raises(InvalidOption, match="no storage"):
+        worker([NodeFlow(name="bare")])
+    stepwell.configure(storage=MemoryStorage())
+    try:
+        worker([NodeFlow(name="bare")])
+    finally:
+        stepwell.configure(storage=None)
+
+
+async def test_an_answer_to_a_run_that_is_busy_elsewhere_says_that_it_was_not_stored(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_module, "LEASE", -1.9)
+    go, busy = asyncio.Event(), asyncio.Event()
+
+    class Slow(Node):
+        async def exec(self, prep_res: Any) -> None:
+            busy.set()
+            await go.wait()
+
+    flow = linear(parallel(Wait("ask"), Slow()), storage=storage)
+    monkeypatch.setattr(runs_module, "hold", _held)
+    running = asyncio.create_task(parked(flow.run(flow_id="r")))
+    await busy.wait()
+
+    async def asked() -> bool:
+        return bool((await flow.status("r")).waits)
+
+    await until(asked)
+    (wait,) = (await flow.status("r")).waits
+    for given in (wait.id, "r"):
+        with pytest.raises(RunBusy, match=r"answer was not stored; send it again when the run has parked") as caught:
+            await flow.resume(given, "yes")
+        assert caught.value.answer
+    with pytest.raises(RunBusy, match="leave it to its runner"):
+        await flow.resume("r")
+    go.set()
+    await running
+    assert await flow.resume(wait.id, "yes") == {"ask": "yes"}
+
+
+def _held(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+    """A run is held with a usual lease, while others wait for it only for a moment."""
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=10.0)
 
 
 async def test_a_worker_wants_flows_of_one_storage() -> None:

@@ -38,6 +38,8 @@ async def run_root(run: Run, journal: Journal, params: Mapping[str, Any]) -> Any
         result = root.post(node, shared, prep_res, action)
         if type(result) is CoroutineType:
             result = await result
+        if not root.bare:
+            journal.check(root.path)
     except Park:
         if emit is not None:
             emit("run.parked", Cursor(run, root.path))
@@ -105,6 +107,8 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
             line.complete(stage, visits[index], following)
             if following is not None:
                 await line.save(stage.path)
+            elif graph is journal.program.root.graph:
+                journal.check(stage.path)
         except Park:
             raise
         except BaseException as error:

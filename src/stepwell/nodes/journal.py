@@ -359,6 +359,17 @@ class Journal:
             await self.slot.commit(deadline=None)
         return refused
 
+    def check(self, node: str) -> None:
+        """Raise ``Unstorable`` if the shared state cannot be kept as it is now.
+
+        The state after the last node is not written if the run is not kept, and must be as storable as any other.
+        """
+        self.slot.data = self.shared
+        try:
+            self.slot.changed_data()
+        except EncodeError as error:
+            raise self._explained(node, error) from error
+
     async def finish(self) -> None:
         """Write that the run has finished: remove it, or keep its final state."""
         async with self._lock:

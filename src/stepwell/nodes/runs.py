@@ -109,7 +109,7 @@ async def resume(
         async with hold(storage, flow_id, wait=patience) as slot:
             return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_run=new_run)
     except Busy as busy:
-        raise RunBusy(flow_id, patience) from busy
+        raise RunBusy(flow_id, patience, answer=value is not ...) from busy
 
 
 async def take_over(flow: NodeFlow, storage: Storage, flow_id: str) -> dict[str, Any]:

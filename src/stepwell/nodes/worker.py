@@ -25,6 +25,7 @@ from stepwell.nodes.batch import check_concurrency
 from stepwell.record import RUNS, Address
 from stepwell.storage.due import DueTasks
 from stepwell.storage.operations import Get
+from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
@@ -63,6 +64,12 @@ class Worker:
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
             raise InvalidOption("worker() takes flows with different names, at least one")
+        bare = [name for name, flow in self._flows.items() if flow.storage is None]
+        if storage is None and bare and not is_configured():
+            raise InvalidOption(
+                f"worker() has no storage to look for runs of {bare[0]!r}: give worker(..., storage=...), "
+                "NodeFlow(..., storage=...) or stepwell.configure(storage=...)"
+            )
         self._storage = runs.storage_of(known[0], storage)
         self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):

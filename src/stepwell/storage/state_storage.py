@@ -12,7 +12,7 @@ from stepwell.storage.contract import Storage
 from stepwell.storage.memory import MemoryStorage
 from stepwell.storage.urls import as_storage
 
-__all__ = ["StateStorage", "configure", "default_state_storage", "default_storage"]
+__all__ = ["StateStorage", "configure", "default_state_storage", "default_storage", "is_configured"]
 
 
 class StateStorage:
@@ -48,6 +48,8 @@ class StateStorage:
 
 
 _storage: Storage | None = None
+#: The MemoryStorage that stands for a storage that was not configured.
+_stand_in: Storage | None = None
 _state_storage: StateStorage | None = None
 
 
@@ -77,10 +79,15 @@ def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: Sta
 
 def default_storage() -> Storage:
     """The configured storage, else this process's MemoryStorage."""
-    global _storage
+    global _storage, _stand_in
     if _storage is None:
-        _storage = MemoryStorage()
+        _storage = _stand_in = MemoryStorage()
     return _storage
+
+
+def is_configured() -> bool:
+    """Whether ``configure()`` has set a storage."""
+    return _storage is not None and _storage is not _stand_in
 
 
 def default_state_storage() -> StateStorage:
