@@ -96,6 +96,11 @@ class Place(NamedTuple):
     stack: tuple[Any, ...] = ()
     #: Where a timer answers, if the key does not say so: chat, thread, business connection.
     where: tuple[Any, ...] = ()
+    #: When the conversation expires and when its state times out, on the backend's clock, if the machine hands over
+    #: expired conversations; otherwise empty.
+    times: tuple[float | None, ...] = ()
+    #: Expired conversations that were not handed over yet: when each expired, its flow and its state.
+    expired: tuple[tuple[Any, ...], ...] = ()
 
 
 NOWHERE: Final = Place(None, None)

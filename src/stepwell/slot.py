@@ -64,8 +64,8 @@ class Slot:
 
     __slots__ = (
         "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
-        "_place", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expires_at", "flow",
-        "history", "now", "revision", "stack", "state", "storage", "tags", "version", "where",
+        "_place", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expired", "expires_at", "flow",
+        "history", "now", "revision", "stack", "state", "storage", "tags", "times", "version", "where",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -79,6 +79,10 @@ class Slot:
         self.stack: tuple[Any, ...] = ()
         #: Where a timer answers, if the key does not say so.
         self.where: tuple[Any, ...] = ()
+        #: When the conversation expires and when its state times out, if the machine keeps that itself.
+        self.times: tuple[float | None, ...] = ()
+        #: Expired conversations that were not handed over yet. They outlive ``delete()``.
+        self.expired: tuple[tuple[Any, ...], ...] = ()
         #: The last write, or ``None`` if there is no record.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
@@ -199,11 +203,13 @@ class Slot:
     @property
     def place(self) -> Place:
         """Flow, state and what belongs to them, all at once."""
-        return Place(self.flow, self.state, self.revision, self.history, self.stack, self.where)
+        return Place(
+            self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired
+        )
 
     @place.setter
     def place(self, place: Place) -> None:
-        self.flow, self.state, self.revision, self.history, self.stack, self.where = place
+        self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired = place
 
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""
@@ -229,7 +235,12 @@ class Slot:
     def delete(self) -> None:
         """Let the next commit remove the record. What is set after this makes a new one."""
         self._deleted = True
-        self.place, self._data = NOWHERE, {}
+        self.place, self._data = Place(None, None, expired=self.expired), {}
+
+    @property
+    def deleted(self) -> bool:
+        """``delete()`` was called since the load or the last commit."""
+        return self._deleted
 
     def rollback(self) -> None:
         """Take back what was changed since the load or the last commit."""
@@ -243,7 +254,7 @@ class Slot:
     @property
     def changed(self) -> bool:
         """A commit would write something."""
-        if self._deletes():
+        if self.deletes:
             return self.found
         return self.place != self._place or self._changed_fields() != ({}, ())
 
@@ -271,7 +282,7 @@ class Slot:
             _check(tags, deadline, expiry)
         write = self.storage.ids()
         found = self.version is not None
-        if self._deletes():
+        if self.deletes:
             if not found and not force:
                 return False
             change = Change(write, delete=True, memo=self._sealed_memo(memo))
@@ -312,8 +323,10 @@ class Slot:
             self._written(change, applied)
         return True
 
-    def _deletes(self) -> bool:
-        return self._deleted and self.flow is None and self.state is None and not self._data
+    @property
+    def deletes(self) -> bool:
+        """The next commit would remove the record."""
+        return self._deleted and self.flow is None and self.state is None and not self._data and not self.expired
 
     def _changed_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
         data, old = self._data, self._fields

@@ -190,5 +190,6 @@ async def test_an_expired_conversation_is_gone_and_gives_an_event(backend: Backe
         assert await found(fsm.find()) == {(1, 1)}, "a write prolongs it"
         clock.advance(51)
         assert await found(fsm.find()) == set()
+        await fsm.tick()
         async with asyncio.timeout(30):
             assert tuple(await events.get()) == ((1, 1), "timed", "ask")

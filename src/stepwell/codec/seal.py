@@ -72,7 +72,7 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
-        flow, state, revision, _, stack, _ = place
+        flow, state, revision, _, stack, *_ = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
@@ -178,10 +178,10 @@ def _row(place: Place) -> list[Any]:
 
 def _place(body: str, depth: int, by_state: bool) -> Place:
     row = values.decode(body, depth)
-    if type(row) is not list or not 2 <= len(row) <= 6:
+    if type(row) is not list or not 2 <= len(row) <= 8:
         raise values.DecodeError("has another form")
     row.extend(NOWHERE[len(row) :])
-    flow, state, revision, history, stack, where = row
+    flow, state, revision, history, stack, where, times, expired = row
     if not (
         _is_stand(flow, state, revision, history)
         and type(stack) in _SEQUENCES
@@ -189,10 +189,17 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         and all(_is_waiting(waiting) if by_state else type(waiting) is dict for waiting in stack)
         and type(where) in _SEQUENCES
         and all(part is None or type(part) in (int, str) for part in where)
+        and type(times) in _SEQUENCES
+        and len(times) in (0, 2)
+        and all(at is None or type(at) is float for at in times)
+        and type(expired) in _SEQUENCES
+        and all(_is_entry(entry) for entry in expired)
     ):
         raise values.DecodeError("has another form")
     # Stored sequences come back as lists.
-    return Place(flow, state, revision, tuple(history), tuple(stack), tuple(where))
+    return Place(
+        flow, state, revision, tuple(history), tuple(stack), tuple(where), tuple(times), tuple(map(tuple, expired))
+    )
 
 
 def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
@@ -203,6 +210,16 @@ def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
         and (revision is None or type(revision) is int)
         and type(history) in _SEQUENCES
         and all(type(name) is str for name in history)
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is an expired conversation: when it expired, its flow and its state."""
+    return (
+        type(entry) in _SEQUENCES
+        and len(entry) == 3
+        and type(entry[0]) is float
+        and all(name is None or type(name) is str for name in entry[1:])
     )
 
 

@@ -330,7 +330,7 @@ class Context:
 
     def _step(self, state: str | None, history: tuple[str, ...]) -> None:
         """Enter a state of the active flow."""
-        flow, _, revision, _, stack, _ = self._record.place
+        flow, _, revision, _, stack, *_ = self._record.place
         # A record of another revision stays one until it is migrated.
         self._move(Place(flow, _plain(state), revision or self._fsm.flows[flow].revision, history, stack))
 
@@ -338,7 +338,9 @@ class Context:
         record = self._record
         self.moves.append(Move((record.flow, record.state), (place.flow, place.state)))
         self.entered = True
-        record.place = place._replace(where=record.where) if record.where else place
+        if record.where or record.times or record.expired:
+            place = place._replace(where=record.where, times=record.times, expired=record.expired)
+        record.place = place
 
     def _with_present(self) -> tuple[str, ...]:
         record = self._record

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import Conflict, DuplicateUpdate, StorageError
 from stepwell.fsm.context import Context, NoRecord
+from stepwell.fsm.expiry import is_expired, retire
 from stepwell.fsm.memo import Memo
-from stepwell.fsm.timers import is_due, time_out
+from stepwell.fsm.timers import is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.slot import Slot
 
@@ -70,9 +71,11 @@ class Conversation:
                 memo = self._memo = Memo.of(slot)
                 if memo.has(self._update_id):
                     await self._repeat(ctx, memo, self._update_id)
+            if slot.times and not ctx.duplicate and is_expired(slot):
+                await retire(slot)
             if slot.flow is not None and not ctx.duplicate:
                 known = fsm.catch_up(slot)
-                if not known or is_due(slot):
+                if not known or is_timed_out(slot):
                     await self._catch_up(ctx, slot)
         except BaseException:
             await slot.__aexit__(None, None, None)
@@ -121,7 +124,7 @@ class Conversation:
         if not fsm.knows(slot):
             if await fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
                 slot.delete()
-        elif is_due(slot):
+        elif is_timed_out(slot):
             try:
                 calls = await time_out(fsm, slot)
             except (Conflict, StorageError):

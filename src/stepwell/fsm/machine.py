@@ -18,6 +18,7 @@ from stepwell.fsm import keys, people, typed
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.description import FlowDescription, Flows
+from stepwell.fsm.expiry import schedule
 from stepwell.fsm.hooks import run_hooks
 from stepwell.fsm.memo import Memo
 from stepwell.fsm.migration import Migrated, migrate_all, migrate_slot
@@ -96,7 +97,10 @@ class FSM:
         self._timers = Timers(self) if run_timers else None
         self._on_expired = on_expired
         self._hooks = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
-        self._expires = ttl is not None or any(flow.ttl for flow in self.flows.values())
+        #: Conversations may expire.
+        self.expires = ttl is not None or any(flow.ttl for flow in self.flows.values())
+        #: Conversations that expire are handed over to ``on_expired``.
+        self.hands_over = on_expired is not None and self.expires
         for flow in self.flows.values():
             if flow.data is not None:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
@@ -111,7 +115,7 @@ class FSM:
         if self._entered > 1:
             return self
         if self._on_expired is not None:
-            self.storage.expired_listeners.append(self._tell_expired)
+            self.storage.expired_listeners.append(self._swept)
         if self._timers is not None:
             self._timers.start()
         return self
@@ -125,7 +129,7 @@ class FSM:
         if self._timers is not None:
             await self._timers.stop()
         if self._on_expired is not None:
-            self.storage.expired_listeners.remove(self._tell_expired)
+            self.storage.expired_listeners.remove(self._swept)
         if self._opened:
             self.ready = self._opened = False
             await self.storage.close()
@@ -314,13 +318,17 @@ class FSM:
             force = True
         elif deadline_passed:
             deadline = None
+        expiry = self._expiry(ctx, slot, flow) if self.expires else KEEP
+        watched = self.hands_over or slot.times or slot.expired
+        if watched and not slot.deletes and (force or deadline_passed or slot.changed):
+            deadline, expiry = schedule(slot, deadline, expiry)
         written = await slot.commit(
             keep=keep,
             memo=memo,
             # A key belongs to the same people and chats for good.
             tags=KEEP if slot.tags else self._tags(ctx),
             deadline=deadline,
-            expiry=self._expiry(ctx, slot, flow) if self._expires else KEEP,
+            expiry=expiry,
             force=force or deadline_passed,
         )
         ctx.entered = False
@@ -342,15 +350,22 @@ class FSM:
 
     def _expiry(self, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
         ttl = flow.ttl if flow is not None and flow.ttl is not None else self.ttl
-        if self.sliding or ctx.began or not slot.found:
+        if self.sliding or ctx.began or not slot.found or (slot.expired and not slot.times):
             return ttl
         return KEEP
 
-    async def _tell_expired(self, address: Address, head: str | None) -> None:
+    async def _swept(self, address: Address, head: str | None) -> None:
         if self._on_expired is None or address.namespace != encode_namespace(self.bot, self.storage.limits):
             return
         place = self.storage.seal(address).head_back(head)
-        result = self._on_expired(Expired(decode_key(address.key), place.flow, place.state))
+        for _, flow, state in place.expired:
+            await self.tell_expired(decode_key(address.key), flow, state)
+        if place.flow is not None or not place.expired:
+            await self.tell_expired(decode_key(address.key), place.flow, place.state)
+
+    async def tell_expired(self, key: Any, flow: str | None, state: str | None) -> None:
+        """Call ``on_expired`` for one conversation."""
+        result = None if self._on_expired is None else self._on_expired(Expired(key, flow, state))
         if inspect.isawaitable(result):
             await result
 

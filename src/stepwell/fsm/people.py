@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
+from stepwell.fsm.expiry import is_over
 from stepwell.fsm.memo import Memo
 from stepwell.record import Address
 from stepwell.slot import Slot
@@ -30,9 +32,10 @@ async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: A
     flow_name = flow if flow is None or flow is ANY else name_of(flow)
     if flow_name is ANY and state is not ANY and getattr(state, "flow_name", None) is not None:
         flow_name = state.flow_name
+    now = fsm.storage.clock or time.time
     state_name = state if state is None or state is ANY else str(state)
     async for entry in fsm.storage.scan(fsm.bot, flow=flow_name, state=state_name, tag=tags[0] if tags else None):
-        if set(tags) <= set(entry.tags):
+        if set(tags) <= set(entry.tags) and not (fsm.expires and is_over(entry, now())):
             yield entry
 
 
@@ -76,7 +79,8 @@ async def move_chat(fsm: FSM, old: int, new: int) -> int:
             async with Slot(fsm.storage, fsm.bot, target, wait=fsm.wait, lease=fsm.lease) as slot:
                 await _take_over(source, slot, old, new)
             source.delete()
-            await source.commit()
+            # An expired conversation that was not handed over yet stays behind until it is.
+            await source.commit(deadline=0.0)
             count += 1
     return count
 
@@ -88,7 +92,7 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         # The caller deletes the source next, perhaps on another server.
         await slot.confirm()
         return
-    slot.place = source.place
+    slot.place = source.place._replace(expired=slot.expired + source.expired)
     if source.where[:1] == (old,):
         slot.where = (new, *source.where[1:])
     slot.data = {**source.data, **slot.data}
@@ -96,6 +100,7 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         force=True,
         memo=Memo.of(slot).merged(Memo.of(source), mark),
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
-        deadline=None if source.deadline is None else max(source.deadline - source.now, 0.0),
+        deadline=0.0 if slot.expired else None if source.deadline is None else max(source.deadline - source.now, 0.0),
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
+    source.expired = ()

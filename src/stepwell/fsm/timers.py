@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
+from stepwell.fsm import expiry
 from stepwell.fsm.context import Context
 from stepwell.fsm.update import Update
 from stepwell.record import Address
@@ -23,7 +24,7 @@ from stepwell.storage.due import DueTasks
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["Timers", "is_due", "time_out"]
+__all__ = ["Timers", "is_due", "is_timed_out", "time_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,14 @@ PAUSES = (1.0, 300.0)
 
 
 def is_due(slot: Slot) -> bool:
-    """The deadline of a held record has come."""
+    """Whether the deadline of a held record has come: of its state, or of its expiry."""
     return slot.deadline is not None and slot.deadline <= slot.now
+
+
+def is_timed_out(slot: Slot) -> bool:
+    """Whether the state of a held record has lasted too long."""
+    timeout_at = slot.times[1] if slot.times else slot.deadline
+    return timeout_at is not None and timeout_at <= slot.now and is_due(slot)
 
 
 async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
@@ -74,17 +81,17 @@ class Timers:
     def check(self) -> None:
         """``Unsupported`` if no timeout could ever be noticed."""
         if self._needed and type(self._fsm.storage).due is Storage.due:
-            what = "find deadlines, which the timeouts of these flows need (run_timers=False leaves them to others)"
+            what = "find deadlines, which timeouts and on_expired need (run_timers=False leaves them to others)"
             raise Unsupported(type(self._fsm.storage).__name__, what)
 
     def start(self) -> None:
-        """Begin to look for deadlines, if any flow has timeouts."""
+        """Start polling for deadlines, if any flow has timeouts or expired conversations are handed over."""
         if self._needed:
             self._due.start()
 
     @property
     def _needed(self) -> bool:
-        return any(flow.timeouts for flow in self._fsm.flows.values())
+        return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
 
     async def stop(self) -> None:
         """End it. A timer that is being fired is either committed or stays due."""
@@ -101,10 +108,20 @@ class Timers:
             async with Slot(fsm.storage, fsm.bot, key, wait=0, lease=min(LEASE, fsm.lease)) as slot:
                 if not is_due(slot):
                     return False
-                if not fsm.catch_up(slot):
+                entries: tuple[Any, ...] = ()
+                calls: list[dict[str, Any]] = []
+                expired = expiry.is_expired(slot)
+                if fsm.hands_over and (expired or slot.expired):
+                    entries = await expiry.take(slot)
+                elif not expired and is_timed_out(slot) and fsm.catch_up(slot):
+                    calls = await time_out(fsm, slot)
+                else:
+                    # Another worker can do it.
                     self._due.pause(address)
                     return False
-                calls = await time_out(fsm, slot)
+            if entries:
+                # Not while the record is held: on_expired may take its time, or begin a new conversation there.
+                await expiry.hand_over(fsm, key, entries)
         except (Busy, AlreadyHeld):
             # Its holder applies the timeout with the next update, or the next tick does.
             return False

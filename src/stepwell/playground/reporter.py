@@ -104,6 +104,8 @@ async def time_out_now(fsm: FSM, key: Any) -> int:
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
         if not slot.found or slot.deadline is None:
             return 0
+        if slot.times:
+            slot.times = (slot.times[0], slot.now)
         await slot.commit(deadline=0.0, force=True)
     return await fsm.tick()
 
@@ -119,6 +121,9 @@ async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
         place, data = entry.place, entry.state.data
     except CorruptRecord as error:
         return {**about, "flow": None, "state": None, "history": [], "waiting": [], "data": {}, "error": str(error)}
+    if place.times:
+        # The storage is given other times; these are the ones that hold.
+        about |= {"expires_at": place.times[0], "deadline": place.times[1]}
     return {
         **about,
         "flow": place.flow,

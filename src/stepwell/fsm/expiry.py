@@ -1,0 +1,111 @@
+"""Expiry with ``on_expired``: a conversation that expires is handed over at least once.
+
+A storage hides an expired record, and any process that sweeps removes it. A machine with ``on_expired`` therefore keeps
+the time of expiry in the head of the record, and gives the storage a deadline at that time and a much later expiry. An
+expired conversation becomes an entry in the head, in one write: when a worker finds the deadline, or when the next
+update comes first. A worker with ``on_expired`` calls it for each entry and then removes the entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import StoredDataError
+from stepwell.record import DAY, KEEP, Keep
+from stepwell.slot import Slot
+from stepwell.storage import Entry
+
+if TYPE_CHECKING:
+    from stepwell.fsm.machine import FSM
+
+__all__ = ["GRACE", "hand_over", "is_expired", "is_over", "retire", "schedule"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an expired conversation waits for a worker with ``on_expired``; then it is swept.
+GRACE = 7 * DAY
+#: Seconds before an entry is handed over again if its worker did not remove it.
+RETRY = 60.0
+#: How many entries one record keeps.
+MOST_ENTRIES = 16
+
+
+def is_expired(slot: Slot) -> bool:
+    """Whether the conversation of a held record has expired and is not an entry yet."""
+    expires_at = slot.times[0] if slot.times else None
+    return expires_at is not None and expires_at <= slot.now and slot.deadline is not None and slot.deadline <= slot.now
+
+
+def is_over(entry: Entry, now: float) -> bool:
+    """Whether a listed record has expired and only waits to be handed over."""
+    try:
+        place = entry.place
+        if place.expired and place.flow is None and place.state is None:
+            return not entry.state.data
+    except StoredDataError:
+        # Reading its state raises the same.
+        return False
+    expires_at = place.times[0] if place.times else None
+    return expires_at is not None and expires_at <= now
+
+
+def schedule(
+    slot: Slot, deadline: float | Keep | None, expiry: float | Keep | None
+) -> tuple[float | None, float | None]:
+    """Note timeout and expiry in the head; return the deadline and the expiry to give to the storage.
+
+    All are seconds from now; ``KEEP`` leaves what is there.
+    """
+    now = slot.now
+    expires_at: float | None = None
+    timeout_at: float | None = None
+    if slot.times:
+        expires_at, timeout_at = slot.times
+    elif not slot.expired and not slot.deleted:
+        expires_at, timeout_at = slot.expires_at, slot.deadline
+    if deadline is not KEEP:
+        timeout_at = None if deadline is None else float(now + deadline)
+    if expiry is not KEEP:
+        expires_at = None if expiry is None else float(now + expiry)
+    slot.expired = tuple(entry for entry in slot.expired if entry[0] > now - GRACE)
+    slot.times = () if expires_at is None and not slot.expired else (expires_at, timeout_at)
+    due = [at for at in (expires_at, timeout_at, now if slot.expired else None) if at is not None]
+    return (
+        max(min(due) - now, 0.0) if due else None,
+        GRACE + max((expires_at or now) - now, 0.0) if slot.times else None,
+    )
+
+
+async def retire(slot: Slot, *, deadline: float = 0.0) -> None:
+    """Replace an expired conversation by an entry, and keep the claim."""
+    entries = (*slot.expired, (slot.times[0], slot.flow, slot.state))
+    if len(entries) > MOST_ENTRIES:
+        logger.warning("no worker has handed over %d expired conversations at %s", len(entries), slot.address.text)
+    slot.delete()
+    slot.expired = entries[-MOST_ENTRIES:]
+    await slot.commit(keep=True, deadline=deadline, expiry=GRACE)
+
+
+async def take(slot: Slot) -> tuple[Any, ...]:
+    """Return the entries of a held record to hand over now; other workers leave them alone for a minute."""
+    if is_expired(slot):
+        await retire(slot, deadline=RETRY)
+    else:
+        await slot.commit(keep=True, deadline=RETRY, force=True)
+    return slot.expired
+
+
+async def hand_over(fsm: FSM, key: Any, entries: tuple[Any, ...]) -> None:
+    """Call ``on_expired`` for entries, without holding the record, and remove them."""
+    for _, flow, state in entries:
+        await fsm.tell_expired(key, flow, state)
+    async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
+        if not slot.expired:
+            return
+        slot.expired = tuple(entry for entry in slot.expired if entry not in entries)
+        if not slot.expired and slot.flow is None and slot.state is None and not slot.data:
+            slot.delete()
+        slot.times = slot.times or (None, None)
+        deadline, expiry = schedule(slot, KEEP, KEEP)
+        await slot.commit(deadline=deadline, expiry=expiry)
