@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import runpy
 import sys
 import threading
 import traceback
@@ -73,11 +74,11 @@ def _router_of(path: Path) -> Router:
 
 def _run_program(path: Path) -> Router | None:
     """Run the file as a program and return the router that it has defined, for a program that does not run a bot."""
-    # It stays the main module: its handlers and data types are looked up there while the bot runs.
+    names = runpy.run_path(str(path), run_name="__main__")
+    # It stays the main module: the names in its annotations are looked up there while the bot runs.
     program = sys.modules["__main__"] = ModuleType("__main__")
-    program.__file__ = str(path)
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(program))  # noqa: S102 - the user's own program
-    router = getattr(program, "router", None)
+    vars(program).update(names)
+    router = names.get("router")
     if not isinstance(router, Router):
         print(
             f"{path.name} has ended. stepwell play needs a file that defines router = Router(fsm) or "
