@@ -529,6 +529,25 @@ async def test_tls_checks_the_servers_certificate() -> None:
             await distrusting.open()
 
 
+async def test_tls_refuses_a_certificate_for_another_host_unless_told_not_to_check() -> None:
+    async with Proxy(the_server().port, tls=True) as proxy:
+        # The same address as in the certificate, under a name that is not in it.
+        place = f"127.1:{proxy.port}"
+        url = f"rediss://{place}/0{prefix()}&ssl_ca_certs={CERTIFICATE}"
+        client = Client(host="127.1", port=proxy.port, ssl=True, ssl_ca_certs=str(CERTIFICATE))
+        cluster = f"rediss+cluster://{place}/?ssl_ca_certs={CERTIFICATE}"
+        for storage in (
+            open_storage(url, patience=0.2),
+            RedisStorage(client, patience=0.2),
+            open_storage(cluster, patience=0.2),
+        ):
+            with pytest.raises(StorageUnavailable, match=r"(?i)certificate verify failed|hostname|doesn't match"):
+                await storage.open()
+        for option in ("ssl_check_hostname=false", "ssl_cert_reqs=none"):
+            async with open_storage(f"{url}&{option}") as storage:
+                assert await storage.get_state(BOT, 1) is None
+
+
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
 @pytest.mark.parametrize("there", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -90,6 +91,9 @@ class Door(NamedTuple):
         """From the class and arguments of a driver's connection."""
         ours = {name: value for name, value in arguments.items() if name not in _THEIRS}
         ours.update(_OURS)
+        if issubclass(kind, _connections.SSLConnection):
+            # The default of old drivers is not to check it.
+            ours.setdefault("ssl_check_hostname", ours.get("ssl_cert_reqs") not in ("none", ssl.CERT_NONE))
         try:
             kind(**ours)
         except TypeError as error:
