@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import httpx
 import psutil
 import pytest
 
+from stepwell.playground import pages, serving
 from stepwell.playground.actions import ACTIONS
+from stepwell.playground.botapi import BotAPI
 from stepwell.playground.display import MASK, is_secret, shown
 from stepwell.playground.guard import HEADERS
 from stepwell.playground.pages import FILES, LARGEST
@@ -127,16 +130,37 @@ async def test_a_write_must_say_where_it_comes_from_and_what_it_is(http: httpx.A
 
 
 async def test_who_has_the_token_is_let_in_and_keeps_a_cookie_that_scripts_and_other_sites_never_see(
-    play: Playground, http: httpx.AsyncClient
+    play: Playground,
 ) -> None:
-    answer = await http.get(f"/?token={play.guard.token}")
-    cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie
-    assert "samesite=strict" in cookie
-    assert play.guard.token.lower() not in cookie
-    assert play.guard.token not in answer.text
-    assert 'content="0;url=/"' in answer.text
-    assert (await http.get("/")).status_code == 200
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as browser:
+        answer = await browser.get(f"/?token={play.guard.token}")
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert play.guard.token.lower() not in cookie
+        assert play.guard.token not in answer.text
+        assert 'content="0;url=/"' in answer.text
+        assert (await browser.get("/")).status_code == 200
+
+
+async def test_the_token_lets_one_browser_in(play: Playground, http: httpx.AsyncClient) -> None:
+    address = f"/?token={play.guard.token}"
+    for _ in range(2):
+        # The browser that was let in may load the address again.
+        assert (await http.get(address)).content == FILES["/index.html"].read_bytes()
+        assert (await http.get("/")).status_code == 200
+        async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as other:
+            answer = await other.get(address)
+            assert answer.status_code == 401
+            assert "works once" in answer.text
+            assert "set-cookie" not in answer.headers
+            assert (await other.get("/")).status_code == 401
+
+
+async def test_a_request_for_the_headers_does_not_use_the_token_up(play: Playground) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as client:
+        assert (await client.head(f"/?token={play.guard.token}")).status_code == 401
+        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
 
 
 async def test_the_token_opens_the_page_only(play: Playground) -> None:
@@ -157,14 +181,14 @@ async def test_two_playgrounds_do_not_take_each_others_cookies_away(play: Playgr
     assert [cookie.name for cookie in http.cookies.jar] == ["stepwell-8642"]
 
 
-async def test_names_that_were_allowed_are_let_in(play: Playground) -> None:
+@pytest.mark.parametrize("name", ["localhost", "my.name"])
+async def test_names_that_were_allowed_are_let_in(play: Playground, name: str) -> None:
     transport = httpx.ASGITransport(app=play.guard)
-    for name in ("localhost", "my.name"):
-        async with httpx.AsyncClient(base_url=f"http://{name}:8642", transport=transport) as client:
-            assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
-            assert (await client.get("/")).status_code == 200
-            headers = {"Content-Type": "application/json", "Origin": f"http://{name}:8642"}
-            assert (await client.post("/api/again", headers=headers)).status_code == 400
+    async with httpx.AsyncClient(base_url=f"http://{name}:8642", transport=transport) as client:
+        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+        assert (await client.get("/")).status_code == 200
+        headers = {"Content-Type": "application/json", "Origin": f"http://{name}:8642"}
+        assert (await client.post("/api/again", headers=headers)).status_code == 400
 
 
 async def test_everything_listens_on_this_machine_only(tmp_path: Path) -> None:
@@ -174,6 +198,76 @@ async def test_everything_listens_on_this_machine_only(tmp_path: Path) -> None:
         listening = {each.laddr for each in mine.net_connections("tcp") if each.status == psutil.CONN_LISTEN} - before
         assert len(listening) == 3
         assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+# Requests that never end
+
+HEADERS_OF_A_POST = b"POST /bot1:x/getMe HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: x\r\n",
+        HEADERS_OF_A_POST + b"Content-Length: 100\r\n\r\n{",
+        HEADERS_OF_A_POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+    ],
+    ids=["nothing", "half a line", "half of the headers", "half of the body", "half of a chunk"],
+)
+async def test_a_request_that_is_not_sent_to_its_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
+    async with BotAPI() as api, asyncio.timeout(20):
+        token = api.bot("my_bot").token
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        host = f"Host: 127.0.0.1:{api.port}".encode()
+        writer.write(sent.replace(b"Host: x", host).replace(b"1:x", token.encode()))
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+    assert not caplog.records
+
+
+async def test_a_second_request_on_a_connection_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
+    async with BotAPI() as api, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(f"GET /bot{api.bot('my_bot').token}/getMe HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\n\r\n".encode())
+        assert b" 200 " in await reader.readuntil(b"}}")
+        writer.write(b"GET / HT")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_bytes_that_trickle_in_do_not_prolong_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.5)
+    async with BotAPI() as api, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        closed = asyncio.create_task(reader.read())
+        while not closed.done():
+            writer.write(b"A: b\r\n")
+            await asyncio.wait([closed], timeout=0.05)
+        assert (await closed).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr(pages, "HEARTBEAT", 0.1)
+    async with Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db") as play, httpx.AsyncClient(timeout=20) as http:
+        bot = play.api.bot("other_bot")
+        polling = {"timeout": 1}
+        assert (await http.post(f"{play.api.url}/bot{bot.token}/getUpdates", json=polling)).json()["result"] == []
+        await http.get(play.url)
+        beats = 0
+        async with http.stream("GET", f"{play.address}events") as events:
+            async for line in events.aiter_lines():
+                beats += line == ": here"
+                if beats == 8:
+                    break
 
 
 # What is sent

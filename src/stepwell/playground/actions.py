@@ -42,7 +42,7 @@ async def press(play: Playground, given: Given) -> None:
     if number is None:
         rows = (person.room.keyboard or {}).get("keyboard", [])
     else:
-        message = person.room.messages.get(number, {})
+        message = person.room.messages.get(_number(given, "message"), {})
         rows = message.get("reply_markup", {}).get("inline_keyboard", [])
     try:
         raw = rows[_number(given, "row")][_number(given, "column")]

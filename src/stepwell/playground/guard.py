@@ -42,6 +42,10 @@ HEADERS = {
 }
 _DOOR = "Open the address that the terminal shows: it ends in ?token=... and lets this browser in.\n"
 # A page of ours that leads on, not a redirect: after a redirect from elsewhere a Strict cookie is not sent.
+_USED = (
+    "This address has let a browser in already, and works once. Use that browser, or start the playground again "
+    "for a new address.\n"
+)
 _WELCOME = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title>
 <link rel="icon" href="/icon.svg"><a href="/">Go on</a></html>
 """
@@ -53,8 +57,9 @@ class Guard:
     def __init__(self, app: Any, hosts: Callable[[], Iterable[str]], *, token: str | None = None) -> None:
         self._app = app
         self._hosts = hosts
-        #: What the address carries, once.
+        #: What the address carries. The first browser that opens the address is let in; nobody after it.
         self.token = token or secrets.token_urlsafe(24)
+        self._used = False
         # What the browser keeps is another secret: the token of an address gets into histories.
         self._session = secrets.token_urlsafe(24)
 
@@ -89,13 +94,14 @@ class Guard:
         ):
             return PlainTextResponse("Only application/json is read here.\n", 415)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if token and scope["path"] == "/" and not writes and _same(token[0], self.token):
-            return self._let_in(host[0])
-        if not _same(self._cookie(headers.get("cookie", []), host[0]), self._session):
-            return PlainTextResponse(_DOOR, 401)
-        return None
+        if _same(self._cookie(headers.get("cookie", []), host[0]), self._session):
+            return None
+        if token and scope["path"] == "/" and scope["method"] == "GET" and _same(token[0], self.token):
+            return PlainTextResponse(_USED, 401) if self._used else self._let_in(host[0])
+        return PlainTextResponse(_DOOR, 401)
 
     def _let_in(self, host: str) -> Response:
+        self._used = True
         response = Response(_WELCOME, media_type="text/html")
         response.set_cookie(_name(host), self._session, httponly=True, samesite="strict", path="/")
         return response

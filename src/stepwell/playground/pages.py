@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
-from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, StreamingResponse
+from stepwell.playground.strict_json import loads
+from stepwell.playground.web import (
+    ClientDisconnect,
+    JSONResponse,
+    Request,
+    Response,
+    Route,
+    Starlette,
+    StreamingResponse,
+)
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
@@ -42,7 +51,7 @@ def make_app(play: Playground) -> Any:
         try:
             if action is None:
                 raise UsageError(f"there is nothing called {request.path_params['name']!r} to do")
-            given = json.loads(await _body(request) or b"{}")
+            given = loads(await _body(request) or b"{}")
             if not isinstance(given, dict):
                 raise UsageError("an object is expected")
             result = await action(play, given)
@@ -80,8 +89,11 @@ async def _events(play: Playground) -> AsyncIterator[bytes]:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST:
-            raise UsageError(f"a request is at most {LARGEST} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST:
+                raise UsageError(f"a request is at most {LARGEST} bytes")
+    except ClientDisconnect:
+        raise UsageError("the request is incomplete") from None
     return bytes(body)

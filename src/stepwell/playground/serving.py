@@ -12,8 +12,13 @@ from stepwell.errors import UsageError
 from stepwell.extras import require
 
 _uvicorn: Any = require("uvicorn", "playground")
+_h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
 __all__ = ["Serving"]
+
+#: Seconds from a connection or the first byte of a request to the request's last byte.
+REQUEST_TIMEOUT = 30.0
+_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Serving:
@@ -21,7 +26,7 @@ class Serving:
 
     def __init__(self, app: Any, *, name: str) -> None:
         # No access log: every line of it would hold a token.
-        config = _uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
+        config = _uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=_Protocol)
         self._server = _Server(config)
         self._name = name
         self._task: asyncio.Task[None] | None = None
@@ -57,3 +62,48 @@ class _Server(_uvicorn.Server):  # type: ignore[misc]
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
+    """A connection that is closed if a request does not arrive in time; an answer may take as long as it likes."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # After a complete answer, this is the beginning of the next request.
+        self._watch(begun=self.cycle is None or self.cycle.response_complete)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch(begun=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def _watch(self, *, begun: bool) -> None:
+        if begun or (self.cycle is not None and self.cycle.more_body):
+            self._expect()
+        else:
+            self._arrived()
+
+    def _expect(self) -> None:
+        if self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+
+    def _arrived(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(_LATE)
+        self.transport.close()

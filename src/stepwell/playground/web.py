@@ -7,8 +7,17 @@ from stepwell.extras import require
 require("starlette", "playground")
 
 from starlette.applications import Starlette  # noqa: E402
-from starlette.requests import Request  # noqa: E402
+from starlette.requests import ClientDisconnect, Request  # noqa: E402
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
-__all__ = ["JSONResponse", "PlainTextResponse", "Request", "Response", "Route", "Starlette", "StreamingResponse"]
+__all__ = [
+    "ClientDisconnect",
+    "JSONResponse",
+    "PlainTextResponse",
+    "Request",
+    "Response",
+    "Route",
+    "Starlette",
+    "StreamingResponse",
+]

@@ -7,10 +7,10 @@ from typing import Any
 
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.methods import perform
-from stepwell.playground.botapi.refusal import Refusal
+from stepwell.playground.botapi.refusal import Refusal, bad_request
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette
+from stepwell.playground.web import ClientDisconnect, JSONResponse, Request, Response, Route, Starlette
 
 __all__ = ["make_app"]
 
@@ -77,8 +77,11 @@ def _refused(refusal: Refusal) -> Response:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST:
-            raise Refusal(413, "Request Entity Too Large")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST:
+                raise Refusal(413, "Request Entity Too Large")
+    except ClientDisconnect:
+        raise bad_request("the request is incomplete") from None
     return bytes(body)

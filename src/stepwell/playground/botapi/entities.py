@@ -100,8 +100,12 @@ class _Html(HTMLParser):
 
 def _html(text: str) -> tuple[str, list[Entity]]:
     reader = _Html()
-    reader.feed(text)
-    reader.close()
+    try:
+        reader.feed(text)
+        reader.close()
+    except AssertionError as error:
+        # HTMLParser's way to say that a declaration such as <![x is not HTML.
+        raise _unreadable(str(error)) from None
     if reader.open:
         raise _unreadable(f'Can\'t find end tag corresponding to start tag "{reader.open[-1][0]}"')
     return reader.text, reader.entities

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl
@@ -10,6 +9,7 @@ from urllib.parse import parse_qsl
 from stepwell.extras import require
 from stepwell.playground.botapi.params import Params, Upload
 from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.strict_json import loads
 
 _multipart = require("python_multipart", "playground")
 _errors = require("python_multipart.exceptions", "playground")
@@ -30,7 +30,7 @@ def read_body(content_type: str, body: bytes, query: dict[str, Any] | None = Non
         _read_parts(content_type, body, given, files)
         return Params(given, files)
     try:
-        said = json.loads(body)
+        said = loads(body)
     except ValueError:
         raise bad_request("can't parse JSON object" if kind == "application/json" else "unsupported body") from None
     if not isinstance(said, dict):

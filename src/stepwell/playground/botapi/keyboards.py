@@ -47,6 +47,8 @@ def markup_of(params: Params) -> dict[str, Any] | None:
         rows = markup["keyboard"]
         if not isinstance(rows, list) or not rows:
             raise bad_request("reply keyboard is empty")
+        if not all(isinstance(row, list) for row in rows):
+            raise bad_request("can't parse keyboard: expected an Array of Array")
         rows = [[{"text": each} if isinstance(each, str) else each for each in row] for row in rows]
         markup = {**markup, "keyboard": rows}
         list(_flat(rows))

@@ -71,13 +71,13 @@ def _sender(kind: str) -> Method:
 
 
 def send_group(call: Call) -> list[dict[str, Any]]:
-    items = call.params.json("media", list) or []
+    items = call.params.objects("media")
     if not 2 <= len(items) <= 10:
         raise bad_request("wrong number of messages: a media group has 2 to 10 items")
     album = secrets.token_urlsafe(8)
     sent = []
     for item in items:
-        if item.get("type") not in _ALWAYS:
+        if str(item.get("type")) not in _ALWAYS:
             raise bad_request("can't parse media: wrong type")
         caption = text_of(Params(item), "caption", "caption_entities")
         sent.append(deliver(call, **_content(call, item["type"], item, "media"), **caption, media_group_id=album))
@@ -91,7 +91,7 @@ def _plain(kind: str, *fields: str) -> Method:
         if missing:
             raise bad_request(f"{missing[0]} is empty")
         numbers = ("latitude", "longitude")
-        content = {name: float(given[name]) if name in numbers else call.params.text(name) for name in fields}
+        content = {name: call.params.fraction(name) if name in numbers else call.params.text(name) for name in fields}
         return deliver(call, **{kind: content})
 
     return send
@@ -99,7 +99,7 @@ def _plain(kind: str, *fields: str) -> Method:
 
 def send_venue(call: Call) -> dict[str, Any]:
     params = call.params
-    place = {name: float(params.given.get(name, 0)) for name in ("latitude", "longitude")}
+    place = {name: params.fraction(name, 0) for name in ("latitude", "longitude")}
     return deliver(call, venue={"location": place, "title": params.text("title"), "address": params.text("address")})
 
 
@@ -109,7 +109,10 @@ def send_dice(call: Call) -> dict[str, Any]:
 
 def send_poll(call: Call) -> dict[str, Any]:
     params = call.params
-    options = [each if isinstance(each, str) else each.get("text", "") for each in params.json("options", list) or []]
+    given = params.json("options", list) or []
+    options = [each.get("text") if isinstance(each, dict) else each for each in given]
+    if not all(isinstance(text, str) for text in options):
+        raise bad_request("can't parse options: expected an Array of InputPollOption")
     if not params.text("question") or not options:
         raise bad_request("poll must have a question and options")
     poll = {

@@ -14,6 +14,8 @@ from stepwell.playground.botapi.world import Room
 __all__ = ["METHODS", "deliver"]
 
 LONGEST_TEXT, LONGEST_CAPTION = 4096, 1024
+#: Before the formatting is read.
+LONGEST_RAW_TEXT = 64 * 1024
 
 
 def deliver(call: Call, **content: Any) -> dict[str, Any]:
@@ -42,7 +44,12 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
 
 def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
     """A text with its entities."""
-    given = params.json(listed, list)
+    given = params.objects(listed)
+    if not all(type(entity.get(name)) is int for entity in given for name in ("offset", "length")):
+        raise bad_request(f"can't parse {listed}: offset and length are numbers")
+    # The limit counts what is left after parsing; more markup than this is no message.
+    if len(params.text(name)) > LONGEST_RAW_TEXT:
+        raise bad_request("message is too long" if name == "text" else "message caption is too long")
     text, formatted = (
         (params.text(name), given) if given else entities.parsed(params.text(name), params.text("parse_mode"))
     )
@@ -84,7 +91,7 @@ def delete_message(call: Call) -> bool:
 def delete_messages(call: Call) -> bool:
     room = call.room()
     for number in call.params.json("message_ids", list) or []:
-        if number in room.messages:
+        if isinstance(number, int) and number in room.messages:
             call.world.delete(room, number)
     return True
 
@@ -125,10 +132,10 @@ def _edit(call: Call, content: dict[str, Any]) -> dict[str, Any] | bool:
 
 def _replied(params: Params, room: Room) -> dict[str, Any] | None:
     given = params.json("reply_parameters", dict) or {}
-    number = given.get("message_id") or params.number("reply_to_message_id", 0)
+    number = Params(given).number("message_id", 0) or params.number("reply_to_message_id", 0)
     if not number:
         return None
-    message = room.messages.get(int(number))
+    message = room.messages.get(number)
     if message is None and not (given.get("allow_sending_without_reply") or params.flag("allow_sending_without_reply")):
         raise bad_request("message to be replied not found")
     return message

@@ -56,7 +56,7 @@ async def get_updates(call: Call) -> list[dict[str, Any]]:
             "Conflict: can't use getUpdates method while webhook is active; "
             "use deleteWebhook to delete the webhook first",
         )
-    call.bot.updates.allow(params.json("allowed_updates", list))
+    call.bot.updates.allow(params.texts("allowed_updates"))
     timeout = min(max(params.number("timeout", 0), 0), 50)
     return await call.bot.updates.poll(params.number("offset", 0), params.number("limit", 100), timeout)
 
@@ -71,7 +71,7 @@ async def set_webhook(call: Call) -> bool:
     connections = params.number("max_connections", 40)
     if not 1 <= connections <= 100:
         raise bad_request("max_connections is from 1 to 100")
-    call.bot.updates.allow(params.json("allowed_updates", list))
+    call.bot.updates.allow(params.texts("allowed_updates"))
     if params.flag("drop_pending_updates"):
         call.bot.updates.drop()
     await call.webhooks.set(call.bot, Webhook(params.text("url"), secret, connections))
@@ -122,7 +122,7 @@ def send_chat_action(call: Call) -> bool:
 
 
 def set_commands(call: Call) -> bool:
-    commands = call.params.json("commands", list) or []
+    commands = call.params.objects("commands")
     for command in commands:
         if not re.fullmatch(r"[a-z0-9_]{1,32}", str(command.get("command", ""))):
             raise bad_request("BOT_COMMAND_INVALID")

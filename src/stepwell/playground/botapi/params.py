@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.strict_json import loads
 
 __all__ = ["Params", "Upload"]
 
@@ -33,8 +35,17 @@ class Params:
         value = self.given.get(name, default)
         try:
             return int(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise bad_request(f"invalid {name} specified") from None
+
+    def fraction(self, name: str, default: float | None = None) -> float:
+        try:
+            value = float(self.given.get(name, default))  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            value = inf
+        if not isfinite(value):
+            raise bad_request(f"invalid {name} specified")
+        return value
 
     def flag(self, name: str) -> bool:
         return str(self.given.get(name, "")).lower() in ("true", "1", "yes")
@@ -46,12 +57,26 @@ class Params:
             if not value:
                 return None
             try:
-                value = json.loads(value)
+                value = loads(value)
             except ValueError:
                 raise bad_request(f"can't parse {name} JSON object") from None
         if value is not None and not isinstance(value, kind):
             raise bad_request(f"can't parse {name}: expected {'an Array' if kind is list else 'an Object'}")
         return value
+
+    def objects(self, name: str) -> list[dict[str, Any]]:
+        """A list of objects; empty where it was not given."""
+        return self._all_of(name, dict, "an Array of Object")
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of texts; ``None`` where it was not given."""
+        return None if self.json(name, list) is None else self._all_of(name, str, "an Array of String")
+
+    def _all_of(self, name: str, kind: type[Any], what: str) -> list[Any]:
+        values: list[Any] = self.json(name, list) or []
+        if not all(isinstance(value, kind) for value in values):
+            raise bad_request(f"can't parse {name}: expected {what}")
+        return values
 
     def chat_id(self, name: str = "chat_id") -> int | str:
         value = self.given.get(name)

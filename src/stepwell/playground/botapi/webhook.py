@@ -124,7 +124,11 @@ class Webhooks:
             logger.info("the call in a webhook's answer was refused: %s", refusal.description)
 
     def _check(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _httpx.URL(url)
+        except (ValueError, _httpx.InvalidURL):
+            raise bad_request("bad webhook: invalid URL specified") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise bad_request("bad webhook: an HTTP or HTTPS URL must be provided")
         if not self._outside and not _is_loopback(parts.hostname):
