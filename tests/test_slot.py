@@ -286,7 +286,7 @@ async def test_opposite_orders_end_in_an_error_and_not_in_a_hang(storage: Storag
 
 
 async def test_a_long_holder_is_renewed(storage: Storage) -> None:
-    async with Slot(storage, "bot", 1, lease=0.6) as slot:
+    async with Slot(storage, "bot", 1, lease=1.2) as slot:
         slot.data["a"] = 1
         await asyncio.sleep(1.5)
         await slot.commit()
@@ -359,7 +359,7 @@ async def test_cancelling_anybody_at_any_point_leaves_no_line_no_task_and_no_cla
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [r for r in results if not (r is None or isinstance(r, asyncio.CancelledError))] == []
             assert storage.lines == {}
-            async with Slot(storage, "bot", 1, wait=0.5) as slot:
+            async with Slot(storage, "bot", 1, wait=10) as slot:
                 for name in "abc":
                     assert (name in slot.data) == (f"twin of {name}" in slot.data)
                 for name, result in zip("abc", results, strict=True):

@@ -354,10 +354,10 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_writes_nothing(make
 
 
 async def test_a_long_handler_keeps_its_claim(make_fsm: Make) -> None:
-    fsm = make_fsm(lease=0.6)
+    fsm = make_fsm(lease=1.2)
     async with fsm.conversation(message(update_id=1)) as ctx:
         ctx.start_flow(Form)
-        await asyncio.sleep(1.3)
+        await asyncio.sleep(1.5)
     assert await fsm.storage.get_state("bot", KEY) == State("form", "name", {})
 
 
@@ -537,13 +537,13 @@ def test_a_loop_for_each_update_will_do(url: str, tmp_path: Path) -> None:
 
 
 def test_a_blocking_handler_holds_up_nobody_else_and_keeps_its_claim() -> None:
-    fsm = FSM("bot", storage="memory://", flows=[Form], lease=0.3)
+    fsm = FSM("bot", storage="memory://", flows=[Form], lease=1)
     together = threading.Barrier(4)
 
     def slow(ctx: Any) -> str:
         # Nobody gets on unless all four are here at the same time, each for longer than its lease.
         together.wait(10)
-        time.sleep(0.5)
+        time.sleep(1.2)
         ctx.update_data(by=threading.current_thread().name)
         return threading.current_thread().name
 

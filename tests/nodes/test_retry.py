@@ -311,7 +311,7 @@ async def test_the_timeout_of_a_sync_item_counts_for_each_item_by_itself():
             shared["results"] = exec_res
 
     try:
-        shared = await NodeFlow(start=Items(timeout=0.2, concurrency=2, on_error="skip")).run({})
+        shared = await NodeFlow(start=Items(timeout=1, concurrency=2, on_error="skip")).run({})
     finally:
         release.set()
     assert shared["results"][0] == 0

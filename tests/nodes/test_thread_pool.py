@@ -58,7 +58,7 @@ async def test_timed_out_items_do_not_keep_others_of_their_batch_from_a_thread(r
         def post(self, shared, items, results):
             shared["results"] = results
 
-    batch = Batch(concurrency=2, timeout=0.3, on_error="skip")
+    batch = Batch(concurrency=2, timeout=0.6, on_error="skip")
     results = (await NodeFlow(start=batch).run())["results"]
     assert all(isinstance(result, Failed) for result in results[:6])
     assert results[6:] == [6, 7, 8, 9, 10, 11]

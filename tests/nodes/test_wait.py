@@ -209,11 +209,16 @@ async def test_an_answer_outlives_a_post_that_fails(storage: Storage) -> None:
 
 
 class Amount(Wait):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.hangs = asyncio.Event()
+
     def prep(self, shared: dict[str, Any]) -> str:
         return "How much?"
 
     def post(self, shared: dict[str, Any], question: str, answer: str) -> Any:
         if answer == "hang":
+            self.hangs.set()
             return asyncio.sleep(60)
         if answer == "odd":
             return "no such edge"
@@ -249,11 +254,15 @@ async def test_an_answer_that_post_fails_on_makes_way_for_another(storage: Stora
 
 
 async def test_an_answer_that_post_has_not_failed_on_stays(storage: Storage) -> None:
-    flow = linear(Amount("x"), storage=storage)
+    amount = Amount("x")
+    flow = linear(amount, storage=storage)
     wait = await parked(flow.run(flow_id="r"))
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
-            await flow.resume(wait.id, "hang")
+    answering = asyncio.create_task(flow.resume(wait.id, "hang"))
+    async with asyncio.timeout(20):
+        await amount.hangs.wait()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
     assert (await flow.status("r")).waits == ()
     with pytest.raises(UsageError, match="waits for no answer"):
         await flow.resume("r", "10")

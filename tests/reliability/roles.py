@@ -74,12 +74,15 @@ async def hold(storage: Storage, tell: Tell, *, key: int, lease: float, go: str)
         tell("refused", type(error).__name__)
 
 
-async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: float) -> None:
-    """Hold one key and want another."""
+async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: float, meet: str) -> None:
+    """Hold one key, wait until another worker holds the other, and then want that too."""
     try:
         async with Slot(storage, BOT, first, wait=wait):
             tell("holds")
-            await asyncio.sleep(0.2)
+            Path(meet, str(first)).touch()
+            async with asyncio.timeout(20):
+                while not Path(meet, str(second)).exists():
+                    await asyncio.sleep(0.005)
             async with Slot(storage, BOT, second, wait=wait):
                 tell("both")
     except Busy:

@@ -81,15 +81,17 @@ async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(
 
 
 async def test_claims_in_opposite_order_end_in_an_error_and_not_in_a_hang(
-    shared_backend: Backend, workers: Workers
+    shared_backend: Backend, workers: Workers, tmp_path: Path
 ) -> None:
     url = shared_backend.place()
     storage = shared_backend.storage(url)
-    for _ in range(dose("CROSSINGS", 1, 100)):
-        one = workers.start("cross", url, first=1, second=2, wait=0.6)
-        other = workers.start("cross", url, first=2, second=1, wait=0.6)
-        await one.says("done", timeout=20)
-        await other.says("done", timeout=20)
+    for number in range(dose("CROSSINGS", 1, 100)):
+        meet = tmp_path / str(number)
+        meet.mkdir()
+        one = workers.start("cross", url, first=1, second=2, wait=0.6, meet=str(meet))
+        other = workers.start("cross", url, first=2, second=1, wait=0.6, meet=str(meet))
+        await one.says("done", timeout=40)
+        await other.says("done", timeout=40)
         assert one.said("busy") or other.said("busy")
         await free(storage, 1)
         await free(storage, 2)
@@ -97,10 +99,11 @@ async def test_claims_in_opposite_order_end_in_an_error_and_not_in_a_hang(
 
 async def test_tasks_that_claim_in_opposite_order_end_in_an_error_and_not_in_a_hang(shared_backend: Backend) -> None:
     storage = shared_backend.storage()
+    both = asyncio.Barrier(2)
 
     async def cross(first: int, second: int) -> None:
         async with Slot(storage, BOT, first, wait=0.3):
-            await asyncio.sleep(0.05)
+            await both.wait()
             async with Slot(storage, BOT, second, wait=0.3):
                 pass
 

@@ -104,7 +104,7 @@ async def test_a_claim_that_arrives_late_leases_nothing(server: PostgresServer, 
             # This read is queued behind the release of the claim.
             assert await storage.get_state("bot", 1) == State("f", "s")
             await proxy.let_through()
-            async with Slot(storage, "bot", 1, wait=0.5) as slot:
+            async with Slot(storage, "bot", 1, wait=10) as slot:
                 assert slot.state == "s"
 
 
@@ -240,7 +240,7 @@ async def test_of_a_standby_and_a_primary_the_primary_is_chosen(server: Postgres
 
 
 async def test_a_lock_that_is_not_given_back_ends_the_call_in_time(server: PostgresServer, admin: Any) -> None:
-    async with PostgresStorage(server.url(), schema="locked", timeout=0.4, patience=0.2) as storage:
+    async with PostgresStorage(server.url(), schema="locked", timeout=1, patience=0.2) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         async with admin.transaction():
             await admin.execute("select from locked.records for update")
@@ -252,9 +252,7 @@ async def test_a_lock_that_is_not_given_back_ends_the_call_in_time(server: Postg
 
 
 async def test_a_server_that_falls_silent_leaves_the_outcome_unknown_in_time(server: PostgresServer) -> None:
-    async with PostgresStorage(
-        server.url(), schema="silent", timeout=0.4, connect_timeout=0.4, patience=0.2
-    ) as storage:
+    async with PostgresStorage(server.url(), schema="silent", timeout=1, connect_timeout=1, patience=0.2) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         server.pause()
         try:

@@ -139,7 +139,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
             assert proxy.holds.is_set()
             assert await storage.get_state(BOT, 1) == State("f", "s")
             await proxy.let_through()
-            async with Slot(storage, BOT, 1, wait=0.5) as slot:
+            async with Slot(storage, BOT, 1, wait=10) as slot:
                 assert slot.state == "s"
 
 
@@ -265,7 +265,7 @@ async def test_a_duplicate_of_a_write_that_no_replica_has_is_not_acknowledged(
         cluster = request.getfixturevalue("own_cluster")
         masters = cluster.masters()
         url, replicas = cluster.url("?"), [node for node in cluster.nodes if node not in masters]
-    async with open_storage(f"{url}durability=wait&timeout=0.6&prefix=dup") as storage:
+    async with open_storage(f"{url}durability=wait&timeout=1.2&prefix=dup") as storage:
         fsm = FSM(BOT, storage=storage, flows=[Form])
         update = message(update_id=1)
         with _without_replicas(replicas):
@@ -320,7 +320,7 @@ async def test_what_a_claim_read_is_not_confirmed_by_a_server_that_does_not_have
     try:
         async with Proxy(old.port) as proxy:
             url = f"redis://127.0.0.1:{proxy.port}/0"
-            async with open_storage(url, durability="wait", timeout=0.6) as storage, Slot(storage, BOT, 1) as slot:
+            async with open_storage(url, durability="wait", timeout=1.2) as storage, Slot(storage, BOT, 1) as slot:
                 with pytest.raises(NotReplicated):
                     await slot.confirm()
                 proxy.point_to(successor.port)
@@ -335,7 +335,7 @@ async def test_a_run_that_no_replica_has_is_not_reported_as_there_or_finished(
 ) -> None:
     master, replica = replicated
     await linked(master)
-    async with open_storage(master.url("?durability=wait&timeout=0.6")) as storage:
+    async with open_storage(master.url("?durability=wait&timeout=1.2")) as storage:
         flow = NodeFlow(start=Trail())
         with _without_replicas([replica]):
             with pytest.raises(NotReplicated):
@@ -403,7 +403,7 @@ async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
 ) -> None:
     master, replica = replicated
     await linked(master)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+    async with open_storage(master.url(), durability="wait", timeout=1.2) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
         replica.process.pause()
         with pytest.raises(NotReplicated, match="may still arrive"):
@@ -423,13 +423,13 @@ async def test_an_answer_from_the_journal_waits_for_the_replica_too(
 ) -> None:
     master, replica = replicated
     await linked(master)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as storage:
+    async with open_storage(master.url(), durability="wait", timeout=1.2) as storage:
         address = storage.address(BOT, 1)
         change = Change(write=storage.ids(), set=storage.seal(address).fields({"a": 1}))
         batch = Batch.of([Apply(address, change)], "lane", 1)
         replica.process.pause()
         assert isinstance((await storage.run(batch))[0], NotReplicated)
-    async with open_storage(master.url(), durability="wait", timeout=0.6) as other:
+    async with open_storage(master.url(), durability="wait", timeout=1.2) as other:
         assert isinstance((await other.run(batch))[0], NotReplicated)
         replica.process.resume()
         await linked(master)

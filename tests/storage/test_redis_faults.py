@@ -115,7 +115,7 @@ async def test_cut_claims_and_commits_still_make_each_update_once(proxy: Proxy) 
 
 
 async def test_a_write_that_is_never_answered_has_an_unknown_outcome_in_time(proxy: Proxy) -> None:
-    async with through(proxy, timeout=0.2, patience=0.3) as storage:
+    async with through(proxy, timeout=0.8, patience=0.3) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
         proxy.fall_silent()
         start = time.monotonic()
@@ -192,7 +192,7 @@ async def test_a_claim_that_arrives_after_it_was_sent_again_and_released_leases_
             slot.state = "t"
             await slot.commit()
         await proxy.let_through()
-        async with Slot(storage, BOT, 1, wait=0.5) as slot:
+        async with Slot(storage, BOT, 1, wait=10) as slot:
             assert slot.state == "t"
 
 
@@ -206,7 +206,7 @@ async def test_a_claim_that_arrives_after_it_was_given_up_leases_nothing(proxy: 
         # This read is queued behind the release of the claim.
         assert await storage.get_state(BOT, 1) == State("f", "s")
         await proxy.let_through()
-        async with Slot(storage, BOT, 1, wait=0.5) as slot:
+        async with Slot(storage, BOT, 1, wait=10) as slot:
             assert slot.state == "s"
 
 
@@ -255,7 +255,8 @@ async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(p
     while reader.gets() is not False:
         commands += 1
     assert 100 <= commands <= 110, "the last read included"
-    assert took < 0.5
+    # A pause between two holders would take longer.
+    assert took < 5
 
 
 async def test_fifty_merges_of_fifty_tasks_are_a_few_round_trips(proxy: Proxy) -> None:

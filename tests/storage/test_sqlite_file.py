@@ -290,7 +290,8 @@ async def test_the_loop_goes_on_while_a_lock_is_waited_for(tmp_path: Path) -> No
             await asyncio.sleep(0.005)
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert not writing.done()
-        assert longest < 0.15
+        # A loop that waited for the lock itself would stand still until its patience of 10 s is over.
+        assert longest < 3
         foreign.execute("ROLLBACK")
         assert await writing == {"a": 1}
         foreign.close()
