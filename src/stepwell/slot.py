@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal
+from stepwell.codec.keys import decode_name
+from stepwell.codec.large import LARGE, fingerprint, in_thread, is_large, seal_data
 from stepwell.errors import (
     Busy,
     Conflict,
@@ -30,7 +32,7 @@ from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, S
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
-__all__ = ["Sealed", "Slot"]
+__all__ = ["Changes", "Sealed", "Slot"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,20 @@ class Sealed(NamedTuple):
     text: str
 
 
+class Changes(NamedTuple):
+    """The fields that differ from what is stored."""
+
+    #: The data as it was when it was compared.
+    data: dict[Any, Any]
+    #: Field name to sealed text.
+    set: dict[str, str]
+    unset: tuple[str, ...]
+    #: Large fields, which are compared in a thread.
+    large: dict[str, Any]
+    #: Their fingerprints.
+    prints: dict[str, bytes | None]
+
+
 class Json(str):
     """A value that is JSON text already."""
 
@@ -64,8 +80,8 @@ class Slot:
 
     __slots__ = (
         "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
-        "_place", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expired", "expires_at", "flow",
-        "history", "now", "revision", "stack", "state", "storage", "tags", "times", "version", "where",
+        "_place", "_prints", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expired", "expires_at",
+        "flow", "history", "now", "revision", "stack", "state", "storage", "tags", "times", "version", "where",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -102,6 +118,8 @@ class Slot:
         self._data: dict[Any, Any] | None = None
         #: The data as it was decoded, to know what is still the same object.
         self._loaded: dict[Any, Any] = {}
+        #: Of large fields: a fingerprint of the value whose text is stored.
+        self._prints: dict[str, bytes] = {}
         self._deleted = False
         self._holding = False
         self._lost = False
@@ -128,12 +146,13 @@ class Slot:
                 claimed = await self._claim(claimed, loop, asked_at + self._wait)
             self._holding = True
             self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
+            # Before the load: decoding a large record may take longer than the lease.
+            storage.renewals.add(self, loop, self._lease / 3)
             if claimed.record is not None:
                 await self._load(claimed.record)
         except BaseException:
             await self._let_go()
             raise
-        storage.renewals.add(self, loop, self._lease / 3)
         held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
         return self
 
@@ -224,9 +243,12 @@ class Slot:
         """A part of a memo as JSON, or what a commit with it would raise."""
         return Json(self._seal.seal("m", "", value)[9:])
 
-    def seal_part(self, name: str, value: Any) -> Sealed:
-        """Encode a part now, to be given to a later commit; raises what that commit would raise."""
-        text = self._seal.seal("p", name, value)
+    def seal_part(self, name: str, value: Any, large: bool = False) -> Sealed:
+        """Encode a part now, to be given to a later commit; raises what that commit would raise.
+
+        A ``large`` one is encoded in pieces, for calls from a thread.
+        """
+        text = self._seal.seal("p", name, value, large)
         limit = self.storage.limits.item
         if len(text) > limit and len(text.encode()) > limit:
             raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
@@ -246,17 +268,38 @@ class Slot:
         """Take back what was changed since the load or the last commit."""
         self.place, self._data, self._deleted = self._place, None, False
 
-    def changed_data(self) -> dict[Any, Any]:
-        """The fields of the data that a commit would write."""
-        names = self._changed_fields()[0]
-        return {key: value for key, value in self.data.items() if self._seal.name(key) in names}
+    async def changes(self) -> Changes:
+        """Encode the fields that differ, for ``changed_data`` and one ``commit``; large ones in a thread."""
+        changes = self._compared(aside=True)
+        if changes.large:
+            await self._encode_large(changes)
+        return changes
+
+    async def _encode_large(self, changes: Changes) -> None:
+        work = self._seal, changes.large, {name: self._prints.get(name) for name in changes.large}
+        try:
+            encoded = await in_thread(_encode, *work)
+        except RuntimeError:
+            # Another task has changed a value meanwhile, which cannot happen here.
+            encoded = _encode(*work)
+        for name, (text, mark) in encoded.items():
+            if text is not None and self._fields.get(name) != text:
+                changes.set[name] = text
+            changes.prints[name] = mark
+
+    def changed_data(self, changes: Changes) -> dict[Any, Any]:
+        """The fields of the data that a commit of these changes would write."""
+        return {key: value for key, value in changes.data.items() if self._seal.name(key) in changes.set}
 
     @property
     def changed(self) -> bool:
         """A commit would write something."""
         if self.deletes:
             return self.found
-        return self.place != self._place or self._changed_fields() != ({}, ())
+        if self.place != self._place:
+            return True
+        changes = self._compared()
+        return bool(changes.set or changes.unset)
 
     async def commit(
         self,
@@ -269,15 +312,18 @@ class Slot:
         parts: Mapping[str, Any] | None = None,
         dropped_parts: Sequence[str] = (),
         force: bool = False,
+        changes: Changes | None = None,
     ) -> bool:
         """Write what differs in one operation that also checks the claim; ``False`` if nothing differs.
 
         ``keep`` holds on after the write, otherwise the claim ends with it. ``deadline`` and ``expiry`` are
         seconds from now. Memo, tags, deadline, expiry are written only along with a change, with parts, or
-        with ``force``. Raises ``LeaseLost`` or ``RecordReplaced`` with nothing written.
+        with ``force``. ``changes`` are those of ``changes()``, if they were needed before. Raises ``LeaseLost`` or
+        ``RecordReplaced`` with nothing written.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True was its last")
+        place = NOWHERE
         if tags is not KEEP or deadline is not KEEP or expiry is not KEEP:
             _check(tags, deadline, expiry)
         write = self.storage.ids()
@@ -287,14 +333,18 @@ class Slot:
                 return False
             change = Change(write, delete=True, memo=self._sealed_memo(memo))
         else:
-            written, gone = self._changed_fields()
+            place = self.place
+            if changes is None:
+                changes = self._compared(aside=True)
+                if changes.large:
+                    await self._encode_large(changes)
+            written, gone = changes.set, changes.unset
             head: Head | Keep = KEEP
             anew = self._deleted and found
             if anew:
                 # What was set after delete() is a record of its own.
-                written, gone = self._seal.fields(self.data), ()
+                written, gone = await seal_data(self._seal, changes.data), ()
                 deadline = None if deadline is KEEP else deadline
-            place = self.place
             if anew or place != self._place:
                 head = self._seal.head(place)
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
@@ -320,7 +370,7 @@ class Slot:
         applied: Applied = await self.storage.perform(apply)
         self._holding = keep
         if keep:
-            self._written(change, applied)
+            self._written(change, applied, place, changes)
         return True
 
     @property
@@ -328,12 +378,13 @@ class Slot:
         """The next commit would remove the record."""
         return self._deleted and self.flow is None and self.state is None and not self._data and not self.expired
 
-    def _changed_fields(self) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _compared(self, *, aside: bool = False) -> Changes:
+        """Compare the data with what was loaded; large fields are put ``aside``, or encoded here."""
         data, old = self._data, self._fields
+        changes = Changes({} if data is None else data.copy(), {}, (), {}, {})
         if data is None:
-            return {}, ()
-        loaded, seal = self._loaded, self._seal
-        written: dict[str, str] = {}
+            return changes
+        loaded, seal, written = self._loaded, self._seal, changes.set
         kept = 0
         for key, value in data.items():
             # What cannot be mutated, and is what was loaded, needs no second look. Equal floats may differ: 0.0, -0.0.
@@ -344,15 +395,17 @@ class Slot:
                     kept += 1
                     continue
             name = seal.name(key)
-            text = seal.field(name, value)
-            if old.get(name) != text:
-                written[name] = text
-            if name in old:
+            text = old.get(name)
+            if text is not None:
                 kept += 1
+            if aside and ((text is not None and len(text) > LARGE) or is_large(value)):
+                changes.large[name] = value
+            elif (now := seal.field(name, value)) != text:
+                written[name] = now
         if kept == len(old):
-            return written, ()
+            return changes
         names = {seal.name(key) for key in data}
-        return written, tuple([name for name in old if name not in names])
+        return changes._replace(unset=tuple([name for name in old if name not in names]))
 
     def _sealed_memo(self, memo: Any) -> str | Keep:
         if isinstance(memo, Keep):
@@ -367,20 +420,25 @@ class Slot:
             sealed[name] = value.text if type(value) is Sealed else self.seal_part(name, value).text
         return sealed
 
-    def _written(self, change: Change, applied: Applied) -> None:
+    def _written(self, change: Change, applied: Applied, place: Place, changes: Changes | None) -> None:
         """What was just written is what the next commit compares with."""
         self.now, self._base, self._deleted = applied.now, applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete:
-            self._fields, self._loaded, self._place = {}, {}, NOWHERE
+            self._fields, self._loaded, self._place, self._prints = {}, {}, NOWHERE, {}
             self.deadline = self.expires_at = None
         else:
             if change.replace:
                 self._fields = {}
             self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
             self._fields.update(change.set)
-            self._loaded = {} if self._data is None else self._data.copy()
-            self._place = self.place
+            if changes is not None:
+                # As they were when they were encoded, which may be some time ago.
+                self._loaded = changes.data if self._data is not None else {}
+                kept = {} if change.replace else self._prints
+                known = {name: mark for name, mark in kept.items() if name not in change.set} | changes.prints
+                self._prints = {name: mark for name, mark in known.items() if mark is not None and name in self._fields}
+            self._place = place
             if change.tags is not KEEP:
                 self.tags = change.tags
             if change.deadline is not KEEP:
@@ -406,7 +464,9 @@ class Slot:
                 raise RecordReplaced(self.address.text)
         found = (stored.parts or {}) if stored is not None else {}
         try:
-            return {name: self._seal.value("p", name, text) for name, text in found.items()}
+            if sum(map(len, found.values())) > LARGE:
+                return await in_thread(_decode_parts, self._seal, found)
+            return _decode_parts(self._seal, found)
         except CorruptRecord as error:
             await self.quarantine(error)
             raise
@@ -440,7 +500,11 @@ class Slot:
             if stored.head is not None:
                 self.place = self._place = self._seal.head_back(stored.head)
             # Decoding later would let a handler run on a record that cannot be read.
-            _ = self.data
+            if sum(map(len, stored.fields.values())) > LARGE:
+                data, self._prints = await in_thread(_decode, self._seal, stored.fields)
+                self._data, self._loaded = data, data.copy()
+            else:
+                _ = self.data
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise
@@ -471,6 +535,33 @@ class Slot:
             logger.warning("a claim could not be released (%s); it ends with its lease", error)
         finally:
             leave_line(self.storage, self.address)
+
+
+def _encode(
+    seal: Seal, values: Mapping[str, Any], prints: Mapping[str, bytes | None]
+) -> dict[str, tuple[str | None, bytes | None]]:
+    """Encode large fields; no text for those that still have their fingerprint."""
+    encoded: dict[str, tuple[str | None, bytes | None]] = {}
+    for name, value in values.items():
+        mark = fingerprint(value)
+        if mark is not None and mark == prints[name]:
+            encoded[name] = None, mark
+            continue
+        text = seal.field(name, value, large=True)
+        # A value that was changed meanwhile, by another task, is encoded again the next time.
+        encoded[name] = text, mark if mark == fingerprint(value) else None
+    return encoded
+
+
+def _decode(seal: Seal, fields: Mapping[str, str]) -> tuple[dict[Any, Any], dict[str, bytes]]:
+    """Decode all fields, and take the fingerprints of large ones."""
+    data = seal.data(fields)
+    large = {name: fingerprint(data[decode_name(name)]) for name, text in fields.items() if len(text) > LARGE}
+    return data, {name: mark for name, mark in large.items() if mark is not None}
+
+
+def _decode_parts(seal: Seal, parts: Mapping[str, str]) -> dict[str, Any]:
+    return {name: seal.value("p", name, text) for name, text in parts.items()}
 
 
 def _check(tags: object, deadline: object, expiry: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepwell
-from stepwell.codec import Seal, address_of, values
+from stepwell.codec import Seal, address_of, pieces, values
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, StoredDataError, TooLarge, UnknownType
 from stepwell.record import Limits
 from stepwell.testing.contract.values import same
@@ -260,7 +260,7 @@ TREES = st.recursive(
 @given(TREES, st.integers(1, 12))
 def test_the_depth_of_a_stored_text_is_counted_without_its_strings(tree: Any, limit: int) -> None:
     text = values.to_json(tree).decode()
-    assert values._too_deep(text, limit) is (nesting(text) > limit)
+    assert pieces.too_deep(text, limit) is (nesting(text) > limit)
 
 
 def test_a_text_at_the_limit_of_depth_is_read_and_a_deeper_one_is_refused() -> None:

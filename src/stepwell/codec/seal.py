@@ -34,14 +34,17 @@ class Seal:
         self.by_state = by_state
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
-    def fields(self, data: Mapping[Any, Any]) -> dict[str, str]:
-        """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written."""
+    def fields(self, data: Mapping[Any, Any], large: bool = False) -> dict[str, str]:
+        """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written.
+
+        ``large`` data is encoded in pieces, for calls from a thread.
+        """
         if not isinstance(data, Mapping):
             raise EncodeError("$", type(data).__qualname__, "is not a mapping; data is a dict of fields")
         fields = {}
         for key, value in data.items():
             name = self.name(key)
-            fields[name] = self.field(name, value)
+            fields[name] = self.field(name, value, large)
         return fields
 
     def name(self, key: Any) -> str:
@@ -51,9 +54,9 @@ class Seal:
         except EncodeError as error:
             raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
 
-    def field(self, name: str, value: Any) -> str:
+    def field(self, name: str, value: Any, large: bool = False) -> str:
         """One field of the data, sealed."""
-        return self._sealed("f", name, self._encoded(name, value))
+        return self._sealed("f", name, self._encoded(name, value, large))
 
     def data(self, fields: Mapping[str, str]) -> dict[Any, Any]:
         """The data back from its stored fields."""
@@ -99,9 +102,9 @@ class Seal:
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
 
-    def seal(self, kind: str, name: str, value: Any) -> str:
+    def seal(self, kind: str, name: str, value: Any, large: bool = False) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""
-        return self._sealed(kind, name, values.encode(value, self._limits, f"${name}"))
+        return self._sealed(kind, name, values.encode(value, self._limits, f"${name}", large=large))
 
     def seal_body(self, kind: str, name: str, body: str) -> str:
         """A value whose JSON is known already, sealed."""
@@ -119,7 +122,7 @@ class Seal:
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), str(error)) from error
 
-    def _encoded(self, name: str, value: Any) -> bytes:
+    def _encoded(self, name: str, value: Any, large: bool) -> bytes:
         kind = type(value)
         if kind is str or kind is bool or value is None or (kind is int and _SMALL > value > -_SMALL):
             # JSON says these exactly, without a walk.
@@ -127,21 +130,20 @@ class Seal:
                 return values.to_json(value)
             except UnicodeEncodeError:
                 pass  # encode() finds the words for it
-        return values.encode(value, self._limits, "$" + values.step(decode_name(name)))
+        return values.encode(value, self._limits, "$" + values.step(decode_name(name)), large=large)
 
     def _sealed(self, kind: str, name: str, body: bytes) -> str:
         if len(body) > self.limit:
             raise TooLarge(f"the value of {name!r}", len(body), self.limit)
-        text = body.decode()
-        check = crc32(f"{kind}{name}\n{text}".encode(), self._seed)
-        return f"{check:08x} {text}"
+        check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
+        return f"{check:08x} {body.decode()}"
 
     def _opened(self, kind: str, name: str, text: str) -> str:
         if len(text) > self.limit + 9:
             raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self.limit)
         body = text[9:]
         try:
-            check = crc32(f"{kind}{name}\n{body}".encode(), self._seed)
+            check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))
         except UnicodeEncodeError:
             check = -1
         if text[:9] != f"{check:08x} ":

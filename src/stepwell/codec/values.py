@@ -10,14 +10,17 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from stepwell.codec import pieces
 from stepwell.codec.types import PACKERS, set_struct_fields_with, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
@@ -29,6 +32,7 @@ from_json = msgspec.json.Decoder().decode
 
 set_struct_fields_with(msgspec.structs.force_setattr)
 
+_EXACT = frozenset({str, bool, type(None)})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
 
@@ -45,10 +49,14 @@ def quote(text: str) -> str:
     return to_json(text).decode()
 
 
-def encode(value: Any, limits: Limits, path: str = "$") -> bytes:
-    """A value as JSON text in UTF-8, or ``EncodeError`` with the path of what cannot be kept."""
+def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) -> bytes:
+    """A value as JSON text in UTF-8, or ``EncodeError`` with the path of what cannot be kept.
+
+    A ``large`` value is written in pieces; the text is the same.
+    """
     try:
-        return to_json(_plain(value, limits.depth))
+        plain = _plain(value, limits.depth)
+        return pieces.dump(plain) if large else to_json(plain)
     except (_RefusedError, UnicodeEncodeError):
         raise _locate(value, limits.depth, path) from None
 
@@ -56,16 +64,21 @@ def encode(value: Any, limits: Limits, path: str = "$") -> bytes:
 def decode(text: str, depth: int = 64) -> Any:
     """The value that ``encode`` was given."""
     # A tagged value takes up to four brackets for one level. Most texts are too short to be nested so deeply.
-    if len(text) > 4 * depth + 8 and _too_deep(text, 4 * depth + 8):
-        raise DecodeError(f"it is nested deeper than the limit of {depth}")
+    deepest = 4 * depth + 8
     try:
-        value = from_json(text)
+        if len(text) > 2 * pieces.PIECE:
+            value = pieces.load(text, deepest)
+        elif len(text) > deepest and pieces.too_deep(text, deepest):
+            raise RecursionError
+        else:
+            value = from_json(text)
         return _revived(value) if '"$' in text else value
     except StoredDataError:
         raise
+    except RecursionError as error:
+        raise DecodeError(f"it is nested deeper than the limit of {depth}") from error
     except (
         msgspec.DecodeError,
-        RecursionError,
         ValueError,
         TypeError,
         ArithmeticError,
@@ -145,12 +158,35 @@ def _decimal(value: Decimal) -> str:
 
 
 def _items(value: Any, left: int) -> list[Any]:
-    return [item if type(item) is str else _plain(item, left) for item in value]
+    if len(value) <= 64:
+        return [item if type(item) is str else _plain(item, left) for item in value]
+    plain: list[Any] = []
+    items = iter(value)
+    while chunk := list(islice(items, 1024)):
+        # Most long lists have one kind of values, and checking that takes less than a look at each.
+        plain += chunk if _is_exact(chunk) else [item if type(item) is str else _plain(item, left) for item in chunk]
+    return plain
+
+
+def _is_exact(chunk: list[Any]) -> bool:
+    """Whether JSON says these values exactly. Not known of mixed ones."""
+    kinds = {*map(type, chunk)}
+    if kinds == {int}:
+        return bool(min(chunk) >= _SMALLEST and max(chunk) <= _LARGEST)
+    return kinds <= _EXACT or (kinds == {float} and all(map(math.isfinite, chunk)))
 
 
 def _sorted_items(value: Any, left: int) -> list[Any]:
     # Equal sets give equal texts in every process, so an unchanged set is not written again.
-    return sorted(_items(value, left), key=to_json)
+    items = _items(value, left)
+    if len(items) <= 4096:
+        return sorted(items, key=to_json)
+    # In pieces: sorting holds the interpreter. A sample tells where to cut.
+    cuts = sorted([to_json(item) for item in items[:: len(items) // 512]])[::4]
+    buckets: list[list[Any]] = [[] for _ in range(len(cuts) + 1)]
+    for item in items:
+        buckets[bisect_left(cuts, to_json(item))].append(item)
+    return [item for bucket in buckets for item in sorted(bucket, key=to_json)]
 
 
 _TAGGED: dict[type, Callable[[Any, int], dict[str, Any]]] = {
@@ -245,28 +281,6 @@ def step(key: Any) -> str:
 def _type_name(value: Any) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _too_deep(text: str, limit: int) -> bool:
-    """Whether brackets are nested deeper than this in a JSON text. Brackets inside strings do not count."""
-    if text.count("[") + text.count("{") <= limit:
-        return False
-    if "\\" in text:
-        text = text.replace("\\\\", "").replace('\\"', "")
-    brackets = "".join(text.split('"')[::2]).encode(errors="replace").translate(_BRACKETS, _NO_BRACKETS)
-    # Each pass removes the innermost pairs, so there are as many passes as levels. Passes are C calls: a loop over
-    # the characters takes 80 ms for a megabyte.
-    for _ in range(limit):
-        inner = len(brackets)
-        brackets = brackets.replace(b"[]", b"")
-        if len(brackets) == inner:
-            break
-    # What is left over is deeper, or not balanced, which the decoder refuses.
-    return b"[]" in brackets or brackets.count(b"[") > limit
-
-
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 # These are kept as they are, so a str in place of a date is a mistake and not its encoding.

@@ -26,7 +26,7 @@ from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPol
 from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Address, Keep
-from stepwell.slot import Slot
+from stepwell.slot import Changes, Slot
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.urls import as_storage
 
@@ -305,9 +305,11 @@ class FSM:
     ) -> bool:
         """Write what changed, with the deadline of the state that was entered."""
         flow = None if slot.flow is None else self.flows.get(slot.flow)
+        changes: Changes | None = None
         if flow is not None and flow.data is not None:
             # Fields that were changed in place are checked like those given to update_data.
-            typed.check_fields(flow.name, flow.data, slot.changed_data())
+            changes = await slot.changes()
+            typed.check_fields(flow.name, flow.data, slot.changed_data(changes))
         deadline: float | Keep | None = KEEP
         if ctx.entered:
             timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
@@ -330,6 +332,7 @@ class FSM:
             deadline=deadline,
             expiry=expiry,
             force=force or deadline_passed,
+            changes=changes,
         )
         ctx.entered = False
         return written

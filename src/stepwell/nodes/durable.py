@@ -39,7 +39,7 @@ async def run_root(run: Run, journal: Journal, params: Mapping[str, Any]) -> Any
         if type(result) is CoroutineType:
             result = await result
         if not root.bare:
-            journal.check(root.path)
+            await journal.check(root.path)
     except Park:
         if emit is not None:
             emit("run.parked", Cursor(run, root.path))
@@ -108,7 +108,7 @@ async def walk(graph: Graph, cursor: DurableCursor, shared: Any, params: Mapping
             if following is not None:
                 await line.save(stage.path)
             elif graph is journal.program.root.graph:
-                journal.check(stage.path)
+                await journal.check(stage.path)
         except Park:
             raise
         except BaseException as error:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
 
+from stepwell.codec.large import in_thread, is_large
 from stepwell.codec.values import conform
 from stepwell.errors import (
     CorruptRecord,
@@ -359,14 +360,14 @@ class Journal:
             await self.slot.commit(deadline=None)
         return refused
 
-    def check(self, node: str) -> None:
+    async def check(self, node: str) -> None:
         """Raise ``Unstorable`` if the shared state cannot be kept as it is now.
 
         The state after the last node is not written if the run is not kept, and must be as storable as any other.
         """
         self.slot.data = self.shared
         try:
-            self.slot.changed_data()
+            await self.slot.changes()
         except EncodeError as error:
             raise self._explained(node, error) from error
 
@@ -463,10 +464,16 @@ class Journal:
         self._pending[name] = part
         self.parts.setdefault(path, {})[name] = None
 
-    def seal(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
+    async def seal_soon(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
+        """Encode a part, in a thread if it is large."""
+        if is_large(value):
+            return await in_thread(self.seal, node, name, value, where, True)
+        return self.seal(node, name, value, where)
+
+    def seal(self, node: str, name: str, value: Any, where: Callable[[str], str], large: bool = False) -> Sealed:
         """Encode a part; an error says where in the user's own terms, made from where it is in the part."""
         try:
-            return self.slot.seal_part(name, value)
+            return self.slot.seal_part(name, value, large)
         except EncodeError as error:
             inside = error.path.removeprefix(f"${name}")
             raise Unstorable(node, where(inside), error.type_name, error.why) from error

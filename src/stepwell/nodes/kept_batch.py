@@ -61,7 +61,7 @@ async def _store(line: Line, stage: Stage, visit: int, items: list[Any]) -> None
     begin, number, size = 0, 0, ITEMS_A_PART
     while begin < len(items):
         try:
-            part = journal.seal(
+            part = await journal.seal_soon(
                 path,
                 f"items:{path}:{number}",
                 items[begin : begin + size],
@@ -128,7 +128,7 @@ class _KeptBatch(Batch):
             raise
         await self._end_saving()
         # The last few need not be kept; but a batch must not stand or fall with how many they are.
-        self._seal(self._unsaved, self._parts)
+        await self._seal(self._unsaved, self._parts)
         return results
 
     async def take(self) -> tuple[int, Any] | None:
@@ -196,26 +196,27 @@ class _KeptBatch(Batch):
 
     async def _commit(self, results: list[tuple[int, Any]]) -> None:
         journal, path = self._line.journal, self.stage.path
-        for part in self._seal(results, self._parts):
+        for part in await self._seal(results, self._parts):
             journal.put(path, "done", self._parts, part)
             self._parts += 1
         self._succeeded += len(results)
         journal.open[path] = [self._succeeded, len(self._items)]
         await journal.save_whole(path)
 
-    def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
+    async def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
         """Results as parts, numbered from here on: one, or more where they are large. Raises what cannot be kept."""
         path = self.stage.path
         rows = [_row(index, result) for index, result in results]
         try:
-            return [self._line.journal.seal(path, f"done:{path}:{number}", rows, lambda at: _result_at(at, results))]
+            name = f"done:{path}:{number}"
+            return [await self._line.journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
         except TooLarge as error:
             if len(results) == 1:
                 error.add_note(f"the result of item {results[0][0]} of batch {path!r}")
                 raise
         half = len(results) // 2
-        first = self._seal(results[:half], number)
-        return [*first, *self._seal(results[half:], number + len(first))]
+        first = await self._seal(results[:half], number)
+        return [*first, *await self._seal(results[half:], number + len(first))]
 
     async def _save_at_the_end(self) -> None:
         """What has succeeded need not run again, whatever has failed."""

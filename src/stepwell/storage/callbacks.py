@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
+from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
 from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Damage, Keep, Limits, Place, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
@@ -95,7 +96,7 @@ class Callbacks(ABC):
                     write=self.ids(),
                     replace=True,
                     head=seal.head(Place(_name(state.flow), _name(state.state))),
-                    set=seal.fields(state.data),
+                    set=await seal_data(seal, state.data),
                     deadline=None,
                     expiry=self._ttls.get(address.namespace),
                     limit=seal.limit,
@@ -119,7 +120,7 @@ class Callbacks(ABC):
                 Change(
                     write=self.ids(),
                     replace=True,
-                    set=seal.fields(data),
+                    set=await seal_data(seal, data),
                     expiry=self.expiry_of(address),
                     limit=seal.limit,
                 ),
@@ -135,7 +136,7 @@ class Callbacks(ABC):
                 address,
                 Change(
                     write=self.ids(),
-                    set=seal.fields(data),
+                    set=await seal_data(seal, data),
                     expiry=self.expiry_of(address),
                     limit=seal.limit,
                 ),
@@ -212,7 +213,7 @@ class Callbacks(ABC):
 
     async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
         try:
-            return seal.data(stored.fields)
+            return await open_data(seal, stored.fields)
         except CorruptRecord as error:
             await self.quarantine(seal.address, stored, error)
             raise

@@ -1,0 +1,192 @@
+"""Large JSON texts, written and read piece by piece.
+
+An encoder in C holds the interpreter for the whole call, in a thread too. In pieces, other threads run in between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+__all__ = ["PIECE", "dump", "load", "too_deep"]
+
+#: About how many characters are encoded or decoded in one call.
+PIECE = 32 * 1024
+
+_to_json = msgspec.json.Encoder().encode
+_from_json = msgspec.json.Decoder().decode
+
+#: Containers of at most so many values are taken apart, down to so many levels.
+_FEW, _LEVELS = 64, 4
+
+
+def dump(value: Any, levels: int = _LEVELS) -> bytes:
+    """Return the JSON text of lists, dicts with ``str`` keys, and what they hold: the bytes of one encoder call."""
+    kind = type(value)
+    if kind is list:
+        if len(value) > _FEW:
+            return b"[" + b",".join(_chunks(iter(value), list)) + b"]"
+        if levels:
+            return b"[" + b",".join([dump(item, levels - 1) for item in value]) + b"]"
+    elif kind is dict:
+        if len(value) > _FEW:
+            return b"{" + b",".join(_chunks(iter(value.items()), dict)) + b"}"
+        if levels:
+            return (
+                b"{" + b",".join([_to_json(key) + b":" + dump(item, levels - 1) for key, item in value.items()]) + b"}"
+            )
+    return _to_json(value)
+
+
+def _chunks(items: Any, kind: Callable[[Any], Any]) -> list[bytes]:
+    chunks, count = [], 16
+    while chunk := kind(islice(items, count)):
+        text = _to_json(chunk)
+        chunks.append(text[1:-1])
+        count = max(1, min(count * PIECE // len(text), 4 * count, 4096))
+    return chunks
+
+
+def load(text: str, depth: int) -> Any:
+    """Return the value of a JSON text whose brackets are nested at most so deep; ``RecursionError`` if they are not."""
+    return _load(text, 0, len(text), depth)
+
+
+def _load(text: str, at: int, end: int, depth: int) -> Any:
+    """Decode the value that takes all of ``text[at:end]``."""
+    opening = text[at : at + 1]
+    if end - at <= 2 * PIECE or opening not in "[{":
+        return _decoded(text[at:end], depth)
+    if text[end - 1] != ("]" if opening == "[" else "}"):
+        raise msgspec.DecodeError("a bracket is not closed")
+    loaded: Any = [] if opening == "[" else {}
+    add = loaded.extend if opening == "[" else loaded.update
+    wrap = "[{}]".format if opening == "[" else "{{{}}}".format
+    at, end = at + 1, end - 1
+    while True:
+        comma = _comma(text, at, end)
+        start = at if comma - at <= 4 * PIECE else _last_start(text, at, at + PIECE)
+        if start > at or comma - at <= 4 * PIECE:
+            piece = text[at : start - 1 if start > at else comma]
+            if not piece or piece.isspace():
+                raise msgspec.DecodeError("a value is missing")
+            add(_decoded(wrap(piece), depth))
+        if comma - at > 4 * PIECE:
+            # One value that is large itself, or a long string.
+            if opening == "[":
+                loaded.append(_load(text, start, comma, depth - 1))
+            else:
+                key = _KEY.match(text, start, comma)
+                if key is None:
+                    raise msgspec.DecodeError("a key is missing")
+                loaded[_from_json(key[1])] = _load(text, key.end(), comma, depth - 1)
+        if comma == end:
+            return loaded
+        at = comma + 1
+
+
+def _decoded(piece: str, depth: int) -> Any:
+    if too_deep(piece, depth):
+        raise RecursionError
+    return _from_json(piece)
+
+
+_STRUCTURE = re.compile(r'\\.|["\[\]{},]', re.DOTALL)
+_KEY = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+"):', re.DOTALL)
+
+
+def _comma(text: str, at: int, end: int) -> int:
+    """Return the first comma between two values of a container after a piece that starts at one of them; or its end."""
+    quoted, depth = False, 0
+    until = at
+    # Over the piece: only where it leaves us counts.
+    while True:
+        begin, until = until, _not_escaped(text, until + PIECE, end)
+        piece = text[begin:until]
+        brackets, ends_quoted = _brackets(f'"{piece}' if quoted else piece)
+        if begin > at and depth - _falls(brackets) <= 0:
+            found, quoted, depth = _first_comma(text, begin, until, quoted, depth)
+            if found >= 0:
+                return found
+        else:
+            quoted = ends_quoted
+            depth += brackets.count(b"[") - brackets.count(b"]")
+        if until == end:
+            return end
+
+
+def _first_comma(text: str, at: int, end: int, quoted: bool, depth: int) -> tuple[int, bool, int]:
+    for found in _STRUCTURE.finditer(text, at, end):
+        char = found[0]
+        if char == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif char == ",":
+            if depth == 0:
+                return found.start(), quoted, depth
+        elif char in "[{":
+            depth += 1
+        elif char in "]}":
+            depth -= 1
+    return -1, quoted, depth
+
+
+def _last_start(text: str, at: int, end: int) -> int:
+    """Return where the last value begins that begins before ``end``."""
+    start = at
+    while True:
+        comma = _first_comma(text, start, end, False, 0)[0]
+        if comma < 0:
+            return start
+        start = comma + 1
+
+
+def _not_escaped(text: str, at: int, end: int) -> int:
+    """Return the first place from here on that is not inside an escape sequence."""
+    while at < end and text[at - 1] == "\\":
+        at += 1
+    return min(at, end)
+
+
+def too_deep(text: str, limit: int) -> bool:
+    """Whether brackets are nested deeper than this in a JSON text. Brackets inside strings do not count."""
+    if text.count("[") + text.count("{") <= limit:
+        return False
+    brackets, _ = _brackets(text)
+    # Each pass removes the innermost pairs, so there are as many passes as levels. Passes are C calls: a loop over
+    # the characters takes 80 ms for a megabyte.
+    for _ in range(limit):
+        before = len(brackets)
+        brackets = brackets.replace(b"[]", b"")
+        if len(brackets) == before:
+            break
+    # What is left over is deeper, or not balanced, which the decoder refuses.
+    return b"[]" in brackets or brackets.count(b"[") > limit
+
+
+def _brackets(text: str) -> tuple[bytes, bool]:
+    """Return the brackets outside of strings, all as square ones; and whether the text ends in a string."""
+    if "\\" in text:
+        text = text.replace("\\\\", "").replace('\\"', "")
+    parts = text.split('"')
+    brackets = "".join(parts[::2]).encode(errors="replace").translate(_SQUARE, _NO_BRACKETS)
+    return brackets, len(parts) % 2 == 0
+
+
+def _falls(brackets: bytes) -> int:
+    """Return how many levels these brackets lead out at most; too many for very deep ones."""
+    for _ in range(300):
+        before = len(brackets)
+        brackets = brackets.replace(b"[]", b"")
+        if len(brackets) == before:
+            return before - len(brackets.lstrip(b"]"))
+    return len(brackets)
+
+
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

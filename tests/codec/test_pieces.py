@@ -1,0 +1,125 @@
+"""Large values are written and read in pieces: the same texts and values as in one call."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepwell.codec import pieces, values
+from stepwell.errors import StoredDataError
+from stepwell.record import Limits
+from stepwell.testing.contract.values import same
+from tests.codec.test_values import EVERYTHING, cpu_time
+
+TEXTS = st.text(alphabet='[]{},:"\\aü\n', max_size=60)
+TREES = st.recursive(
+    TEXTS | st.integers(-5, 1000) | st.none(),
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(TEXTS, inner, max_size=8),
+    max_leaves=80,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 16)
+    monkeypatch.setattr(pieces, "_FEW", 3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TREES)
+def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
+    text = values.to_json(tree)
+    assert pieces.dump(tree) == text
+    assert pieces.load(text.decode(), 500) == tree
+
+
+@settings(max_examples=300, deadline=None)
+@given(EVERYTHING)
+def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
+    text = values.encode(value, Limits(), large=True)
+    assert text == values.encode(value, Limits())
+    assert same(values.decode(text.decode()), value)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TREES, st.data())
+def test_a_damaged_text_is_refused_in_pieces_as_at_once(tree: Any, data: st.DataObject) -> None:
+    text = values.to_json(tree).decode()
+    at = data.draw(st.integers(0, len(text)))
+    damaged = (
+        text[:at] + data.draw(st.sampled_from(["", "[", "]", "{", "}", ",", '"', "\\", "1", ":"])) + text[at + 1 :]
+    )
+    try:
+        expected = values.from_json(damaged)
+    except msgspec.DecodeError:
+        with pytest.raises(msgspec.DecodeError):
+            pieces.load(damaged, 500)
+    else:
+        assert pieces.load(damaged, 500) == expected
+
+
+def test_the_limit_of_depth_holds_in_pieces() -> None:
+    most = 4 * Limits().depth + 8
+    nested = "[" * most + "1" + "]" * most
+    assert values.decode(nested)
+    for text in (f"[{nested}]", f'[1,2,"{"x" * 100}",{nested}]', f'{{"a":{nested},"b":{"[" * 9 + "]" * 9}}}'):
+        with pytest.raises(StoredDataError, match="deeper"):
+            values.decode(text)
+
+
+def test_large_sets_have_one_text() -> None:
+    numbers = [str(number) for number in range(9000)]
+    text = values.encode(set(numbers), Limits())
+    backwards = set()
+    for number in reversed(numbers):
+        backwards.add(number)
+    assert text == values.encode(backwards, Limits())
+    assert values.from_json(text) == {"$set": sorted(numbers, key=values.to_json)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"]} for n in range(100_000)],
+        [[1, 2]] * 500_000,
+        {"a": {"b": [list(range(700_000))]}},
+        {f"k{n}": n for n in range(300_000)},
+        {f"id{n}" for n in range(200_000)},
+        ["word, [word]"] * 300_000,
+    ],
+    ids=["records", "pairs", "nested", "dict", "set", "strings"],
+)
+def test_no_call_for_a_large_value_takes_long(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    longest = 0.0
+
+    def timed(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal longest
+            begun = time.thread_time()
+            try:
+                return function(*args, **options)
+            finally:
+                longest = max(longest, time.thread_time() - begun)
+
+        return call
+
+    for module, names in ((pieces, ("_to_json", "_from_json", "_brackets")), (values, ("sorted", "_is_exact"))):
+        for name in names:
+            monkeypatch.setattr(module, name, timed(getattr(module, name, sorted)), raising=False)
+    # A collection may happen in any call, and takes as long as there are objects.
+    gc.disable()
+    try:
+        text = values.encode(value, Limits(), large=True).decode()
+        assert values.decode(text) == value
+    finally:
+        gc.enable()
+    monkeypatch.undo()
+    whole = min(cpu_time(values.from_json, text) for _ in range(2))
+    assert longest < max(0.01, whole / 5)

@@ -1,0 +1,179 @@
+"""Large states: the loop goes on, leases are renewed, and unchanged fields are not encoded again.
+
+The loop's own processor time is measured, not the time between two turns: it is the same on a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, StateStorage
+from stepwell.codec import large, values
+from stepwell.errors import Unstorable
+from stepwell.fsm import FSM, Flow
+from stepwell.nodes import Node, linear, runs
+from stepwell.slot import Slot
+
+
+class Turns:
+    """The longest turn of the loop, in seconds of processor time of its thread."""
+
+    longest = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            begun = time.thread_time()
+            await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.thread_time() - begun)
+
+
+@contextlib.asynccontextmanager
+async def turns() -> AsyncIterator[Turns]:
+    turns = Turns()
+    watching = asyncio.create_task(turns.watch())
+    await asyncio.sleep(0.01)
+    turns.longest = 0.0
+    yield turns
+    watching.cancel()
+
+
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    # They may come at any time, and take as long as there are objects.
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def records(size: int) -> list[Any]:
+    return [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"], "pair": (n, 1.5)} for n in range(size // 80)]
+
+
+class Count(Node):
+    def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+        shared["n"] = shared.get("n", 0) + 1
+
+
+class Fail(Node):
+    def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+        raise LookupError
+
+
+async def test_a_large_run_leaves_the_loop_free_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "LEASE", 0.5)
+    storage = MemoryStorage(sweep_every=None)
+    flow = linear(Count(name="a"), Count(name="b"), Fail(name="c"), name="large", storage=storage)
+    async with turns() as seen:
+        begun = time.monotonic()
+        with pytest.raises(LookupError):
+            await flow.run({"records": records(8_000_000), "text": "x" * 2_000_000}, flow_id="r")
+        assert time.monotonic() - begun > 0.5, "too quick to need a renewal"
+        with pytest.raises(LookupError):
+            await flow.resume("r")
+        state = await StateStorage(storage).get_state("r")
+        await StateStorage(storage).update_state("copy", state)
+    assert len(state["records"]) == 100_000
+    assert seen.longest < 0.1
+
+
+class Notes(Flow, name="notes"):
+    pass
+
+
+async def test_a_conversation_within_its_limit_leaves_the_loop_free() -> None:
+    storage = MemoryStorage(sweep_every=None)
+    fsm = FSM("bot", storage=storage, flows=[Notes], run_timers=False)
+    async with turns() as seen:
+        for update in range(4):
+            async with fsm.conversation(key=1, update_id=update) as ctx:
+                ctx.start_flow(Notes)
+                ctx.update_data({"records": records(200_000), "update": update})
+        await storage.get_state("bot", 1)
+    assert seen.longest < 0.02
+
+
+async def test_an_unchanged_large_field_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = 0
+    encode = values.encode
+
+    def counted(value: Any, *args: Any, **options: Any) -> bytes:
+        nonlocal encoded
+        encoded += large.is_large(value)
+        return encode(value, *args, **options)
+
+    monkeypatch.setattr(values, "encode", counted)
+    storage = MemoryStorage(sweep_every=None)
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data = {"records": records(200_000), "n": 0}
+        await slot.commit(keep=True)
+        for n in range(3):
+            slot.data["n"] = n
+            await slot.commit(keep=True)
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data["n"] = "loaded"
+        await slot.commit(keep=True)
+    assert encoded == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["records"][1999]["tags"].append("c"),
+        lambda data: data["records"][0].update(id=False),
+        lambda data: data["records"][1].update(id=1.0),
+        lambda data: data["records"][0]["tags"].reverse(),
+        lambda data: data["records"][0].update(pair=[0, 1.5]),
+        lambda data: data["records"].__setitem__(0, {"tags": ["a", "b"], "id": 0}),
+        lambda data: data["records"].clear(),
+        lambda data: data.pop("records"),
+    ],
+)
+async def test_every_change_inside_a_large_field_is_written(change: Any) -> None:
+    storage = MemoryStorage(sweep_every=None)
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data = {"records": records(200_000)}
+        await slot.commit(keep=True)
+        change(slot.data)
+        assert await slot.commit(keep=True)
+        again = slot.data
+    stored = await storage.get_data("bot", 1)
+    assert repr(stored) == repr(again)
+    async with Slot(storage, "bot", 1) as slot:
+        assert not await slot.commit()
+
+
+async def test_a_field_that_another_task_changes_meanwhile_is_written_in_the_end() -> None:
+    storage = MemoryStorage(sweep_every=None)
+    async with Slot(storage, "bot", 1) as slot:
+        slot.data = {"table": {str(n): [n] for n in range(15_000)}, "n": 0}
+        done = False
+
+        async def change() -> None:
+            number = 0
+            while not done:
+                number += 1
+                slot.data["table"][f"x{number % 50}"] = [number]
+                slot.data["n"] = number
+                await asyncio.sleep(0)
+
+        changing = asyncio.create_task(change())
+        for _ in range(5):
+            await slot.commit(keep=True)
+        done = True
+        await changing
+        await slot.commit(keep=True)
+        assert await storage.get_data("bot", 1) == slot.data
+
+
+async def test_what_cannot_be_stored_in_a_large_field_is_refused_with_its_path() -> None:
+    storage = MemoryStorage(sweep_every=None)
+    state = {"records": [*records(200_000), {"odd": object()}]}
+    with pytest.raises(Unstorable, match=r"records\[2500\]\.odd"):
+        await linear(Count(), Count(name="b"), name="odd", storage=storage).run(state)
