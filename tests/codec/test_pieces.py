@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.codec import pieces, values
-from stepwell.errors import StoredDataError
+from stepwell.errors import EncodeError, StoredDataError
 from stepwell.record import Limits
 from stepwell.testing.contract.values import same
 from tests.codec.test_values import EVERYTHING, cpu_time
@@ -35,7 +35,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(TREES)
 def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     text = values.to_json(tree)
-    assert pieces.dump(tree) == text
+    assert pieces.dump(tree, lambda value, left: value, 99) == text
     assert pieces.load(text.decode(), 500) == tree
 
 
@@ -71,6 +71,16 @@ def test_the_limit_of_depth_holds_in_pieces() -> None:
     for text in (f"[{nested}]", f'[1,2,"{"x" * 100}",{nested}]', f'{{"a":{nested},"b":{"[" * 9 + "]" * 9}}}'):
         with pytest.raises(StoredDataError, match="deeper"):
             values.decode(text)
+
+
+def test_the_limit_of_depth_is_that_of_values_encoded_at_once() -> None:
+    for make in (lambda inner: [inner] * 5, lambda inner: (inner,), lambda inner: {"a": inner, "b": 1, "c": 1, "d": 1}):
+        value: Any = 1
+        for _ in range(4):
+            value = make(value)
+        assert values.encode(value, Limits(depth=4), large=True) == values.encode(value, Limits(depth=4))
+        with pytest.raises(EncodeError, match="deep"):
+            values.encode([value], Limits(depth=4), large=True)
 
 
 def test_large_sets_have_one_text() -> None:

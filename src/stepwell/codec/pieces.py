@@ -24,28 +24,39 @@ _from_json = msgspec.json.Decoder().decode
 _FEW, _LEVELS = 64, 4
 
 
-def dump(value: Any, levels: int = _LEVELS) -> bytes:
-    """Return the JSON text of lists, dicts with ``str`` keys, and what they hold: the bytes of one encoder call."""
+def dump(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int = _LEVELS) -> bytes:
+    """Return the bytes of ``encode(plain(value, left))``; ``left`` is how many levels a value may still have.
+
+    Only a piece is made plain at a time: a plain copy of all would be garbage to collect, which stops all threads.
+    """
     kind = type(value)
-    if kind is list:
-        if len(value) > _FEW:
-            return b"[" + b",".join(_chunks(iter(value), list)) + b"]"
-        if levels:
-            return b"[" + b",".join([dump(item, levels - 1) for item in value]) + b"]"
-    elif kind is dict:
-        if len(value) > _FEW:
-            return b"{" + b",".join(_chunks(iter(value.items()), dict)) + b"}"
-        if levels:
-            return (
-                b"{" + b",".join([_to_json(key) + b":" + dump(item, levels - 1) for key, item in value.items()]) + b"}"
-            )
-    return _to_json(value)
+    if left and levels:
+        if kind is list:
+            return b"[" + _list(value, plain, left - 1, levels) + b"]"
+        if kind is tuple:
+            return b'{"$tuple":[' + _list(value, plain, left - 1, levels) + b"]}"
+        if kind is dict and all(type(key) is str and key[:1] != "$" for key in value):
+            return b"{" + _dict(value, plain, left - 1, levels) + b"}"
+    return _to_json(plain(value, left))
 
 
-def _chunks(items: Any, kind: Callable[[Any], Any]) -> list[bytes]:
+def _list(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int) -> bytes:
+    if len(value) <= _FEW:
+        return b",".join([dump(item, plain, left, levels - 1) for item in value])
+    return b",".join(_chunks(iter(value), lambda chunk: plain(chunk, left + 1)))
+
+
+def _dict(value: dict[str, Any], plain: Callable[[Any, int], Any], left: int, levels: int) -> bytes:
+    if len(value) <= _FEW:
+        pairs = value.items()
+        return b",".join([_to_json(key) + b":" + dump(item, plain, left, levels - 1) for key, item in pairs])
+    return b",".join(_chunks(iter(value.items()), lambda chunk: plain(dict(chunk), left + 1)))
+
+
+def _chunks(items: Any, plain: Callable[[list[Any]], Any]) -> list[bytes]:
     chunks, count = [], 16
-    while chunk := kind(islice(items, count)):
-        text = _to_json(chunk)
+    while chunk := list(islice(items, count)):
+        text = _to_json(plain(chunk))
         chunks.append(text[1:-1])
         count = max(1, min(count * PIECE // len(text), 4 * count, 4096))
     return chunks

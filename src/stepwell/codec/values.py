@@ -55,8 +55,7 @@ def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) 
     A ``large`` value is written in pieces; the text is the same.
     """
     try:
-        plain = _plain(value, limits.depth)
-        return pieces.dump(plain) if large else to_json(plain)
+        return pieces.dump(value, _plain, limits.depth) if large else to_json(_plain(value, limits.depth))
     except (_RefusedError, UnicodeEncodeError):
         raise _locate(value, limits.depth, path) from None
 
