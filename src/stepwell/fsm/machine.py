@@ -162,8 +162,11 @@ class FSM:
         """Records of a user, of a chat, in a flow, in a state: ``async for entry in fsm.find(user=42)``."""
         return people.find(self, user, chat, flow, state)
 
-    async def forget(self, *, user: int | None = None, chat: int | None = None) -> int:
-        """Remove every record of a user or a chat, with all that cleared ones leave behind; how many."""
+    async def forget(self, *, user: int | None = None, chat: int | None = None) -> people.Forgotten:
+        """Remove every record of a user or a chat, with all that cleared ones leave behind; how many.
+
+        ``forgotten.erased`` says whether nothing of them is left on the storage's disk.
+        """
         return await people.forget(self, user, chat)
 
     async def move_chat(self, old: int, new: int) -> int:

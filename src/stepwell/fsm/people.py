@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import encode_namespace
-from stepwell.errors import InvalidOption, StorageError
+from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
 from stepwell.fsm.expiry import is_over
@@ -20,7 +21,9 @@ from stepwell.storage import ANY, Entry
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["find", "forget", "move_chat"]
+__all__ = ["Forgotten", "find", "forget", "move_chat"]
+
+logger = logging.getLogger(__name__)
 
 #: So often ``forget`` removes one record that is listed again.
 MOST_ROUNDS = 20
@@ -39,7 +42,20 @@ async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: A
             yield entry
 
 
-async def forget(fsm: FSM, user: int | None, chat: int | None) -> int:
+class Forgotten(int):
+    """How many records ``forget`` removed."""
+
+    #: Nothing of them is left on the storage's disk. Otherwise ``await fsm.storage.erase()`` removes what is left,
+    #: or the storage is on a server, which has logs and copies of its own.
+    erased: bool
+
+    def __new__(cls, count: int, erased: bool) -> Forgotten:
+        forgotten = super().__new__(cls, count)
+        forgotten.erased = erased
+        return forgotten
+
+
+async def forget(fsm: FSM, user: int | None, chat: int | None) -> Forgotten:
     """Remove every record of a user or a chat, with all that a cleared one leaves behind; how many."""
     if (user is None) == (chat is None):
         raise InvalidOption("forget() takes user=... or chat=...")
@@ -58,7 +74,12 @@ async def forget(fsm: FSM, user: int | None, chat: int | None) -> int:
             await storage.forget(address, tags=(tag,))
             again[address] += 1
             count += 1
-    return count
+    try:
+        erased = await storage.erase(only_if_quick=True)
+    except (StorageError, StoredDataError) as error:
+        logger.warning("%s was forgotten, but is not erased from the disk (%s); call storage.erase()", tag, error)
+        erased = False
+    return Forgotten(count, erased)
 
 
 async def move_chat(fsm: FSM, old: int, new: int) -> int:

@@ -230,6 +230,14 @@ class Storage(Callbacks):
         """Remove up to ``limit`` expired records and old tombstones that nobody holds."""
         raise Unsupported(type(self).__name__, "sweep")
 
+    async def erase(self, *, only_if_quick: bool = False) -> bool:
+        """Remove from the disk what removed records have left there; whether nothing is left.
+
+        ``only_if_quick``: do nothing that takes longer than some tenths of a second. A storage on a server returns
+        ``False``: the server has logs and copies of its own.
+        """
+        return False
+
     # What is the same for all
 
     @classmethod

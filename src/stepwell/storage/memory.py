@@ -109,6 +109,9 @@ class MemoryStorage(Storage):
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         return sorted(self._tagged.get((namespace, tag), ()))[:limit]
 
+    async def erase(self, *, only_if_quick: bool = False) -> bool:
+        return True
+
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:

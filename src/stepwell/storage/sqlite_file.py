@@ -190,6 +190,26 @@ class SQLiteFile:
         self._checkpoint_at = CHECKPOINT_PAGES + self.wal_pages
         return pages == copied
 
+    def erase(self, most: int | None) -> bool:
+        """Write the whole file anew, without its free space, and cut off the WAL; ``False`` if that is kept in use.
+
+        ``secure_delete`` is not enough: pages that were split or joined keep copies of what was moved. A file with more
+        than ``most`` bytes is not written anew, which gives ``False`` too.
+        """
+        if self.memory:
+            return True
+        self.check()
+        if most is not None and Path(self.path).stat().st_size > most:
+            self.checkpoint(cut=True)
+            return False
+        self._until = time.monotonic() + self._patience
+        try:
+            self._set_level(self._durable)
+            self.writer.execute("VACUUM", can_cache=False)
+        except apsw.Error as error:
+            raise self.problem(error) from error
+        return self.checkpoint(cut=True)
+
     def _committed(self, _: Any, __: str, pages: int) -> int:
         self.wal_pages = pages
         return 0
@@ -255,7 +275,11 @@ class SQLiteFile:
                 "install apsw from its wheels: pip install --only-binary apsw -U apsw",
                 apsw.sqlite_lib_version(),
             )
-        for pragma in ("trusted_schema = 0", "cell_size_check = 1", "temp_store = 2", "cache_size = -16384"):
+        # With secure_delete, removed and overwritten texts are overwritten with zeros; that costs next to nothing.
+        for pragma in (
+            *("trusted_schema = 0", "cell_size_check = 1", "temp_store = 2", "cache_size = -16384"),
+            "secure_delete = 1",
+        ):
             writer.execute(f"PRAGMA {pragma}")
         writer.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         if self.memory:
