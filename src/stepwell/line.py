@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from stepwell.errors import AlreadyHeld, Busy
 from stepwell.record import Address
 from stepwell.storage.contract import Storage
+from stepwell.storage.operations import Claim, Claimed, Release
 
-__all__ = ["Line", "enter_line", "held_tokens", "leave_line"]
+__all__ = ["Line", "Turn", "enter_line", "held_tokens", "leave_line", "must_check_turn", "turn_of"]
 
-#: After so many hand-overs inside this process, another process gets a chance, for so many seconds.
-HAND_OVERS, CHANCE = 8, 0.005
+logger = logging.getLogger(__name__)
 
+#: Seconds that a process may go on with a key before it looks whether another process waits for it.
+CHECK_EVERY = 0.25
+#: Seconds between leaving a key and entering it again in which others hardly get it. Waiters poll about as often.
+SOON = 0.15
+#: Seconds of the lease by which a waiter is the next one across processes, and after which it renews that lease.
+TURN_LEASE, TURN_RENEWAL = 0.6, 0.2
+#: How many addresses that were left lately are remembered.
+MOST_LEFT = 256
 
 #: The tokens of the slots that this task, or the tasks that it was started by, have entered. A task inherits it
 #: from the task that starts it. Bounded, because a slot may be left in another task than it was entered in.
@@ -25,13 +35,14 @@ held_tokens: ContextVar[tuple[str, ...]] = ContextVar("stepwell_held_tokens", de
 class Line:
     """Those of this process who want one address, in the order of their calls."""
 
-    __slots__ = ("handed_over", "holder", "token", "waiting")
+    __slots__ = ("checked_at", "holder", "token", "waiting")
 
     def __init__(self, holder: asyncio.Task[Any] | None, token: str) -> None:
         self.holder = holder
         self.token = token
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self.handed_over = 0
+        #: When this process got the address, or last looked whether another one waits for it.
+        self.checked_at = monotonic()
 
 
 async def enter_line(storage: Storage, address: Address, token: str, wait: float) -> None:
@@ -58,14 +69,6 @@ async def enter_line(storage: Storage, address: Address, token: str, wait: float
             raise Busy(address.text, wait) from None
         raise
     line.holder, line.token = task, token
-    if line.handed_over >= HAND_OVERS and storage.shared:
-        line.handed_over = 0
-        try:
-            # Somebody in another process may be polling for this address.
-            await asyncio.sleep(CHANCE)
-        except BaseException:
-            leave_line(storage, address)
-            raise
 
 
 def leave_line(storage: Storage, address: Address) -> None:
@@ -75,7 +78,74 @@ def leave_line(storage: Storage, address: Address) -> None:
         turn = line.waiting.popleft()
         if not turn.done():
             line.holder, line.token = None, ""
-            line.handed_over += 1
             turn.set_result(None)
             return
     del storage.lines[address]
+    if storage.shared:
+        left = storage.left_lines
+        if len(left) >= MOST_LEFT:
+            left.clear()
+        left[address] = (monotonic(), line.checked_at)
+
+
+def must_check_turn(storage: Storage, address: Address) -> bool:
+    """Whether the holder of a line must look for a waiter of another process before it claims the address.
+
+    That costs two operations, so it is done once in a while, and only for an address that this process has just left.
+    """
+    line: Line = storage.lines[address]
+    now = monotonic()
+    left = storage.left_lines.pop(address, None)
+    if left is not None:
+        left_at, checked_at = left
+        if now - left_at > SOON:
+            return False
+        line.checked_at = checked_at
+    if now - line.checked_at < CHECK_EVERY:
+        return False
+    line.checked_at = now
+    return True
+
+
+class Turn:
+    """The place at the head of the queue for one address, across processes: a short lease on a second address.
+
+    Only the waiter that has it asks for the address itself. A process that uses the address all the time asks for
+    the turn first now and then, so it lets a waiter of another process in. The turn of a waiter that died ends with
+    its lease.
+    """
+
+    __slots__ = ("_address", "_renewed_at", "_storage", "_token")
+
+    def __init__(self, storage: Storage, address: Address, token: str) -> None:
+        self._storage = storage
+        self._address = turn_of(address)
+        self._token = token
+        #: 0 if it is not ours.
+        self._renewed_at = 0.0
+
+    async def take(self) -> float:
+        """Take or keep the turn; 0, or the seconds for which another waiter has it."""
+        asked_at = monotonic()
+        if asked_at - self._renewed_at < TURN_RENEWAL:
+            return 0.0
+        result = await self._storage.perform(Claim(self._address, self._token, TURN_LEASE))
+        if type(result) is Claimed:
+            self._renewed_at = asked_at
+            return 0.0
+        self._renewed_at = 0.0
+        return float(max(result.remaining, 0.001))
+
+    async def end(self) -> None:
+        """Let the next waiter have the turn."""
+        if self._renewed_at:
+            self._renewed_at = 0.0
+            try:
+                await self._storage.perform(Release(self._address, self._token))
+            except Exception as error:  # noqa: BLE001 it ends with its lease in a moment
+                logger.debug("a place in the queue for a key could not be released (%s)", error)
+
+
+def turn_of(address: Address) -> Address:
+    """The address whose lease is the turn of another: no key is encoded like this."""
+    return Address(address.namespace, f"{address.key} waiting")

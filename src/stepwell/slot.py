@@ -27,10 +27,10 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.line import Line, enter_line, held_tokens, leave_line
+from stepwell.line import Line, Turn, enter_line, held_tokens, leave_line, must_check_turn
 from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release
 
 __all__ = ["Changes", "Sealed", "Slot"]
 
@@ -137,13 +137,18 @@ class Slot:
         token = storage.ids()
         if address in storage.lines:
             await enter_line(storage, address, token, self._wait)
+            hot = storage.shared
         else:
             storage.lines[address] = Line(asyncio.current_task(), token)
+            hot = address in storage.left_lines
         self._token = token
         try:
-            claimed = await storage.perform(Claim(address, token, self._lease))
-            if type(claimed) is not Claimed:
-                claimed = await self._claim(claimed, loop, asked_at + self._wait)
+            if hot and must_check_turn(storage, address):
+                claimed = await self._claim(0.0, loop, asked_at + self._wait)
+            else:
+                claimed = await storage.perform(Claim(address, token, self._lease))
+                if type(claimed) is not Claimed:
+                    claimed = await self._claim(max(claimed.remaining, 0.001), loop, asked_at + self._wait)
             self._holding = True
             self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
             # Before the load: decoding a large record may take longer than the lease.
@@ -477,21 +482,33 @@ class Slot:
         if stored is not None:
             await self.storage.quarantine(self.address, stored, error)
 
-    async def _claim(self, taken: Taken, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
-        """Ask again until whoever has it is done, or we have waited long enough."""
+    async def _claim(self, remaining: float, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+        """Poll until the address is free and it is this waiter's turn, or ``wait`` is over.
+
+        ``remaining`` is for how many seconds another holder has it, as far as is known.
+        """
+        storage = self.storage
+        turn = Turn(storage, self.address, self._token) if storage.shared else None
         pause = FIRST_POLL
-        while True:
-            left = give_up - loop.time()
-            if left <= 0:
-                raise Busy(self.address.text, self._wait)
-            # Jitter, so that waiting workers do not ask in step.
-            jitter = self.storage.rng.uniform(0.7, 1.3)
-            await asyncio.sleep(min(pause * jitter, max(taken.remaining, 0.001), left))
-            pause = min(pause * 2, LONGEST_POLL)
-            result = await self.storage.perform(Claim(self.address, self._token, self._lease))
-            if isinstance(result, Claimed):
-                return result
-            taken = result
+        try:
+            while True:
+                if remaining:
+                    left = give_up - loop.time()
+                    if left <= 0:
+                        raise Busy(self.address.text, self._wait)
+                    # Jitter, so that waiting workers do not ask in step.
+                    await asyncio.sleep(min(pause * storage.rng.uniform(0.7, 1.3), remaining, left))
+                    pause = min(pause * 2, LONGEST_POLL)
+                remaining = 0.0 if turn is None else await turn.take()
+                if not remaining:
+                    result = await storage.perform(Claim(self.address, self._token, self._lease))
+                    if type(result) is Claimed:
+                        self._holding = True
+                        return result
+                    remaining = max(result.remaining, 0.001)
+        finally:
+            if turn is not None:
+                await turn.end()
 
     async def _load(self, stored: Stored) -> None:
         self.version, self._fields = stored.version, stored.fields

@@ -165,6 +165,8 @@ class Storage(Callbacks):
         self.rng = random.Random()
         #: Who waits for which address in this process; kept by ``slot``.
         self.lines: dict[Address, Any] = {}
+        #: Addresses that this process has left lately; kept by ``slot``.
+        self.left_lines: dict[Address, tuple[float, float]] = {}
         #: Who holds which lease in this process; kept by ``slot``.
         self.renewals = Renewals()
         #: Called with address and sealed head of each expired record that the background sweep removed.
