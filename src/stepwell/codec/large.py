@@ -81,8 +81,8 @@ def _container(value: Any) -> Any:
 def fingerprint(value: Any) -> bytes | None:
     """Return a hash that differs when the text of a value does; ``None`` for values that have none.
 
-    It takes a tenth of the time of encoding, and is made of a pickle that nobody ever loads: it keeps apart all
-    that the codec keeps apart. Values with objects of other classes than the basic ones have no fingerprint.
+    It is a hash of the value's pickle, which is neither stored nor read, and takes a tenth of the time of encoding.
+    Values that contain objects of other than the basic classes have no fingerprint.
     """
     digest = _Digest()
     pickler = _Pickler(digest, 5)

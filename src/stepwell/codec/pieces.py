@@ -10,15 +10,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import msgspec
+from stepwell.codec.json import MalformedJSON, from_json, to_json
 
 __all__ = ["PIECE", "dump", "load", "too_deep"]
 
 #: About how many characters are encoded or decoded in one call.
 PIECE = 32 * 1024
-
-_to_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder().decode
 
 #: Containers of at most so many values are taken apart, down to so many levels.
 _FEW, _LEVELS = 64, 4
@@ -37,7 +34,7 @@ def dump(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int = 
             return b'{"$tuple":[' + _list(value, plain, left - 1, levels) + b"]}"
         if kind is dict and all(type(key) is str and key[:1] != "$" for key in value):
             return b"{" + _dict(value, plain, left - 1, levels) + b"}"
-    return _to_json(plain(value, left))
+    return to_json(plain(value, left))
 
 
 def _list(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int) -> bytes:
@@ -49,14 +46,14 @@ def _list(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int) 
 def _dict(value: dict[str, Any], plain: Callable[[Any, int], Any], left: int, levels: int) -> bytes:
     if len(value) <= _FEW:
         pairs = value.items()
-        return b",".join([_to_json(key) + b":" + dump(item, plain, left, levels - 1) for key, item in pairs])
+        return b",".join([to_json(key) + b":" + dump(item, plain, left, levels - 1) for key, item in pairs])
     return b",".join(_chunks(iter(value.items()), lambda chunk: plain(dict(chunk), left + 1)))
 
 
 def _chunks(items: Any, plain: Callable[[list[Any]], Any]) -> list[bytes]:
     chunks, count = [], 16
     while chunk := list(islice(items, count)):
-        text = _to_json(plain(chunk))
+        text = to_json(plain(chunk))
         chunks.append(text[1:-1])
         count = max(1, min(count * PIECE // len(text), 4 * count, 4096))
     return chunks
@@ -73,7 +70,7 @@ def _load(text: str, at: int, end: int, depth: int) -> Any:
     if end - at <= 2 * PIECE or opening not in "[{":
         return _decoded(text[at:end], depth)
     if text[end - 1] != ("]" if opening == "[" else "}"):
-        raise msgspec.DecodeError("a bracket is not closed")
+        raise MalformedJSON("a bracket is not closed")
     loaded: Any = [] if opening == "[" else {}
     add = loaded.extend if opening == "[" else loaded.update
     wrap = "[{}]".format if opening == "[" else "{{{}}}".format
@@ -84,7 +81,7 @@ def _load(text: str, at: int, end: int, depth: int) -> Any:
         if start > at or comma - at <= 4 * PIECE:
             piece = text[at : start - 1 if start > at else comma]
             if not piece or piece.isspace():
-                raise msgspec.DecodeError("a value is missing")
+                raise MalformedJSON("a value is missing")
             add(_decoded(wrap(piece), depth))
         if comma - at > 4 * PIECE:
             # One value that is large itself, or a long string.
@@ -93,8 +90,8 @@ def _load(text: str, at: int, end: int, depth: int) -> Any:
             else:
                 key = _KEY.match(text, start, comma)
                 if key is None:
-                    raise msgspec.DecodeError("a key is missing")
-                loaded[_from_json(key[1])] = _load(text, key.end(), comma, depth - 1)
+                    raise MalformedJSON("a key is missing")
+                loaded[from_json(key[1])] = _load(text, key.end(), comma, depth - 1)
         if comma == end:
             return loaded
         at = comma + 1
@@ -103,7 +100,7 @@ def _load(text: str, at: int, end: int, depth: int) -> Any:
 def _decoded(piece: str, depth: int) -> Any:
     if too_deep(piece, depth):
         raise RecursionError
-    return _from_json(piece)
+    return from_json(piece)
 
 
 _STRUCTURE = re.compile(r'\\.|["\[\]{},]', re.DOTALL)

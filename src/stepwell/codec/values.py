@@ -18,19 +18,16 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import msgspec
-
 from stepwell.codec import pieces
+from stepwell.codec.json import MalformedJSON, WrongType, convert, from_json, set_field, to_json
 from stepwell.codec.types import PACKERS, set_struct_fields_with, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
 __all__ = ["DecodeError", "conform", "decode", "encode", "from_json", "quote", "step", "to_json"]
 
-to_json = msgspec.json.Encoder().encode
-from_json = msgspec.json.Decoder().decode
 
-set_struct_fields_with(msgspec.structs.force_setattr)
+set_struct_fields_with(set_field)
 
 _EXACT = frozenset({str, bool, type(None)})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
@@ -77,7 +74,7 @@ def decode(text: str, depth: int = 64) -> Any:
     except RecursionError as error:
         raise DecodeError(f"it is nested deeper than the limit of {depth}") from error
     except (
-        msgspec.DecodeError,
+        MalformedJSON,
         ValueError,
         TypeError,
         ArithmeticError,
@@ -289,8 +286,8 @@ _KEPT = (bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedel
 def conform(value: Any, kind: Any) -> tuple[Any, str | None]:
     """A value as the declared type, and ``None``; or the value itself, and what is wrong with it."""
     try:
-        return msgspec.convert(value, kind, builtin_types=_KEPT), None
-    except msgspec.ValidationError as error:
+        return convert(value, kind, builtin_types=_KEPT), None
+    except WrongType as error:
         return value, str(error)
     except TypeError:
         # An annotation that msgspec does not read (a union of two classes): the value stays as it is.

@@ -1,0 +1,15 @@
+"""JSON by msgspec, and its conversion to declared types. The only module that imports msgspec."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["MalformedJSON", "WrongType", "convert", "from_json", "set_field", "to_json"]
+
+to_json = msgspec.json.Encoder().encode
+from_json = msgspec.json.Decoder().decode
+convert = msgspec.convert
+#: Sets a field of a Struct, frozen or not.
+set_field = msgspec.structs.force_setattr
+MalformedJSON = msgspec.DecodeError
+WrongType = msgspec.ValidationError
