@@ -99,7 +99,8 @@ class Place(NamedTuple):
     #: When the conversation expires and when its state times out, on the backend's clock, if the machine hands over
     #: expired conversations; otherwise empty.
     times: tuple[float | None, ...] = ()
-    #: Expired conversations that were not handed over yet: when each expired, its flow and its state.
+    #: Expired conversations that were not handed over yet: when each expired, its flow, its state, and from when on a
+    #: worker may hand it over.
     expired: tuple[tuple[Any, ...], ...] = ()
 
 

@@ -129,6 +129,50 @@ async def test_an_event_whose_function_raises_comes_again(
     assert await storage.get_state("bot", KEY) == State("short", "a", {})
 
 
+async def test_the_next_conversation_expires_and_times_out_while_the_event_waits_for_its_next_try(
+    storage: Storage, clock: Clock
+) -> None:
+    def on_expired(gone: Expired) -> None:
+        raise ZeroDivisionError
+
+    fsm = FSM("bot", storage=storage, flows=[Short], on_expired=on_expired)
+    await begin(fsm)
+    clock.advance(11)
+    await begin(fsm, "b")
+    assert await fsm.tick() == 0
+    clock.advance(7)
+    assert await fsm.tick() == 1
+    assert await storage.get_state("bot", KEY) == State("short", "c", {})
+    await begin(fsm, "b")
+    clock.advance(7)
+    async with fsm.conversation(message()) as ctx:
+        assert ctx.state == "c"
+    clock.advance(11)
+    async with fsm.conversation(message()) as ctx:
+        assert (ctx.flow, ctx.state) == (None, None)
+
+
+async def test_an_update_during_the_call_does_not_make_another_worker_repeat_it(storage: Storage, clock: Clock) -> None:
+    calls: list[Expired] = []
+
+    async def on_expired(gone: Expired) -> None:
+        calls.append(gone)
+        await begin(fsm)
+        async with fsm.conversation(message()) as ctx:
+            ctx.clear_flow()
+        await begin(fsm)
+        assert await other.tick() == 0
+
+    fsm, other = (FSM("bot", storage=storage, flows=[Short], on_expired=on_expired) for _ in range(2))
+    await begin(fsm)
+    clock.advance(11)
+    assert await fsm.tick() == 1
+    assert calls == [Expired(KEY, "short", "a")]
+    clock.advance(2 * RETRY)
+    assert await other.tick() == 1
+    assert calls == [Expired(KEY, "short", "a")] * 2, "the second conversation has expired too"
+
+
 async def test_several_workers_hand_over_each_event_once(storage: Storage, gone: list[Expired], clock: Clock) -> None:
     async def on_expired(event: Expired) -> None:
         gone.append(event)

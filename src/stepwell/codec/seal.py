@@ -216,12 +216,12 @@ def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is an expired conversation: when it expired, its flow and its state."""
+    """Whether this is an expired conversation: when it expired, its flow, its state, and when it is handed over."""
     return (
         type(entry) in _SEQUENCES
-        and len(entry) == 3
-        and type(entry[0]) is float
-        and all(name is None or type(name) is str for name in entry[1:])
+        and len(entry) == 4
+        and type(entry[0]) is type(entry[3]) is float
+        and all(name is None or type(name) is str for name in entry[1:3])
     )
 
 

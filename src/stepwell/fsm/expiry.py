@@ -3,7 +3,8 @@
 A storage hides an expired record, and any process that sweeps removes it. A machine with ``on_expired`` therefore keeps
 the time of expiry in the head of the record, and gives the storage a deadline at that time and a much later expiry. An
 expired conversation becomes an entry in the head, in one write: when a worker finds the deadline, or when the next
-update comes first. A worker with ``on_expired`` calls it for each entry and then removes the entry.
+update comes first. A worker with ``on_expired`` calls it for each entry and then removes the entry. Meanwhile the entry
+says when another worker may do so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stepwell.storage import Entry
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["GRACE", "hand_over", "is_expired", "is_over", "retire", "schedule"]
+__all__ = ["GRACE", "deadline_of", "hand_over", "is_expired", "is_over", "is_waiting", "retire", "schedule", "take"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,12 @@ MOST_ENTRIES = 16
 def is_expired(slot: Slot) -> bool:
     """Whether the conversation of a held record has expired and is not an entry yet."""
     expires_at = slot.times[0] if slot.times else None
-    return expires_at is not None and expires_at <= slot.now and slot.deadline is not None and slot.deadline <= slot.now
+    return expires_at is not None and expires_at <= slot.now
+
+
+def is_waiting(slot: Slot) -> bool:
+    """Whether a held record has an entry to hand over now."""
+    return any(entry[3] <= slot.now for entry in slot.expired)
 
 
 def is_over(entry: Entry, now: float) -> bool:
@@ -70,35 +76,45 @@ def schedule(
         expires_at = None if expiry is None else float(now + expiry)
     slot.expired = tuple(entry for entry in slot.expired if entry[0] > now - GRACE)
     slot.times = () if expires_at is None and not slot.expired else (expires_at, timeout_at)
-    due = [at for at in (expires_at, timeout_at, now if slot.expired else None) if at is not None]
-    return (
-        max(min(due) - now, 0.0) if due else None,
-        GRACE + max((expires_at or now) - now, 0.0) if slot.times else None,
-    )
+    if not slot.times:
+        return (None if timeout_at is None else max(timeout_at - now, 0.0)), None
+    return deadline_of(slot), GRACE + max((expires_at or now) - now, 0.0)
 
 
-async def retire(slot: Slot, *, deadline: float = 0.0) -> None:
+def deadline_of(slot: Slot) -> float | None:
+    """Return the seconds to the next of the times in the head: expiry, timeout, or the hand-over of an entry."""
+    due = [at for at in (*slot.times, *[entry[3] for entry in slot.expired]) if at is not None]
+    return max(min(due) - slot.now, 0.0) if due else None
+
+
+async def retire(slot: Slot) -> None:
     """Replace an expired conversation by an entry, and keep the claim."""
-    entries = (*slot.expired, (slot.times[0], slot.flow, slot.state))
+    _make_entry(slot)
+    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=GRACE)
+
+
+def _make_entry(slot: Slot) -> None:
+    entries = (*slot.expired, (slot.times[0], slot.flow, slot.state, float(slot.now)))
     if len(entries) > MOST_ENTRIES:
         logger.warning("no worker has handed over %d expired conversations at %s", len(entries), slot.address.text)
     slot.delete()
     slot.expired = entries[-MOST_ENTRIES:]
-    await slot.commit(keep=True, deadline=deadline, expiry=GRACE)
 
 
 async def take(slot: Slot) -> tuple[Any, ...]:
     """Return the entries of a held record to hand over now; other workers leave them alone for a minute."""
     if is_expired(slot):
-        await retire(slot, deadline=RETRY)
-    else:
-        await slot.commit(keep=True, deadline=RETRY, force=True)
-    return slot.expired
+        _make_entry(slot)
+    now = slot.now
+    taken = {entry: (*entry[:3], now + RETRY) for entry in slot.expired if entry[3] <= now}
+    slot.expired = tuple(taken.get(entry, entry) for entry in slot.expired)
+    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=GRACE if slot.deleted else KEEP)
+    return tuple(taken.values())
 
 
 async def hand_over(fsm: FSM, key: Any, entries: tuple[Any, ...]) -> None:
     """Call ``on_expired`` for entries, without holding the record, and remove them."""
-    for _, flow, state in entries:
+    for _, flow, state, _ in entries:
         await fsm.tell_expired(key, flow, state)
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
         if not slot.expired:

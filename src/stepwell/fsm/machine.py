@@ -356,7 +356,7 @@ class FSM:
 
     def _expiry(self, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
         ttl = flow.ttl if flow is not None and flow.ttl is not None else self.ttl
-        if self.sliding or ctx.began or not slot.found or (slot.expired and not slot.times):
+        if self.sliding or ctx.began or not slot.found or (slot.expired and not any(slot.times)):
             return ttl
         return KEEP
 
@@ -364,7 +364,7 @@ class FSM:
         if self._on_expired is None or address.namespace != encode_namespace(self.bot, self.storage.limits):
             return
         place = self.storage.seal(address).head_back(head)
-        for _, flow, state in place.expired:
+        for _, flow, state, _ in place.expired:
             await self.tell_expired(decode_key(address.key), flow, state)
         if place.flow is not None or not place.expired:
             await self.tell_expired(decode_key(address.key), place.flow, place.state)

@@ -12,7 +12,7 @@ from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
-from stepwell.fsm.expiry import is_over
+from stepwell.fsm.expiry import deadline_of, is_over
 from stepwell.fsm.memo import Memo
 from stepwell.record import Address
 from stepwell.slot import Slot
@@ -117,11 +117,14 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
     if source.where[:1] == (old,):
         slot.where = (new, *source.where[1:])
     slot.data = {**source.data, **slot.data}
+    deadline = None if source.deadline is None else max(source.deadline - source.now, 0.0)
+    if slot.expired:
+        deadline = deadline_of(slot)
     await slot.commit(
         force=True,
         memo=Memo.of(slot).merged(Memo.of(source), mark),
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
-        deadline=0.0 if slot.expired else None if source.deadline is None else max(source.deadline - source.now, 0.0),
+        deadline=deadline,
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
     source.expired = ()

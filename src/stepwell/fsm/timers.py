@@ -42,7 +42,7 @@ def is_due(slot: Slot) -> bool:
 def is_timed_out(slot: Slot) -> bool:
     """Whether the state of a held record has lasted too long."""
     timeout_at = slot.times[1] if slot.times else slot.deadline
-    return timeout_at is not None and timeout_at <= slot.now and is_due(slot)
+    return timeout_at is not None and timeout_at <= slot.now
 
 
 async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ class Timers:
                 entries: tuple[Any, ...] = ()
                 calls: list[dict[str, Any]] = []
                 expired = expiry.is_expired(slot)
-                if fsm.hands_over and (expired or slot.expired):
+                if fsm.hands_over and (expired or expiry.is_waiting(slot)):
                     entries = await expiry.take(slot)
                 elif not expired and is_timed_out(slot) and fsm.catch_up(slot):
                     calls = await time_out(fsm, slot)
@@ -119,9 +119,6 @@ class Timers:
                     # Another worker can do it.
                     self._due.pause(address)
                     return False
-            if entries:
-                # Not while the record is held: on_expired may take its time, or begin a new conversation there.
-                await expiry.hand_over(fsm, key, entries)
         except (Busy, AlreadyHeld):
             # Its holder applies the timeout with the next update, or the next tick does.
             return False
@@ -130,5 +127,20 @@ class Timers:
             self._due.pause(address)
             return False
         self._due.unpause(address)
+        if entries:
+            # Not while the record is held: on_expired may take its time, or begin a new conversation there.
+            return await self._hand_over(address, key, entries)
         await fsm.deliver(calls)
+        return True
+
+    async def _hand_over(self, address: Address, key: Any, entries: tuple[Any, ...]) -> bool:
+        try:
+            await expiry.hand_over(self._fsm, key, entries)
+        except (Busy, AlreadyHeld):
+            # The entries stay, and are handed over again.
+            return False
+        except Exception:
+            # Without a pause: the entries say when they are due again, and the record may be due for its timeout first.
+            logger.exception("on_expired failed for %s; it is called again in %g s", address.text, expiry.RETRY)
+            return False
         return True
