@@ -1,7 +1,6 @@
 -- A record, or the tombstone of one (alive = 0). Times are seconds since 1970. With a rowid, a row may fill a page;
 -- WITHOUT ROWID what exceeds a quarter of one would go to pages of its own, taken and given back with every update.
--- names and part_names are sums over the names of its fields and parts, checksum is one over all other columns; NULL in
--- all three: the row was last written by a release that had none of them.
+-- NULL in names, part_names and checksum: the row was last written by a release that had none of them.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -14,9 +13,12 @@ CREATE TABLE record (
     state      TEXT,
     head       TEXT,
     tags       TEXT,              -- JSON, in the order given; the table tag is its index
-    bytes       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
+    bytes      INTEGER NOT NULL,  -- of all fields and parts with their names
     expires_at REAL,              -- of a tombstone: when nobody needs it any more
-    deadline   REAL, names INTEGER, part_names INTEGER, checksum INTEGER,
+    deadline   REAL,
+    names      INTEGER,           -- a sum over the names of its fields
+    part_names INTEGER,           -- a sum over the names of its parts
+    checksum   INTEGER,           -- over all other columns
     PRIMARY KEY (namespace, key)
 ) STRICT;
 
