@@ -498,6 +498,39 @@ async def test_two_handlers_that_need_each_others_records_do_not_wait_for_ever(
     assert storage.lines == {}
 
 
+@pytest.mark.every_backend
+async def test_a_record_that_stays_held_elsewhere_is_waited_for_once_in_a_handler(
+    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "SIBLING_WAIT", 0.5)
+    isolation = StepwellIsolation(storage)
+    stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
+    held, over = asyncio.Event(), asyncio.Event()
+
+    async def other_update() -> None:
+        async with isolation.lock(stack):
+            held.set()
+            await over.wait()
+
+    other = asyncio.create_task(other_update())
+    await held.wait()
+    async with isolation.lock(KEY):
+        assert await kept.get_data(stack) == {}
+        assert "is held elsewhere" in caplog.text
+        caplog.clear()
+        begin = asyncio.get_running_loop().time()
+        for number in range(10):
+            await kept.update_data(stack, {"number": number})
+        assert asyncio.get_running_loop().time() - begin < 10 * claims.SIBLING_WAIT
+        assert "is held elsewhere" not in caplog.text
+        over.set()
+        await other
+        await kept.update_data(stack, {"claimed": True})
+        assert await storage.get_data("aiogram:7", (42, 42, None, None, "stack")) == {"number": 9}
+    assert await kept.get_data(stack) == {"number": 9, "claimed": True}
+    assert storage.lines == {}
+
+
 async def test_two_storage_objects_for_one_bot_are_warned_of_once(backend: Backend) -> None:
     url = backend.place()
     one, two = backend.storage(url), backend.storage(url)

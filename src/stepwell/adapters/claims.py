@@ -157,8 +157,8 @@ class Claims:
 class Held:
     """A family of records while one handler has it."""
 
-    __slots__ = ("_claiming", "_entering", "_fine", "_joined", "_key", "_lease", "_slots", "_tags", "_wait", "ended",
-                 "family", "over", "storage", "task", "update")  # fmt: skip
+    __slots__ = ("_claiming", "_entering", "_fine", "_joined", "_key", "_lease", "_slots", "_tags", "_unclaimed",
+                 "_wait", "ended", "family", "over", "storage", "task", "update")  # fmt: skip
 
     def __init__(
         self,
@@ -188,6 +188,8 @@ class Held:
         self._tags: dict[Any, tuple[str, ...]] = {}
         self._claiming = asyncio.Lock()
         self._entering: set[Any] = set()
+        #: Records that were held elsewhere for too long. They are claimed if they are free, and not waited for again.
+        self._unclaimed: set[Any] = set()
         #: The holder that the record was added to.
         self._joined: Held | None = None
 
@@ -264,9 +266,11 @@ class Held:
     async def _sibling(self, key: Any) -> Slot | None:
         async def enter() -> Slot | None:
             try:
-                return await self._claim(key, SIBLING_WAIT)
+                return await self._claim(key, 0 if key in self._unclaimed else SIBLING_WAIT)
             except (Busy, AlreadyHeld) as error:
-                logger.warning("%s is held elsewhere; it is read and written without a claim", error.place)
+                if key not in self._unclaimed:
+                    self._unclaimed.add(key)
+                    logger.warning("%s is held elsewhere; it is read and written without a claim", error.place)
                 return None
 
         async with self._claiming:
