@@ -12,8 +12,8 @@ import pytest
 
 from stepwell import Storage
 from stepwell.errors import Busy
-from stepwell.line import turn_of
 from stepwell.slot import Slot
+from stepwell.slot.waiters import turn_of
 from stepwell.storage import Claim, Claimed, Release, Taken
 from tests.backends import Backend
 

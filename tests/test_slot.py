@@ -21,9 +21,9 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.line import held_tokens
 from stepwell.record import RUNS, Change
 from stepwell.slot import Slot
+from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
 from tests.backends import Backend

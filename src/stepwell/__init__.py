@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stepwell.background import sync
+from stepwell._portal import sync
 from stepwell.codec import record_type
 from stepwell.errors import StepwellError
 from stepwell.record import Limits, State

@@ -16,20 +16,20 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.nodes.batch import BatchSettings
+from stepwell.nodes.engine.attempts import ExecPolicy, attempt_node
+from stepwell.nodes.engine.failure import conclude, inside_cancelled, together
+from stepwell.nodes.engine.items import run_items
+from stepwell.nodes.engine.plan import Program, compile_flow, hook_of, reach
+from stepwell.nodes.engine.position import Cursor, current, enter
+from stepwell.nodes.engine.runner import Run, drive, run_root, walk
+from stepwell.nodes.engine.workgroup import Halt
 from stepwell.nodes.events import emitter
-from stepwell.nodes.failure import conclude, inside_cancelled, together
 from stepwell.nodes.flow import BaseFlow
-from stepwell.nodes.items import run_items
 from stepwell.nodes.node import BaseNode as StepwellNode
 from stepwell.nodes.node import Edge, End, Hooks
-from stepwell.nodes.plan import Program, compile_flow, hook_of, reach
-from stepwell.nodes.position import Cursor, current, enter
-from stepwell.nodes.retry import ExecPolicy, attempt_node
-from stepwell.nodes.runner import Run, drive, run_root, walk
-from stepwell.nodes.workgroup import Halt
 
 if TYPE_CHECKING:
-    from stepwell.nodes.plan import Build, Stage, Strategy
+    from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
 __all__ = [
     "AsyncBatchFlow",

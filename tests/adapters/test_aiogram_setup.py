@@ -18,6 +18,7 @@ from aiogram.filters import Command, and_f, or_f
 from aiogram.types import ErrorEvent, Message, Poll
 
 from stepwell import Storage
+from stepwell._optional import require
 from stepwell.adapters.aiogram import (
     StepwellStorage,
     fsm_flow,
@@ -36,7 +37,6 @@ from stepwell.errors import (
     UnknownFlowError,
     UsageError,
 )
-from stepwell.extras import require
 from stepwell.fsm import FSM, Context, Flow, state
 from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message

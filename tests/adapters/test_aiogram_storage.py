@@ -23,8 +23,7 @@ from aiogram.fsm.strategy import FSMStrategy
 from aiogram.types import Message
 
 from stepwell import MemoryStorage, Storage
-from stepwell.adapters import claims
-from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
+from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, claims
 from stepwell.errors import EncodeError, InvalidOption, LeaseLost, RecordReplaced
 from stepwell.slot import Slot
 from stepwell.testing import Clock

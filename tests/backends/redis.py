@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from stepwell.record import Address
-from stepwell.storage.redis_wire import Keys
+from stepwell.storage.redis.wire import Keys
 from tests.backends.base import Backend
 from tests.servers.redis import the_cluster, the_server
 

@@ -11,7 +11,7 @@ from stepwell import State, Storage
 from stepwell.errors import StorageUnavailable, Unsupported
 from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state, timers
 from stepwell.fsm.update import Update
-from stepwell.storage import due
+from stepwell.storage import poller
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import message
@@ -266,7 +266,7 @@ async def test_one_that_cannot_be_fired_does_not_starve_the_rest(
             ctx.start_flow(Gone)
     await enter(both, user=100)
     clock.advance(61)
-    monkeypatch.setattr(due, "PAGE", 3)
+    monkeypatch.setattr(poller, "PAGE", 3)
     fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False)
     async with both.conversation(message(user=7, chat=7)) as ctx:
         assert ctx.state == "here"

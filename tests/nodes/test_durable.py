@@ -27,7 +27,8 @@ from stepwell.errors import (
     UnknownRun,
     Unstorable,
 )
-from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, runs, step
+from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, step
+from stepwell.nodes.engine import runs
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend

@@ -12,7 +12,7 @@ import pytest
 
 from examples import both_halves, durable_batch, human_in_the_loop
 from stepwell import MemoryStorage, SQLiteStorage
-from stepwell.nodes import runs
+from stepwell.nodes.engine import runs
 from stepwell.testing import Chat
 from tests.backends import Backend
 

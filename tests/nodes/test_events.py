@@ -143,7 +143,7 @@ def test_what_cannot_be_told_is_no_subscriber(wrong):
 async def test_logging_names_the_module_and_never_the_data(caplog):
     with caplog.at_level(logging.DEBUG, "stepwell"):
         await NodeFlow(start=Flaky(2)).run({"text": "secret"})
-    assert [record.name for record in caplog.records] == ["stepwell.nodes.retry"]
+    assert [record.name for record in caplog.records] == ["stepwell.nodes.engine.attempts"]
     assert "attempt 1 of 2 failed with ValueError" in caplog.text
     assert "secret" not in caplog.text
 

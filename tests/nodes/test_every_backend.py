@@ -9,7 +9,8 @@ import pytest
 
 from stepwell import Limits, StateStorage, Storage
 from stepwell.errors import RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel, worker
+from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel
+from stepwell.nodes.engine import worker
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -159,7 +160,7 @@ async def test_a_question_is_answered_once(storage: Storage) -> None:
 
 
 async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.due.TICK", 0.02)
+    monkeypatch.setattr("stepwell.storage.poller.TICK", 0.02)
     ran: list[str] = []
     sleeps = linear(Sleep(0.05), Say(ran, "woke"), name="sleeps", storage=storage)
     waits = approval(ran, storage, timeout=0.05)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import NodeTimeout
-from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, thread_pool
-from stepwell.nodes.thread_pool import SIZE, ThreadPool
+from stepwell.nodes import BatchNode, Failed, Node, NodeFlow
+from stepwell.nodes.engine import thread_pool
+from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from stepwell.errors import (
     Unsupported,
     UsageError,
 )
-from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
-from stepwell.nodes import runs as runs_module
+from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel
+from stepwell.nodes.engine import runs as runs_module
+from stepwell.nodes.engine import worker
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Get
@@ -459,7 +460,7 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.due.TICK", 0.02)
+    monkeypatch.setattr("stepwell.storage.poller.TICK", 0.02)
 
 
 async def gone(flow: NodeFlow) -> bool:
@@ -481,7 +482,7 @@ async def test_a_worker_fires_sleeps_and_timeouts(storage: Storage, quick: None)
 async def test_a_worker_takes_over_runs_whose_runner_died(
     storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.nodes.journal.WATCH", 0.2)
+    monkeypatch.setattr("stepwell.nodes.engine.journal.WATCH", 0.2)
     ran: list[str] = []
     reached = asyncio.Event()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunFinished
-from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, journal, linear, parallel, runs, step
+from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, linear, parallel, step
+from stepwell.nodes.engine import journal, runs
 from stepwell.storage import Apply, Release
 
 Tell = Callable[..., None]

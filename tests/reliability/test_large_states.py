@@ -18,7 +18,8 @@ from stepwell import MemoryStorage, StateStorage
 from stepwell.codec import large, values
 from stepwell.errors import Unstorable
 from stepwell.fsm import FSM, Flow
-from stepwell.nodes import Node, linear, runs
+from stepwell.nodes import Node, linear
+from stepwell.nodes.engine import runs
 from stepwell.slot import Slot
 
 

@@ -18,8 +18,8 @@ from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Due, Get, Page, Query
-from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
+from stepwell.storage.reference import NEVER, Cell
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 

@@ -19,23 +19,11 @@ from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
 from stepwell.slot import Slot
-from stepwell.storage import (
-    Applied,
-    Apply,
-    Claim,
-    Claimed,
-    Get,
-    Guard,
-    Operation,
-    Query,
-    Release,
-    Taken,
-    postgres_usual,
-)
-from stepwell.storage.gather import JOURNAL_LIFE, Batch
-from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.postgres_link import Link
-from stepwell.storage.postgres_schema import migrations
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
+from stepwell.storage.lane import JOURNAL_LIFE, Batch
+from stepwell.storage.postgres import PostgresStorage, fast_path
+from stepwell.storage.postgres.client import Link
+from stepwell.storage.postgres.schema import migrations
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer
@@ -612,8 +600,8 @@ def _known_or_not(storage: PostgresStorage, address: Address, known: bool) -> No
 
 
 async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_usual, "_MOST_KNOWN", 10)
-    monkeypatch.setattr(postgres_usual, "_FORGOTTEN", 10)
+    monkeypatch.setattr(fast_path, "_MOST_KNOWN", 10)
+    monkeypatch.setattr(fast_path, "_FORGOTTEN", 10)
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         known = []
         for turn in range(18):
@@ -813,7 +801,7 @@ async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_th
 
         with monkeypatch.context() as patch:
             # As if a memo had been missed.
-            patch.setattr(postgres_usual.Usual, "_claimed", lambda self, operations, rows: None)
+            patch.setattr(fast_path.Usual, "_claimed", lambda self, operations, rows: None)
             patch.setattr(link, "fetch", once)
             with pytest.raises(StorageUnavailable, match="no connection"):
                 await storage.perform(Claim(address, "mine", 30))

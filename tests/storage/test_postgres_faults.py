@@ -24,10 +24,11 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Query, Release, postgres_schema
+from stepwell.storage import Apply, Claim, Query, Release
 from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.postgres_link import Link, Options, UrlSource
-from stepwell.storage.postgres_schema import migrate, migrations
+from stepwell.storage.postgres import schema as schema_module
+from stepwell.storage.postgres.client import Link, Options, UrlSource
+from stepwell.storage.postgres.schema import migrate, migrations
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
@@ -340,7 +341,7 @@ class StoppingConnection:
 async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_starting(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_schema, "_STOPPED", 0.5)
+    monkeypatch.setattr(schema_module, "_STOPPED", 0.5)
     link = Link(UrlSource(server.url(), Options()), Options())
     stopping: asyncio.Future[StoppingConnection] = asyncio.get_running_loop().create_future()
 
@@ -361,7 +362,7 @@ async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_star
 async def test_a_session_that_holds_up_a_migration_is_named(
     server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_schema, "_LOCKED", 0.3)
+    monkeypatch.setattr(schema_module, "_LOCKED", 0.3)
     pid = admin.get_server_pid()
     named = rf"within 0.3 s: process {pid} of the server \(.* from 127.0.0.1, idle in transaction\)"
     async with admin.transaction():
@@ -370,7 +371,7 @@ async def test_a_session_that_holds_up_a_migration_is_named(
     assert re.search(named, str(error)), error
     first = migrations()[:-1]
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_schema, "migrations", lambda: first)
+        patch.setattr(schema_module, "migrations", lambda: first)
         async with PostgresStorage(server.url(), schema="held_up"):
             pass
     async with admin.transaction():

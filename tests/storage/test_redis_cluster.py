@@ -20,9 +20,9 @@ from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Release
-from stepwell.storage.gather import Batch
+from stepwell.storage.lane import Batch
 from stepwell.storage.redis import RedisStorage
-from stepwell.storage.redis_cluster import _SLOTS, Node
+from stepwell.storage.redis.cluster import _SLOTS, Node
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy

@@ -28,7 +28,7 @@ from stepwell.errors import (
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
-from stepwell.storage.gather import JOURNAL_LIFE
+from stepwell.storage.lane import JOURNAL_LIFE
 from stepwell.storage.redis import RedisStorage
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server

@@ -14,7 +14,8 @@ from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from stepwell.record import Limits
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result, sqlite, sqlite_file
+from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result, sqlite
+from stepwell.storage.sqlite import connection
 
 BOT, KEY = "bot", 1
 
@@ -92,7 +93,7 @@ async def test_a_commit_that_fails_says_whether_it_may_have_been_made(
 async def test_a_write_whose_caller_gave_up_is_made_and_others_go_on(
     storage: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_COMMITS", 3)
+    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 3)
     for number in range(10):
         storage.gate.clear()
         task = asyncio.create_task(storage.update_data(BOT, KEY, {"n": number}))
@@ -157,7 +158,7 @@ async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeyp
 async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it could not be made at once, as while another process is closing the file."""
     monkeypatch.setattr(storage, "_read", lambda get: None)
-    other = sqlite_file.Connection(storage.path)
+    other = connection.Connection(storage.path)
     other.execute("BEGIN IMMEDIATE")
     async with asyncio.timeout(5):
         assert await storage.get_data(BOT, KEY) == {"n": 0}

@@ -11,7 +11,7 @@ from stepwell import SQLiteStorage, State
 from stepwell.errors import CorruptRecord
 from stepwell.slot import Slot
 from stepwell.storage import Claim, Claimed, Get, Release, Taken
-from stepwell.storage.sqlite_schema import QUERIES
+from stepwell.storage.sqlite.schema import QUERIES
 from stepwell.testing import Clock
 
 BOT, KEY, OTHER, NEIGHBOUR = "bot", 1, 2, 3

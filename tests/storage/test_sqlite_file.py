@@ -19,9 +19,9 @@ import pytest
 
 from stepwell import SQLiteStorage, State, Storage, open_storage
 from stepwell.errors import DamagedStorage, InvalidOption, NewerSchema, StorageClosed, StorageUnavailable
-from stepwell.storage import sqlite_file
-from stepwell.storage.sqlite_file import has_wal_reset_bug, is_network
-from stepwell.storage.sqlite_schema import VERSION
+from stepwell.storage.sqlite import connection as connection_module
+from stepwell.storage.sqlite.connection import has_wal_reset_bug, is_network
+from stepwell.storage.sqlite.schema import VERSION
 
 BOT = "bot"
 
@@ -353,7 +353,7 @@ async def test_a_network_file_system_is_warned_about(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/home {tmp_path}/the\\040share nfs4 rw 0 0\n")
-    monkeypatch.setattr(sqlite_file, "MOUNTS", str(mounts))
+    monkeypatch.setattr(connection_module, "MOUNTS", str(mounts))
     (tmp_path / "the share").mkdir()
     async with SQLiteStorage(str(tmp_path / "bot.db")):
         assert not caplog.records

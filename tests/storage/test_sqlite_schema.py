@@ -10,8 +10,8 @@ import pytest
 
 from stepwell import SQLiteStorage, State
 from stepwell.slot import Slot
-from stepwell.storage.sqlite_row import updates
-from stepwell.storage.sqlite_schema import APPLICATION, QUERIES, VERSION, migrations, schema
+from stepwell.storage.sqlite.columns import updates
+from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, migrations, schema
 
 
 def tables(*scripts: str) -> list[tuple[object, ...]]:
@@ -34,14 +34,14 @@ def test_the_schema_equals_the_sum_of_its_migrations() -> None:
 
 
 async def test_an_older_file_is_migrated_and_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepwell.storage import sqlite_schema
+    from stepwell.storage.sqlite import schema as schema_module
 
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path) as storage:
         await storage.set_state("bot", 1, State("a", "b", {"c": 1}))
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_schema, "VERSION", VERSION + 1)
-        patch.setattr(sqlite_schema, "migrations", lambda: [*migrations(), "ALTER TABLE memo ADD COLUMN extra TEXT"])
+        patch.setattr(schema_module, "VERSION", VERSION + 1)
+        patch.setattr(schema_module, "migrations", lambda: [*migrations(), "ALTER TABLE memo ADD COLUMN extra TEXT"])
         for _ in range(2):
             async with SQLiteStorage(path) as storage:
                 assert await storage.get_state("bot", 1) == State("a", "b", {"c": 1})
@@ -90,15 +90,15 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stepwell.errors import StorageUnavailable
-    from stepwell.storage import sqlite_schema
+    from stepwell.storage.sqlite import schema as schema_module
 
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path) as storage:
         await storage.set_state("bot", 1, State("a"))
     broken = "ALTER TABLE memo ADD COLUMN extra TEXT; ALTER TABLE nowhere ADD COLUMN extra TEXT"
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_schema, "VERSION", VERSION + 1)
-        patch.setattr(sqlite_schema, "migrations", lambda: [*migrations(), broken])
+        patch.setattr(schema_module, "VERSION", VERSION + 1)
+        patch.setattr(schema_module, "migrations", lambda: [*migrations(), broken])
         with pytest.raises(StorageUnavailable):
             await SQLiteStorage(path).open()
     async with SQLiteStorage(path) as storage:

@@ -18,7 +18,8 @@ import pytest
 from stepwell import SQLiteStorage, State
 from stepwell.record import DAY
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Operation, Query, Release, sqlite_file
+from stepwell.storage import Apply, Claim, Claimed, Operation, Query, Release
+from stepwell.storage.sqlite import connection
 from stepwell.testing import Clock
 
 BOT = "bot"
@@ -230,7 +231,7 @@ async def test_the_file_does_not_grow_without_bound(tmp_path: Path, clock: Clock
 
 
 async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 200)
+    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 200)
     wal = tmp_path / "bot.db-wal"
     async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
         largest = 0
@@ -244,7 +245,7 @@ async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: 
 async def test_a_reader_that_never_ends_does_not_stop_the_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
+    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 50)
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path, patience=0.05) as storage:
         await storage.update_data(BOT, 1, {"n": 0})

@@ -11,10 +11,10 @@ from math import inf
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
-from stepwell import background
+from stepwell import _portal
 from stepwell.codec import decode_key, encode_namespace, ensure_registered
 from stepwell.errors import InvalidOption, MigrationError, NoKeyError
-from stepwell.fsm import keys, people, typed
+from stepwell.fsm import admin, keys, typed
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.description import FlowDescription, Flows
@@ -26,7 +26,7 @@ from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPol
 from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Address, Keep
-from stepwell.slot import Changes, Slot
+from stepwell.slot.slot import Changes, Slot
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.urls import as_storage
 
@@ -150,24 +150,24 @@ class FSM:
         async with self.open(update, key=key, update_id=update_id, enters=True) as ctx:
             if ctx.duplicate:
                 return None
-            return await background.call(handler, ctx)
+            return await _portal.call(handler, ctx)
 
     def handle_sync(self, update: Any, handler: Handler, **options: Any) -> Any:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
-        return background.sync(self.handle(update, handler, **options))
+        return _portal.sync(self.handle(update, handler, **options))
 
     def find(
         self, *, user: int | None = None, chat: int | None = None, flow: Any = ANY, state: Any = ANY
     ) -> AsyncIterator[Entry]:
         """Records of a user, of a chat, in a flow, in a state: ``async for entry in fsm.find(user=42)``."""
-        return people.find(self, user, chat, flow, state)
+        return admin.find(self, user, chat, flow, state)
 
-    async def forget(self, *, user: int | None = None, chat: int | None = None) -> people.Forgotten:
+    async def forget(self, *, user: int | None = None, chat: int | None = None) -> admin.Forgotten:
         """Remove every record of a user or a chat, with all that cleared ones leave behind; how many.
 
         ``forgotten.erased`` says whether nothing of them is left on the storage's disk.
         """
-        return await people.forget(self, user, chat)
+        return await admin.forget(self, user, chat)
 
     async def move_chat(self, old: int, new: int) -> int:
         """Give the records of a chat its new id; how many. Doing it twice, or again after a crash, is fine.
@@ -175,7 +175,7 @@ class FSM:
         A group that becomes a supergroup is moved by itself, when Telegram says so. Where a conversation is
         already active under the new key, that one stays and the old one ends.
         """
-        return await people.move_chat(self, old, new)
+        return await admin.move_chat(self, old, new)
 
     async def migrate(self, progress: Callable[[int], Any] | None = None) -> Migrated:
         """Bring all records to the present revision of their flows now, instead of each at its next update."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from stepwell import background
+from stepwell import _portal
 from stepwell.errors import InvalidOption, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.filters import Filter, as_filter
@@ -83,7 +83,7 @@ class Router:
         async with self.fsm.open(update, collects=True, enters=True) as ctx:
             handler = None if ctx.duplicate else self._find(ctx)
             if handler is not None:
-                await background.call(handler, ctx)
+                await _portal.call(handler, ctx)
             # The same list that hooks add to before the commit.
             calls = ctx.calls
         if self.send is not None:
@@ -93,7 +93,7 @@ class Router:
 
     def handle_sync(self, update: Any) -> list[dict[str, Any]]:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
-        return background.sync(self.handle(update))
+        return _portal.sync(self.handle(update))
 
     def _find(self, ctx: Context) -> Handler | None:
         for filters, handler in self._flat():

@@ -19,7 +19,7 @@ from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import Storage
-from stepwell.storage.due import DueTasks
+from stepwell.storage.poller import DueTasks
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM

@@ -3,16 +3,16 @@
 from stepwell.errors import FlowChanged, Parked, RunExists, RunFinished, UnknownRun
 from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch import BatchNode
-from stepwell.nodes.branches import Parallel, parallel
+from stepwell.nodes.engine.failure import Failed
+from stepwell.nodes.engine.monitor import Run
+from stepwell.nodes.engine.position import Step, new_flow_id, step
+from stepwell.nodes.engine.worker import worker
 from stepwell.nodes.events import Event, subscribe
-from stepwell.nodes.failure import Failed
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
-from stepwell.nodes.monitor import Run
 from stepwell.nodes.node import END, Node
-from stepwell.nodes.position import Step, new_flow_id, step
+from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
 from stepwell.nodes.wait import Sleep, Wait
-from stepwell.nodes.worker import worker
 
 __all__ = [
     "END",

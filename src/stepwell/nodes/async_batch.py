@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes.batch import BatchNode, checked_items
+from stepwell.nodes.engine.failure import attach
+from stepwell.nodes.engine.position import Cursor, enter, leave, new_flow_id
+from stepwell.nodes.engine.runner import Run, copy_node, run_root
+from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.events import Event
-from stepwell.nodes.failure import attach
 from stepwell.nodes.flow import NodeFlow
-from stepwell.nodes.position import Cursor, enter, leave, new_flow_id
-from stepwell.nodes.runner import Run, copy_node, run_root
-from stepwell.nodes.thread import settled
 from stepwell.storage import StateStorage, Storage
 from stepwell.storage.state_storage import default_state_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.plan import Program, Stage
+    from stepwell.nodes.engine.plan import Program, Stage
 
 __all__ = ["run_async_batch"]
 

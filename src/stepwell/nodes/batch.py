@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.errors import InvalidItems, InvalidOption
-from stepwell.nodes.failure import OnError, check_on_error
-from stepwell.nodes.items import run_items
-from stepwell.nodes.kept_batch import run_kept_batch
+from stepwell.nodes.engine.durable_batch import run_kept_batch
+from stepwell.nodes.engine.failure import OnError, check_on_error
+from stepwell.nodes.engine.items import run_items
 from stepwell.nodes.node import Node
 
 if TYPE_CHECKING:
-    from stepwell.nodes.plan import Build, Stage, Strategy
+    from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
 __all__ = ["BatchNode", "BatchSettings", "check_concurrency", "checked_items"]
 

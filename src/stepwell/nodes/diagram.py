@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stepwell.nodes.node import End
 
 if TYPE_CHECKING:
-    from stepwell.nodes.plan import Graph, Stage
+    from stepwell.nodes.engine.plan import Graph, Stage
 
 __all__ = ["mermaid"]
 

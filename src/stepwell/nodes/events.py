@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepwell.errors import InvalidOption
-from stepwell.nodes.position import Cursor
+from stepwell.nodes.engine.position import Cursor
 
 __all__ = ["Emit", "Event", "Subscriber", "emitter", "subscribe"]
 

@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from stepwell.background import sync
+from stepwell._portal import sync
 from stepwell.errors import InsideLoop, InvalidAction, InvalidGraph, InvalidOption, UnknownAction, UsageError
-from stepwell.nodes import durable, monitor, runs
 from stepwell.nodes.batch import check_concurrency
 from stepwell.nodes.diagram import mermaid
+from stepwell.nodes.engine import durable, monitor, runs
+from stepwell.nodes.engine.plan import Program, Stage, compile_flow, reach
+from stepwell.nodes.engine.position import Cursor
+from stepwell.nodes.engine.runner import Run, drive, run_root, walk
+from stepwell.nodes.engine.runs import IfExists, NewRun, checked_retention, checked_storage
+from stepwell.nodes.engine.wait_id import flow_of_wait
 from stepwell.nodes.events import Subscriber, emitter
 from stepwell.nodes.node import END, BaseNode, End, add_edge, check_edge
-from stepwell.nodes.plan import Program, Stage, compile_flow, reach
-from stepwell.nodes.position import Cursor
-from stepwell.nodes.runner import Run, drive, run_root, walk
-from stepwell.nodes.runs import IfExists, NewRun, checked_retention, checked_storage
-from stepwell.nodes.wait_id import flow_of_wait
 
 if TYPE_CHECKING:
-    from stepwell.nodes.journal import Retention
-    from stepwell.nodes.plan import Build, Strategy
+    from stepwell.nodes.engine.journal import Retention
+    from stepwell.nodes.engine.plan import Build, Strategy
     from stepwell.storage import Storage
 
 __all__ = ["BaseFlow", "NodeFlow", "linear", "with_error_handling"]

@@ -6,10 +6,10 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from stepwell.errors import InvalidGraph, InvalidOption
-from stepwell.nodes.retry import ExecPolicy, Setting, attempt_node
+from stepwell.nodes.engine.attempts import ExecPolicy, Setting, attempt_node
 
 if TYPE_CHECKING:
-    from stepwell.nodes.plan import Build, Stage, Strategy
+    from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
 __all__ = ["END", "BaseNode", "End", "Node"]
 

@@ -6,13 +6,13 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.nodes.durable import Park
+from stepwell.nodes.engine.durable import Park
+from stepwell.nodes.engine.wait_id import WaitId
 from stepwell.nodes.node import BaseNode
-from stepwell.nodes.wait_id import WaitId
 
 if TYPE_CHECKING:
-    from stepwell.nodes.line import Line
-    from stepwell.nodes.plan import Build, Stage, Strategy
+    from stepwell.nodes.engine.branch import Line
+    from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
 __all__ = ["Sleep", "Wait"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepwell.errors import Parked
 from stepwell.nodes import Event, NodeFlow, subscribe
+from stepwell.nodes.engine.plan import Program
 from stepwell.nodes.node import End
-from stepwell.nodes.plan import Program
 from stepwell.playground.display import shown
 
 __all__ = ["graph_of", "install"]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stepwell._optional import require
 from stepwell.errors import UsageError
-from stepwell.extras import require
 
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")

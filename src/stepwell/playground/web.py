@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.extras import require
+from stepwell._optional import require
 
 require("starlette", "playground")
 

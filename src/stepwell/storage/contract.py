@@ -19,10 +19,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits, Place, State, Stored, Version
-from stepwell.renewal import Renewals
-from stepwell.storage.callbacks import Callbacks
-from stepwell.storage.gather import Batch, Lane, retrieve
+from stepwell.storage.facade import Callbacks
+from stepwell.storage.lane import Batch, Lane, retrieve
 from stepwell.storage.operations import Claim, Operation, Result
+from stepwell.storage.renewal import Renewals
 
 __all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Storage", "Swept"]
 

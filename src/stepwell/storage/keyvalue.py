@@ -13,9 +13,9 @@ from zlib import crc32
 from stepwell.codec.values import conform
 from stepwell.errors import CorruptRecord, StepwellError, StorageError, StorageFull
 from stepwell.record import Address, Limits, Stored
-from stepwell.storage.cell import NEVER, Cell
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Apply, Get, Operation, Result
+from stepwell.storage.reference import NEVER, Cell
 
 __all__ = ["KeyValueStorage"]
 

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Limits
-from stepwell.storage.cell import Cell
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
 from stepwell.storage.operations import Operation, Result
+from stepwell.storage.reference import Cell
 
 __all__ = ["MemoryStorage"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
-from stepwell.storage.gather import Batch
+from stepwell.storage.lane import Batch
 
 __all__ = ["FaultyStorage"]
 

@@ -6,7 +6,7 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl
 
-from stepwell.extras import require
+from stepwell._optional import require
 from stepwell.playground.botapi.params import Params, Upload
 from stepwell.playground.botapi.refusal import bad_request
 from stepwell.playground.strict_json import loads

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepwell.extras import require
+from stepwell._optional import require
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import Refusal, bad_request

@@ -1,0 +1,250 @@
+"""Batches of durable runs: items are stored before they run, and finished results as they come, in groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterable
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import KeptError, TooLarge
+from stepwell.nodes.engine.branch import Line
+from stepwell.nodes.engine.failure import Failed, attach, kept_error
+from stepwell.nodes.engine.items import Batch
+from stepwell.nodes.engine.threads import settled
+from stepwell.slot import Sealed
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.plan import Stage
+
+__all__ = ["run_kept_batch"]
+
+#: How many items go into one part, and how many parts into one commit.
+ITEMS_A_PART, PARTS_A_COMMIT = 256, 40
+#: So many results at most wait for their commit: what a crash makes run again, beside the items under way.
+UNSAVED = 25
+#: A result waits at most so many seconds for others to share a commit with.
+DELAY = 0.01
+
+
+async def run_kept_batch(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """Run a batch, or what is left of it; the items, and the results in their order."""
+    line: Line = cursor.line
+    journal, path = line.journal, stage.path
+    done: dict[int, Any] = {}
+    if inside:
+        items = [item for part in journal.parts_of(path, "items") for item in part]
+        for part in journal.parts_of(path, "done"):
+            for index, result, *error in part:
+                done[index] = Failed(items[index], KeptError(*error)) if error else result
+    else:
+        prep_res = stage.prep(node, shared)
+        if type(prep_res) is CoroutineType:
+            prep_res = await prep_res
+        items = await _all_of(stage.items(stage, prep_res))
+        await _store(line, stage, cursor.visit, items)
+    batch = _KeptBatch(stage, cursor, node, items, done=done, line=line)
+    return items, await batch.run_all()
+
+
+async def _all_of(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
+    if isinstance(source, list):
+        return source
+    if isinstance(source, Iterable):
+        return list(source)
+    return [item async for item in source]
+
+
+async def _store(line: Line, stage: Stage, visit: int, items: list[Any]) -> None:
+    """Write all items. The last commit says that they are complete: before it, nothing has run."""
+    journal, path = line.journal, stage.path
+    begin, number, size = 0, 0, ITEMS_A_PART
+    while begin < len(items):
+        try:
+            part = await journal.seal_soon(
+                path,
+                f"items:{path}:{number}",
+                items[begin : begin + size],
+                lambda at, first=begin: _item_at(at, first),  # type: ignore[misc]
+            )
+        except TooLarge as error:
+            if size == 1:
+                error.add_note(f"item {begin} of batch {path!r}")
+                raise
+            size //= 2
+            continue
+        journal.put(path, "items", number, part)
+        begin, number = begin + size, number + 1
+        if number % PARTS_A_COMMIT == 0:
+            await line.save(path)
+    line.begin(stage, visit, None, [0, len(items)])
+    await line.save(path)
+
+
+def _item_at(at: str, first: int) -> str:
+    """``[3].price`` in the part that begins with item 256 is ``item 259: $.price``."""
+    number, _, rest = at.removeprefix("[").partition("]")
+    return f"item {first + int(number)}: ${rest}"
+
+
+class _KeptBatch(Batch):
+    """A batch that keeps its results as parts of the run; each part is written once."""
+
+    def __init__(
+        self, stage: Stage, cursor: Any, node: Any, items: list[Any], *, done: dict[int, Any], line: Line
+    ) -> None:
+        super().__init__(stage, cursor, node, items)
+        self.gate = cursor.run.gate(stage)
+        self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
+        # What threads have finished and not brought back yet is not kept either.
+        self.largest_chunk = max(8, UNSAVED // (self.settings.concurrency or UNSAVED))
+        self._line = line
+        self._items = items
+        self._left = iter([index for index in range(len(items)) if index not in done])
+        self._not_taken = len(items) - len(done)
+        self.results = [done.get(index) for index in range(len(items))]
+        self.done = len(done)
+        self._succeeded = len(done)
+        self._parts = len(line.journal.parts_of(stage.path, "done"))
+        self._unsaved: list[tuple[int, Any]] = []
+        self._in_flight = 0
+        self._lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._save_failed = False
+
+    @property
+    def left(self) -> int:
+        return self._not_taken
+
+    async def run_all(self) -> list[Any]:
+        try:
+            results = await super().run_all()
+        except BaseException as error:
+            try:
+                await self._save_at_the_end()
+            except Exception as failure:  # noqa: BLE001 - it must not hide why the batch ended
+                attach(error, [failure])
+            raise
+        await self._end_saving()
+        # The last few need not be kept; but a batch must not stand or fall with how many they are.
+        await self._seal(self._unsaved, self._parts)
+        return results
+
+    async def take(self) -> tuple[int, Any] | None:
+        while len(self._unsaved) + self._in_flight >= UNSAVED and not self._halted:
+            try:
+                await self._save()
+            except Exception as error:  # noqa: BLE001 - conclude() raises it
+                self.fatal = self.fatal or error
+                self._save_failed = True
+                raise self.halt() from None
+        if self._halted or self._exhausted:
+            return None
+        if self.run.cancelling():
+            raise asyncio.CancelledError
+        index = next(self._left, None)
+        if index is None:
+            self._exhausted = True
+            return None
+        self._not_taken -= 1
+        self._widen()
+        if self.run.emit is not None:
+            self._tell("item.started", index)
+        return index, self._items[index]
+
+    def succeed(self, index: int, result: Any) -> None:
+        super().succeed(index, result)
+        self._keep(index)
+
+    def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
+        super().fail(index, item, error, attempt)
+        if self.settings.on_error == "skip":
+            self._keep(index)
+
+    def _keep(self, index: int) -> None:
+        self._unsaved.append((index, self.results[index]))
+        if self._timer is None and self._saving is None:
+            self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
+
+    def _save_soon(self) -> None:
+        self._timer = None
+        self._saving = asyncio.get_running_loop().create_task(self._save_in_task(), name="stepwell-results")
+
+    async def _save_in_task(self) -> None:
+        try:
+            await self._save()
+        except Exception as error:  # noqa: BLE001 - the batch ends with it
+            self.fatal = self.fatal or error
+            self._save_failed = True
+            self.halt()
+        finally:
+            self._saving = None
+            if self._unsaved and self.fatal is None:
+                self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
+
+    async def _save(self) -> None:
+        """Commit the results that are not kept yet, as one part; one at a time."""
+        async with self._lock:
+            results, self._unsaved = self._unsaved, []
+            self._in_flight = len(results)
+            try:
+                if results:
+                    await self._commit(results)
+            finally:
+                self._in_flight = 0
+
+    async def _commit(self, results: list[tuple[int, Any]]) -> None:
+        journal, path = self._line.journal, self.stage.path
+        for part in await self._seal(results, self._parts):
+            journal.put(path, "done", self._parts, part)
+            self._parts += 1
+        self._succeeded += len(results)
+        journal.open[path] = [self._succeeded, len(self._items)]
+        await journal.save_whole(path)
+
+    async def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
+        """Results as parts, numbered from here on: one, or more where they are large. Raises what cannot be kept."""
+        path = self.stage.path
+        rows = [_row(index, result) for index, result in results]
+        try:
+            name = f"done:{path}:{number}"
+            return [await self._line.journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
+        except TooLarge as error:
+            if len(results) == 1:
+                error.add_note(f"the result of item {results[0][0]} of batch {path!r}")
+                raise
+        half = len(results) // 2
+        first = await self._seal(results[:half], number)
+        return [*first, *await self._seal(results[half:], number + len(first))]
+
+    async def _save_at_the_end(self) -> None:
+        """What has succeeded need not run again, whatever has failed."""
+        await self._end_saving()
+        if not self._save_failed:
+            await self._save()
+
+    async def _end_saving(self) -> None:
+        self._stop_timer()
+        if self._saving is not None:
+            await settled(self._saving)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _row(index: int, result: Any) -> list[Any]:
+    """A result as it is kept. Of an item that failed only its error is: it is among the items already, as it was."""
+    if not isinstance(result, Failed):
+        return [index, result]
+    error = kept_error(result.error)
+    return [index, None, error.type_name, error.message]
+
+
+def _result_at(at: str, results: list[tuple[int, Any]]) -> str:
+    """``[3][1].price`` in a part of results is the ``.price`` of the item that its fourth entry names."""
+    number, _, rest = at.removeprefix("[").partition("]")
+    return f"the result of item {results[int(number)][0]}: ${rest.removeprefix('[1]')}"

@@ -1,0 +1,132 @@
+"""What becomes of the errors of items and branches: none is ever lost, whatever the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, get_args
+
+from stepwell.codec.types import register_shape
+from stepwell.errors import InvalidOption, KeptError, WorkCancelled
+from stepwell.nodes.engine.workgroup import WorkGroup
+
+__all__ = [
+    "Failed",
+    "OnError",
+    "attach",
+    "check_on_error",
+    "conclude",
+    "inside_cancelled",
+    "kept_error",
+    "message_of",
+    "together",
+]
+
+OnError = Literal["stop", "collect", "skip"]
+
+#: The most characters of an error's message that are kept.
+MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Stands in the results where an item or a branch failed, under ``on_error="skip"``."""
+
+    #: The item, or the name of the branch.
+    item: Any
+    #: After a resume a ``KeptError`` with the name of its type and its message.
+    error: Exception
+
+
+def kept_error(error: Exception) -> KeptError:
+    """What is kept of an error."""
+    return error if isinstance(error, KeptError) else KeptError(type(error).__name__, message_of(error))
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error as it can be kept: not all of a long one."""
+    try:
+        text = str(error)[:MESSAGE]
+    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a type
+        return ""
+    # A file name may have lone surrogates, and no storage keeps them.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _pack(failed: Failed) -> dict[str, Any]:
+    kept = kept_error(failed.error)
+    return {"item": failed.item, "type": kept.type_name, "message": kept.message}
+
+
+def _unpack(stored: dict[str, Any]) -> Failed:
+    return Failed(stored["item"], KeptError(stored["type"], stored["message"]))
+
+
+register_shape(Failed, "stepwell.Failed", _pack, _unpack)
+
+
+def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:
+    """The error for work that was cancelled although nobody cancelled the run."""
+    error = WorkCancelled(place)
+    error.__cause__ = cancelled
+    return error
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
+    """Run all at once until the last has ended; a ``Halt`` from one cancels and awaits the others.
+
+    ``failures`` is where the works put their errors down: a cancellation from outside carries them too.
+    """
+    try:
+        async with WorkGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseException as error:
+        attach(error, failures)
+        raise
+
+
+def check_on_error(on_error: object) -> None:
+    """Raise unless this is one of the three policies."""
+    if on_error not in get_args(OnError):
+        raise InvalidOption(f"on_error={on_error!r}: choose one of {', '.join(map(repr, get_args(OnError)))}")
+
+
+def attach(error: BaseException, others: Sequence[BaseException]) -> None:
+    """Hang further errors below one that is raised, where tracebacks show them."""
+    further: list[BaseException] = []
+    for other in others:
+        if other is not error and not any(other is known for known in further):
+            further.append(other)
+    if not further:
+        return
+    last, seen = error, {id(error)}
+    while last.__context__ is not None and id(last.__context__) not in seen:
+        last = last.__context__
+        seen.add(id(last))
+    last.__context__ = BaseExceptionGroup("failed as well", further)
+
+
+def conclude(on_error: OnError, failures: Sequence[Exception], what: str, *, fatal: Exception | None = None) -> None:
+    """Raise what the policy says, once everything has ended.
+
+    ``failures`` come in the order in which they happened; ``fatal`` is an error of the work as a
+    whole (its items could not be read), which ends it under every policy.
+    """
+    if on_error == "collect" and failures:
+        errors = [*failures, fatal] if fatal is not None else failures
+        raise ExceptionGroup(f"{len(failures)} {what} failed", errors)
+    if fatal is not None:
+        _raise_with(fatal, failures)
+    if on_error == "stop" and failures:
+        _raise_with(failures[0], failures[1:])
+
+
+def _raise_with(error: Exception, others: Sequence[Exception]) -> NoReturn:
+    try:
+        raise error
+    except Exception:
+        # Only now: where somebody handles an error, raising this one puts that one below it.
+        attach(error, others)
+        raise

@@ -1,0 +1,93 @@
+"""Where a run is: what ``step()`` gives to the code of a node."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepwell.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.runner import Run
+
+__all__ = ["Cursor", "Step", "current", "enter", "leave", "new_flow_id", "step"]
+
+
+def new_flow_id(prefix: str) -> str:
+    """A new id for a run: the prefix, and enough chance that no two are ever equal."""
+    return f"{prefix}_{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that is running."""
+
+    #: The id of the run.
+    flow_id: str
+    #: The node's name; inside a nested flow with that flow's name and a slash before it.
+    node: str
+    #: The how-manieth visit of this node in the run, from 1.
+    visit: int
+    #: The item's place in its batch, from 0; ``None`` outside a batch.
+    item: int | None
+    #: The how-manieth attempt, from 1.
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        """``flow_id/node/visit/item``: equal for every attempt, so others can tell a repetition."""
+        place = f"{self.flow_id}/{self.node}/{self.visit}"
+        return place if self.item is None else f"{place}/{self.item}"
+
+
+class Cursor:
+    """The position of one line of execution: cheap to move, read only when somebody asks.
+
+    It leads to the run too, so whoever gets a cursor has both.
+    """
+
+    __slots__ = ("attempt", "item", "node", "run", "visit")
+
+    def __init__(self, run: Run, node: str, visit: int = 1, item: int | None = None, attempt: int = 1) -> None:
+        self.run = run
+        self.node = node
+        self.visit = visit
+        self.item = item
+        self.attempt = attempt
+
+    def copy(self) -> Cursor:
+        return Cursor(self.run, self.node, self.visit, self.item, self.attempt)
+
+    def step(self) -> Step:
+        return Step(self.run.flow_id, self.node, self.visit, self.item, self.attempt)
+
+
+_current: ContextVar[Cursor] = ContextVar("stepwell.nodes.engine.position")
+
+
+def enter(cursor: Cursor) -> Token[Cursor]:
+    """Make this the position of the running context."""
+    return _current.set(cursor)
+
+
+def leave(token: Token[Cursor]) -> None:
+    """Undo an :func:`enter`."""
+    # A coroutine that is thrown away is closed in another context, where there is nothing to undo.
+    with contextlib.suppress(ValueError):
+        _current.reset(token)
+
+
+def current() -> Cursor | None:
+    """The position of the running context, if it is inside a run."""
+    return _current.get(None)
+
+
+def step() -> Step:
+    """The step that the calling code belongs to, in threads and executors too."""
+    cursor = current()
+    if cursor is None:
+        raise UsageError("step() is called outside a run; call it in prep, exec or post of a node")
+    return cursor.step()

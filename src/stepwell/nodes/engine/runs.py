@@ -1,0 +1,278 @@
+"""Starting and resuming durable runs: who may run one, and how each way to end is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+
+from stepwell.codec.values import conform
+from stepwell.errors import (
+    Busy,
+    Conflict,
+    CorruptRecord,
+    InvalidOption,
+    RunBusy,
+    RunExists,
+    RunFinished,
+    StorageError,
+    UnknownRun,
+    UsageError,
+)
+from stepwell.nodes.engine.durable import Park, run_root
+from stepwell.nodes.engine.failure import attach
+from stepwell.nodes.engine.journal import Journal, Retention, table_of
+from stepwell.nodes.engine.position import Cursor, new_flow_id
+from stepwell.nodes.engine.wait_id import WaitId, flow_of_wait
+from stepwell.record import RUNS
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+from stepwell.storage.state_storage import default_storage
+from stepwell.storage.urls import as_storage
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.plan import Program
+    from stepwell.nodes.engine.runner import Run
+    from stepwell.nodes.flow import NodeFlow
+
+__all__ = [
+    "LEASE",
+    "IfExists",
+    "NewRun",
+    "check_unkept",
+    "checked_retention",
+    "checked_storage",
+    "hold",
+    "resume",
+    "start",
+    "storage_of",
+    "take_over",
+]
+
+IfExists = Literal["raise", "resume"]
+NewRun = Callable[["Program", str], "Run"]
+
+#: A runner that dies holds its run for so many seconds at most; renewed with each node, and by a timer.
+LEASE = 10.0
+
+
+async def start(
+    flow: NodeFlow,
+    shared: dict[str, Any],
+    *,
+    storage: Storage,
+    flow_id: str | None,
+    params: Mapping[str, Any],
+    if_exists: IfExists,
+    keep: Retention,
+    new_run: NewRun,
+) -> dict[str, Any]:
+    """Begin a run with its start row, and run it to its end."""
+    if if_exists not in get_args(IfExists):
+        raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
+    program = flow._program(by_hand=False, durable=True)
+    if flow_id is None:
+        flow_id = new_flow_id(flow._title())
+    run = new_run(program, flow_id)
+    loop = asyncio.get_running_loop()
+    asked_at, patience = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
+    try:
+        async with hold(storage, flow_id, wait=patience) as slot:
+            if slot.found:
+                if if_exists == "raise":
+                    await slot.confirm()
+                    raise RunExists(flow_id, state_only=await _table(slot) is None)
+                return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
+            finished_at = _finished_at(slot)
+            if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
+                # It was under way when we were asked, and has finished while we waited for it.
+                await slot.confirm()
+                raise RunFinished(flow_id)
+            journal = Journal(slot, program, flow._title(), flow_id, shared)
+            await journal.begin(params, keep)
+            return await _run(flow, run, journal, params)
+    except Busy as busy:
+        raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, patience)) from busy
+
+
+async def resume(
+    flow: NodeFlow, given: str, value: Any, *, storage: Storage, new_run: NewRun, wait: float | None = None
+) -> dict[str, Any]:
+    """Go on with a run, given by its id or by that of a wait."""
+    flow_id = flow_of_wait(given)
+    wait_id = None if flow_id is None else given
+    flow_id = flow_id or given
+    # A little longer than the claim of a runner that died a moment ago.
+    patience = LEASE + 2 if wait is None else wait
+    try:
+        async with hold(storage, flow_id, wait=patience) as slot:
+            return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_run=new_run)
+    except Busy as busy:
+        raise RunBusy(flow_id, patience, answer=value is not ...) from busy
+
+
+async def take_over(flow: NodeFlow, storage: Storage, flow_id: str) -> dict[str, Any]:
+    """Go on with a run that nobody runs; ``RunBusy`` at once if somebody does."""
+    return await resume(flow, flow_id, ..., storage=storage, new_run=flow._maker(None, None), wait=0)
+
+
+def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+    """The record of a run, held by one runner at a time."""
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
+
+
+async def _go_on(
+    flow: NodeFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_run: NewRun
+) -> dict[str, Any]:
+    # Some answers below repeat what an earlier runner wrote, and write nothing themselves.
+    await slot.confirm()
+    if not slot.found:
+        if _finished_at(slot) is not None:
+            raise RunFinished(flow_id)
+        raise UnknownRun(flow_id)
+    table = await _table(slot)
+    if table is None:
+        raise UnknownRun(flow_id, state_only=True)
+    asked = None if wait_id is None else WaitId.read(wait_id)
+    if asked is not None and asked.run != table.get("run", ""):
+        raise RunFinished(flow_id, wait_id)
+    if table["status"] == "finished":
+        if value is not ... and wait_id is None:
+            raise RunFinished(flow_id)
+        return dict(slot.data)
+    program = flow._program(by_hand=False, durable=True)
+    journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
+    params = await journal.load()
+    if wait_id is not None:
+        _check_wait(journal, wait_id, asked)
+    if value is not ...:
+        _answer(journal, wait_id, value)
+    if journal.status in ("parked", "sleeping") and not journal.overdue and not journal.answered():
+        raise journal.parked()
+    journal.status = "running"
+    await journal.save(slot.state or "")
+    return await _run(flow, new_run(program, flow_id), journal, params)
+
+
+async def _table(slot: Slot) -> dict[str, Any] | None:
+    """The table of a run that is held; a damaged one is copied to quarantine and raises ``CorruptRecord``."""
+    try:
+        return table_of(slot.place, slot.address)
+    except CorruptRecord as error:
+        await slot.quarantine(error)
+        raise
+
+
+class _Finished(TypedDict):
+    """The form of the memo of a run."""
+
+    finished: float
+
+
+def _finished_at(slot: Slot) -> float | None:
+    """When the last run of this id has finished, on the storage's clock; ``None`` if that is not known."""
+    memo = slot.memo
+    if memo is not None and conform(memo, _Finished)[1] is not None:
+        slot.drop_memo()
+        return None
+    return None if memo is None else float(memo["finished"])
+
+
+def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
+    """Raise unless the run has asked this, now or before."""
+    open_ids = journal.questions().values()
+    if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
+        return
+    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
+    raise UsageError(f"run {journal.flow_id!r} has never asked {wait_id!r}; {known}")
+
+
+def _was_asked(journal: Journal, asked: WaitId) -> bool:
+    inside = journal.open.get(asked.node)
+    now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
+    if now is not None and now.visit == asked.visit:
+        return asked.attempt <= now.attempt
+    return any(
+        stage.path == asked.node and stage.node._shape == "wait" and 1 <= asked.visit <= journal.visits[stage.index]
+        for stage in journal.program.stages
+    )
+
+
+def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
+    questions = journal.questions()
+    if wait_id is not None:
+        questions = {path: known for path, known in questions.items() if known == wait_id}
+    elif not questions:
+        raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
+    for path in questions:
+        # An answer that comes after its time finds the timeout, whether anybody has noticed it or not.
+        if path not in journal.overdue:
+            journal.answer(path, value)
+        return
+
+
+async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Run from where the journal stands, and write down how it ends."""
+    run.visits = journal.visits.copy()
+    try:
+        result = await run_root(run, journal, params)
+        if isinstance(result, tuple):
+            flow._take_updates(journal.program.root, result, journal.shared)
+        await journal.finish()
+    except Park:
+        parked = await journal.park()
+        raise parked from None
+    except Exception as error:
+        if error is journal.broken and isinstance(error, Conflict | StorageError):
+            # The record is somebody else's, or out of reach: it says where the run stands.
+            raise
+        try:
+            for path in await journal.fail():
+                error.add_note(
+                    f"the answer to {path!r} is kept: flow.resume({journal.flow_id!r}) takes it once more, "
+                    f"flow.resume({journal.flow_id!r}, value) another one instead"
+                )
+        except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed
+            attach(error, [failure])
+        raise
+    if run.emit is not None:
+        run.emit("run.finished", Cursor(run, journal.program.root.path))
+    return journal.shared
+
+
+@asynccontextmanager
+async def storage_for(flow: NodeFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
+    """Give the storage for one call; one that was made from a URL for it is closed at the end."""
+    found = storage_of(flow, storage)
+    try:
+        yield found
+    finally:
+        if isinstance(storage, str):
+            await found.close()
+
+
+def storage_of(flow: NodeFlow, storage: Storage | str | None) -> Storage:
+    """Where the runs of a flow are: what is given, else the flow's own, else what is configured."""
+    return checked_storage(storage) or flow.storage or default_storage()
+
+
+def checked_storage(storage: Storage | str | None) -> Storage | None:
+    """Raise unless this can be where runs are kept; a URL becomes a storage."""
+    return None if storage is None else as_storage(storage)
+
+
+def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:
+    """Raise if a run without a storage was asked to be found again."""
+    if if_exists != "raise" or keep:
+        asked = f"keep={keep!r}" if keep else f"if_exists={if_exists!r}"
+        raise InvalidOption(f"{asked} needs a storage, in which the run is kept: run(shared, storage=...)")
+
+
+def checked_retention(keep: Retention) -> Retention:
+    """Raise unless this says whether, or how long, finished runs are kept."""
+    if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
+        return keep
+    raise InvalidOption(f"keep={keep!r}: give True, False, or for how many seconds")

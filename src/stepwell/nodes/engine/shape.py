@@ -1,0 +1,63 @@
+"""The shape of a graph, to tell whether a run still fits the flow that it is resumed with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.plan import Graph, Program
+
+__all__ = ["Shape", "difference", "digest", "shape_of"]
+
+#: Of each node, by path: its kind, and where its actions lead (``None``: out of the flow). The path "" is the flow.
+Shape = dict[str, list[Any]]
+
+
+def shape_of(program: Program) -> Shape:
+    """The nodes and edges of a program, in the order of its stages."""
+    shape: Shape = {}
+    for stage in program.stages:
+        edges = {
+            action: None if target is None else target.path
+            for action, target in stage.edges.items()
+            if isinstance(action, str) and action
+        }
+        inside: list[Graph] = [stage.graph] if stage.graph is not None else [] if stage.leaf else stage.extra
+        for number, graph in enumerate(inside):
+            assert graph.start is not None
+            edges[f"start {number}"] = graph.start.path
+        # The outermost flow is known by its name.
+        path = stage.path if stage is not program.root else ""
+        shape[path] = [stage.node._shape, edges]
+    return shape
+
+
+def digest(shape: Shape) -> str:
+    """A short text that differs when the shape does, whatever the order in which it was declared."""
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def difference(old: Shape, new: Shape) -> list[str]:
+    """What has changed, in words."""
+    said = [f"node {path!r} is gone" for path in old if path not in new]
+    said += [f"node {path!r} is new" for path in new if path not in old]
+    for path, (kind, edges) in new.items():
+        if path not in old:
+            continue
+        old_kind, old_edges = old[path]
+        if kind != old_kind:
+            said.append(f"{path!r} was a {old_kind} and is a {kind}")
+        for action in sorted(old_edges.keys() | edges.keys()):
+            before, after = _goal(old_edges, action), _goal(edges, action)
+            if before != after:
+                said.append(f"{action!r} of {path or 'the flow'!r} led to {before} and leads to {after}")
+    return said
+
+
+def _goal(edges: dict[str, str | None], action: str) -> str:
+    if action not in edges:
+        return "nothing"
+    target = edges[action]
+    return "the end" if target is None else repr(target)

@@ -1,0 +1,258 @@
+"""Parallel branches: several ways at once, a join, and a declared merge of what they changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepwell.codec.values import encode
+from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
+from stepwell.nodes.engine.branch import DurableCursor, Line
+from stepwell.nodes.engine.durable import Park, kept_prep
+from stepwell.nodes.engine.durable import walk as durable_walk
+from stepwell.nodes.engine.failure import (
+    Failed,
+    OnError,
+    check_on_error,
+    conclude,
+    inside_cancelled,
+    together,
+)
+from stepwell.nodes.engine.position import Cursor, enter
+from stepwell.nodes.engine.runner import walk
+from stepwell.nodes.engine.workgroup import Halt
+from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.node import BaseNode
+from stepwell.record import Limits
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.plan import Build, Graph, Stage, Strategy
+
+__all__ = ["Parallel", "parallel"]
+
+logger = logging.getLogger(__name__)
+
+Merge = Mapping[str, Callable[[list[Any]], Any]]
+
+
+class Parallel(BaseNode):
+    """The node that :func:`parallel` makes. Its ``post`` gets the branches' last actions."""
+
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")
+    _shape: ClassVar[str] = "parallel"
+
+    def __init__(
+        self,
+        *branches: BaseNode | type[BaseNode],
+        name: str | None = None,
+        merge: Merge | None = None,
+        on_error: OnError = "stop",
+    ) -> None:
+        super().__init__(name=name)
+        if not branches:
+            raise InvalidGraph(name or "Parallel", ["parallel() needs at least one branch"])
+        check_on_error(on_error)
+        if not all(callable(function) for function in (merge or {}).values()):
+            raise InvalidOption("merge= maps a field to a function of the list of values that the branches gave it")
+        self.branches = tuple(NodeFlow(start=branch) for branch in branches)
+        self.merge: Merge = dict(merge or {})
+        self.on_error: OnError = on_error
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        build.want_loop(f"{stage.path} runs branches at once")
+        stage.leaf = False
+        outside, build.gated = build.gated, True
+        stage.extra = [
+            build.graph(flow, stage.path, f"{stage.path}/{number}/") for number, flow in enumerate(self.branches)
+        ]
+        build.gated = outside
+        if build.durable:
+            stage.durable = run_kept_branches
+            stage.keeps_prep = stage.prep is not BaseNode.prep
+        return run_branches
+
+
+def parallel(
+    *branches: BaseNode | type[BaseNode],
+    name: str | None = None,
+    merge: Merge | None = None,
+    on_error: OnError = "stop",
+) -> Parallel:
+    """A node that runs several branches at once and goes on when all have ended.
+
+    A branch is a node, with whatever its edges lead to, or a flow. Each works on its own shallow copy of
+    the shared state; at the join, the fields that it changed or deleted are put into the shared state. A
+    field that several branches changed to different values needs a function in ``merge``, which is called
+    with the list of their values, in the order of the branches; without one it is a :class:`MergeConflict`.
+    Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ.
+
+    :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
+        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` goes on with those
+        that succeeded.
+    """
+    return Parallel(*branches, name=name, merge=merge, on_error=on_error)
+
+
+async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
+    """Run all branches, merge what they changed, and return their last actions in their order."""
+    graphs: list[Graph] = stage.extra
+
+    async def branch(number: int, state: dict[Any, Any]) -> Any:
+        own = Cursor(cursor.run, stage.path)
+        enter(own)
+        return await walk(graphs[number], own, state, node.params)
+
+    return await _run_branches(stage, cursor, node, shared, branch)
+
+
+async def run_kept_branches(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """The same in a durable run: each branch has a line of its own, and goes on where that stands."""
+    graphs: list[Graph] = stage.extra
+    journal = cursor.line.journal
+    prep_res = await kept_prep(stage, cursor, node, shared, inside)
+
+    async def branch(number: int, state: dict[Any, Any]) -> Any:
+        line = Line(journal, f"{stage.path}/{number}", state, cursor.line)
+        if line.ended():
+            return journal.open[line.name]
+        own = DurableCursor(cursor.run, stage.path, line)
+        enter(own)
+        action = await durable_walk(graphs[number], own, state, node.params)
+        line.end_branch(action)
+        await line.save(line.name)
+        return action
+
+    return prep_res, await _run_branches(stage, cursor, node, shared, branch)
+
+
+async def _run_branches(
+    stage: Stage,
+    cursor: Cursor,
+    node: Any,
+    shared: Any,
+    run_branch: Callable[[int, dict[Any, Any]], Coroutine[Any, Any, Any]],
+) -> list[Any]:
+    run = cursor.run
+    graphs: list[Graph] = stage.extra
+    outcomes: list[Any] = [None] * len(graphs)
+    states: dict[int, dict[Any, Any]] = {}
+    failures: list[Exception] = []
+    parked: list[Park] = []
+
+    async def branch(number: int) -> None:
+        state = dict(shared)
+        try:
+            outcomes[number] = await run_branch(number, state)
+            states[number] = state
+            return
+        except Park as park:
+            parked.append(park)
+            return
+        except Exception as error:  # noqa: BLE001 - conclude() decides what becomes of it
+            failure = error
+        except asyncio.CancelledError as cancelled:
+            if run.cancelling():
+                raise
+            failure = inside_cancelled(f"branch {number} of {stage.path!r}", cancelled)
+        failure.add_note(f"branch {number} of {stage.path!r}")
+        failures.append(failure)
+        outcomes[number] = Failed(_branch_name(graphs[number]), failure)
+        if node.on_error == "stop":
+            raise Halt
+        if node.on_error == "skip":
+            # The joined state does not show it; a post() of one's own may, and this does.
+            name, kind = _branch_name(graphs[number]), type(failure).__name__
+            logger.warning("branch %r of %s failed with %s, and is skipped", name, stage.path, kind)
+
+    await together([branch(number) for number in range(len(graphs))], failures)
+    if parked:
+        # Nothing can be joined yet; what has failed is tried again when the run goes on.
+        conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}")
+        raise parked[0]
+    conflict: Exception | None = None
+    if node.on_error != "stop" or not failures:
+        try:
+            _join(stage, node.merge, shared, {_branch_name(graphs[n]): states[n] for n in sorted(states)})
+        except Exception as error:  # noqa: BLE001 - conclude() raises it, together with the branches' errors
+            conflict = error
+    conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}", fatal=conflict)
+    return outcomes
+
+
+def _branch_name(graph: Graph) -> str:
+    assert graph.start is not None
+    return graph.start.path
+
+
+_GONE: Any = object()
+
+
+def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[str, dict[Any, Any]]) -> None:
+    """Put what the branches changed into the shared state: all of it, or nothing if two are in conflict."""
+    changes: dict[Any, dict[str, Any]] = {}
+    for name, state in states.items():
+        for field, value in state.items():
+            if field not in shared or not _same(shared[field], value):
+                changes.setdefault(field, {})[name] = value
+        for field in shared.keys() - state.keys():
+            changes.setdefault(field, {})[name] = _GONE
+    joined: dict[Any, Any] = {}
+    for field, values in changes.items():
+        first, *others = values.values()
+        if field in merge:
+            joined[field] = merge[field]([value for value in values.values() if value is not _GONE])
+        elif all(_same(first, other) for other in others):
+            joined[field] = first
+        else:
+            raise MergeConflict(stage.path, field, list(values))
+    for field, value in joined.items():
+        if value is _GONE:
+            del shared[field]
+        else:
+            shared[field] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a storage would give back the same for both: equal values of equal types, at every level.
+
+    After a resume the values are decoded copies, so the identity of an object decides nothing.
+    """
+    try:
+        return _alike(one, other)
+    except RecursionError:
+        return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind in (str, int, bytes):
+        return bool(one == other)
+    if kind is float:
+        # 0.0 and -0.0 are equal, and stored differently.
+        return bool(one == other) and math.copysign(1, one) == math.copysign(1, other)
+    if kind in (list, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if kind is dict:
+        keys = {key: key for key in other}
+        return len(one) == len(other) and all(
+            key in keys and _alike(key, keys[key]) and _alike(value, other[key]) for key, value in one.items()
+        )
+    try:
+        return encode(one, Limits()) == encode(other, Limits())
+    except EncodeError:
+        # Only in a run without a storage.
+        return _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - arrays, and whatever else cannot say: they differ
+        return False

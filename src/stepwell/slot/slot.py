@@ -1,0 +1,591 @@
+"""One address, held by one holder at a time: claim, load, change, commit.
+
+In one process the holders of an address come in the order of their calls; across processes in the order
+of their claims. Waiting for somebody else's claim is the only retry loop of its kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from stepwell.codec import Seal
+from stepwell.codec.keys import decode_name
+from stepwell.codec.large import LARGE, fingerprint, in_thread, is_large, seal_data
+from stepwell.errors import (
+    Busy,
+    Conflict,
+    CorruptRecord,
+    InvalidOption,
+    LeaseLost,
+    RecordReplaced,
+    StoredDataError,
+    TooLarge,
+    UsageError,
+)
+from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
+from stepwell.slot.waiters import Line, Turn, enter_line, held_tokens, leave_line, must_check_turn
+from stepwell.storage.contract import Storage
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release
+
+__all__ = ["Changes", "Sealed", "Slot"]
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait before asking for a claim again: the first pause, and the longest.
+FIRST_POLL, LONGEST_POLL = 0.005, 0.1
+
+#: How many entered slots a task remembers, for itself and for the tasks that it starts.
+MOST_NESTED = 64
+
+_IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
+
+
+class Sealed(NamedTuple):
+    """A part that was encoded ahead of its commit."""
+
+    text: str
+
+
+class Changes(NamedTuple):
+    """The fields that differ from what is stored."""
+
+    #: The data as it was when it was compared.
+    data: dict[Any, Any]
+    #: Field name to sealed text.
+    set: dict[str, str]
+    unset: tuple[str, ...]
+    #: Large fields, which are compared in a thread.
+    large: dict[str, Any]
+    #: Their fingerprints.
+    prints: dict[str, bytes | None]
+
+
+class Json(str):
+    """A value that is JSON text already."""
+
+    __slots__ = ()
+
+
+class Slot:
+    """A record that this task holds, from ``async with`` to its end.
+
+    Change ``flow``, ``state`` (or ``place`` as a whole) and ``data`` freely, then ``commit()``; what was
+    not committed is forgotten. A commit writes only the fields that differ from what was loaded.
+    """
+
+    __slots__ = (
+        "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
+        "_place", "_prints", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expired", "expires_at",
+        "flow", "history", "now", "revision", "stack", "state", "storage", "tags", "times", "version", "where",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
+        self.storage = storage
+        self.address = storage.address(namespace, key)
+        self.flow: str | None = None
+        self.state: str | None = None
+        self.revision: int | None = None
+        self.history: tuple[str, ...] = ()
+        #: The flows that wait for this one to end.
+        self.stack: tuple[Any, ...] = ()
+        #: Where a timer answers, if the key does not say so.
+        self.where: tuple[Any, ...] = ()
+        #: When the conversation expires and when its state times out, if the machine keeps that itself.
+        self.times: tuple[float | None, ...] = ()
+        #: Expired conversations that were not handed over yet. They outlive ``delete()``.
+        self.expired: tuple[tuple[Any, ...], ...] = ()
+        #: The last write, or ``None`` if there is no record.
+        self.version: Version | None = None
+        #: Times on the backend's clock, in seconds since 1970.
+        self.now = 0.0
+        self.expires_at: float | None = None
+        self.deadline: float | None = None
+        self.tags: tuple[str, ...] = ()
+        self._wait = wait
+        self._lease = lease
+        self._seal: Seal = storage.seal(self.address)
+        self._token = ""
+        self._base = ""
+        self._memo: str | None = None
+        self._memo_json: str | None = None
+        self._fields: dict[str, str] = {}
+        self._place = NOWHERE
+        self._data: dict[Any, Any] | None = None
+        #: The data as it was decoded, to know what is still the same object.
+        self._loaded: dict[Any, Any] = {}
+        #: Of large fields: a fingerprint of the value whose text is stored.
+        self._prints: dict[str, bytes] = {}
+        self._deleted = False
+        self._holding = False
+        self._lost = False
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._token:
+            raise UsageError("a slot is held once; make a new one")
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        storage, address = self.storage, self.address
+        if storage.loop is not loop:
+            # First: if it was open in a loop that is closed, opening it anew ends all lines.
+            await storage.ensure_open()
+        token = storage.ids()
+        if address in storage.lines:
+            await enter_line(storage, address, token, self._wait)
+            hot = storage.shared
+        else:
+            storage.lines[address] = Line(asyncio.current_task(), token)
+            hot = address in storage.left_lines
+        self._token = token
+        try:
+            if hot and must_check_turn(storage, address):
+                claimed = await self._claim(0.0, loop, asked_at + self._wait)
+            else:
+                claimed = await storage.perform(Claim(address, token, self._lease))
+                if type(claimed) is not Claimed:
+                    claimed = await self._claim(max(claimed.remaining, 0.001), loop, asked_at + self._wait)
+            self._holding = True
+            self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
+            # Before the load: decoding a large record may take longer than the lease.
+            storage.renewals.add(self, loop, self._lease / 3)
+            if claimed.record is not None:
+                await self._load(claimed.record)
+        except BaseException:
+            await self._let_go()
+            raise
+        held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held = held_tokens.get()
+        if held and held[-1] == self._token:
+            held_tokens.set(held[:-1])
+        elif self._token in held:
+            held_tokens.set(tuple([token for token in held if token != self._token]))
+        if self._holding or self._renewal is not None:
+            await self._let_go()
+        else:
+            # As usual, the commit has ended the claim.
+            self.storage.renewals.discard(self)
+            leave_line(self.storage, self.address)
+
+    @property
+    def found(self) -> bool:
+        """There is a record."""
+        return self.version is not None
+
+    @property
+    def base(self) -> str:
+        """The write that last replaced or deleted what was here: another one means that somebody else did."""
+        return self._base
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """The data, decoded when it is first asked for."""
+        if self._data is None:
+            self._data = self._seal.data(self._fields)
+            self._loaded = self._data.copy()
+        return self._data
+
+    @data.setter
+    def data(self, data: Mapping[Any, Any]) -> None:
+        self._data = dict(data)
+
+    @property
+    def memo(self) -> Any:
+        """What the last commits noted beside the record; it survives the record."""
+        if self.memo_json is not None:
+            try:
+                return self._seal.value("m", "", self._memo or "")
+            except StoredDataError as error:
+                self.drop_memo(error)
+        return None
+
+    @property
+    def memo_json(self) -> str | None:
+        """The memo as the JSON that is stored, checked and not decoded."""
+        if self._memo is not None and self._memo_json is None:
+            try:
+                self._memo_json = self._seal.body("m", "", self._memo)
+            except (CorruptRecord, TooLarge) as error:
+                self.drop_memo(error)
+        return self._memo_json
+
+    def drop_memo(self, error: Exception | None = None) -> None:
+        """Take a damaged memo for empty."""
+        # Without it an update may be handled twice; with an error nobody could go on for a day.
+        logger.error("the memo at %s cannot be read, and is taken for empty", self.address.text, exc_info=error)
+        self._memo = self._memo_json = None
+
+    @property
+    def place(self) -> Place:
+        """Flow, state and what belongs to them, all at once."""
+        return Place(
+            self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired
+        )
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired = place
+
+    def copy_of_data(self) -> dict[Any, Any]:
+        """The data, decoded once more: what is done to it leaves this slot alone."""
+        return self._seal.data(self._seal.fields(self.data))
+
+    @property
+    def memo_limit(self) -> int:
+        """The most bytes that the JSON of a memo may take."""
+        return self._seal.limit
+
+    def memo_part(self, value: Any) -> Json:
+        """A part of a memo as JSON, or what a commit with it would raise."""
+        return Json(self._seal.seal("m", "", value)[9:])
+
+    def seal_part(self, name: str, value: Any, large: bool = False) -> Sealed:
+        """Encode a part now, to be given to a later commit; raises what that commit would raise.
+
+        A ``large`` one is encoded in pieces, for calls from a thread.
+        """
+        text = self._seal.seal("p", name, value, large)
+        limit = self.storage.limits.item
+        if len(text) > limit and len(text.encode()) > limit:
+            raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
+        return Sealed(text)
+
+    def delete(self) -> None:
+        """Let the next commit remove the record. What is set after this makes a new one."""
+        self._deleted = True
+        self.place, self._data = Place(None, None, expired=self.expired), {}
+
+    @property
+    def deleted(self) -> bool:
+        """``delete()`` was called since the load or the last commit."""
+        return self._deleted
+
+    def rollback(self) -> None:
+        """Take back what was changed since the load or the last commit."""
+        self.place, self._data, self._deleted = self._place, None, False
+
+    async def changes(self) -> Changes:
+        """Encode the fields that differ, for ``changed_data`` and one ``commit``; large ones in a thread."""
+        changes = self._compared(aside=True)
+        if changes.large:
+            await self._encode_large(changes)
+        return changes
+
+    async def _encode_large(self, changes: Changes) -> None:
+        work = self._seal, changes.large, {name: self._prints.get(name) for name in changes.large}
+        try:
+            encoded = await in_thread(_encode, *work)
+        except RuntimeError:
+            # Another task has changed a value meanwhile, which cannot happen here.
+            encoded = _encode(*work)
+        for name, (text, mark) in encoded.items():
+            if text is not None and self._fields.get(name) != text:
+                changes.set[name] = text
+            changes.prints[name] = mark
+
+    def changed_data(self, changes: Changes) -> dict[Any, Any]:
+        """The fields of the data that a commit of these changes would write."""
+        return {key: value for key, value in changes.data.items() if self._seal.name(key) in changes.set}
+
+    @property
+    def changed(self) -> bool:
+        """A commit would write something."""
+        if self.deletes:
+            return self.found
+        if self.place != self._place:
+            return True
+        changes = self._compared()
+        return bool(changes.set or changes.unset)
+
+    async def commit(
+        self,
+        *,
+        keep: bool = False,
+        memo: Any = KEEP,
+        tags: tuple[str, ...] | Keep = KEEP,
+        deadline: float | Keep | None = KEEP,
+        expiry: float | Keep | None = KEEP,
+        parts: Mapping[str, Any] | None = None,
+        dropped_parts: Sequence[str] = (),
+        force: bool = False,
+        changes: Changes | None = None,
+    ) -> bool:
+        """Write what differs in one operation that also checks the claim; ``False`` if nothing differs.
+
+        ``keep`` holds on after the write, otherwise the claim ends with it. ``deadline`` and ``expiry`` are
+        seconds from now. Memo, tags, deadline, expiry are written only along with a change, with parts, or
+        with ``force``. ``changes`` are those of ``changes()``, if they were needed before. Raises ``LeaseLost`` or
+        ``RecordReplaced`` with nothing written.
+        """
+        if not self._holding:
+            raise UsageError("this slot is not held; a commit without keep=True was its last")
+        place = NOWHERE
+        if tags is not KEEP or deadline is not KEEP or expiry is not KEEP:
+            _check(tags, deadline, expiry)
+        write = self.storage.ids()
+        found = self.version is not None
+        if self.deletes:
+            if not found and not force:
+                return False
+            change = Change(write, delete=True, memo=self._sealed_memo(memo))
+        else:
+            place = self.place
+            if changes is None:
+                changes = self._compared(aside=True)
+                if changes.large:
+                    await self._encode_large(changes)
+            written, gone = changes.set, changes.unset
+            head: Head | Keep = KEEP
+            anew = self._deleted and found
+            if anew:
+                # What was set after delete() is a record of its own.
+                written, gone = await seal_data(self._seal, changes.data), ()
+                deadline = None if deadline is KEEP else deadline
+            if anew or place != self._place:
+                head = self._seal.head(place)
+            if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
+                return False
+            change = Change(
+                write,
+                replace=anew,
+                fresh=not found,
+                head=head,
+                set=written,
+                unset=gone,
+                tags=tags,
+                deadline=deadline,
+                expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
+                memo=memo if memo is KEEP else self._sealed_memo(memo),
+                parts=self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING,
+                limit=self._seal.limit,
+            )
+        if self._lost:
+            raise LeaseLost(self.address.text)
+        guard = Guard(self._token, self._base)
+        apply = Apply(self.address, change, guard, "keep" if keep else "release", self._lease)
+        applied: Applied = await self.storage.perform(apply)
+        self._holding = keep
+        if keep:
+            self._written(change, applied, place, changes)
+        return True
+
+    @property
+    def deletes(self) -> bool:
+        """The next commit would remove the record."""
+        return self._deleted and self.flow is None and self.state is None and not self._data and not self.expired
+
+    def _compared(self, *, aside: bool = False) -> Changes:
+        """Compare the data with what was loaded; large fields are put ``aside``, or encoded here."""
+        data, old = self._data, self._fields
+        changes = Changes({} if data is None else data.copy(), {}, (), {}, {})
+        if data is None:
+            return changes
+        loaded, seal, written = self._loaded, self._seal, changes.set
+        kept = 0
+        for key, value in data.items():
+            # What cannot be mutated, and is what was loaded, needs no second look. Equal floats may differ: 0.0, -0.0.
+            kind = type(value)
+            if kind in _IMMUTABLE and type(key) is str:
+                known = loaded.get(key, loaded)
+                if known is value or (type(known) is kind and kind is not float and known == value):
+                    kept += 1
+                    continue
+            name = seal.name(key)
+            text = old.get(name)
+            if text is not None:
+                kept += 1
+            if aside and ((text is not None and len(text) > LARGE) or is_large(value)):
+                changes.large[name] = value
+            elif (now := seal.field(name, value)) != text:
+                written[name] = now
+        if kept == len(old):
+            return changes
+        names = {seal.name(key) for key in data}
+        return changes._replace(unset=tuple([name for name in old if name not in names]))
+
+    def _sealed_memo(self, memo: Any) -> str | Keep:
+        if isinstance(memo, Keep):
+            return memo
+        if isinstance(memo, Json):
+            return self._seal.seal_body("m", "", memo)
+        return self._seal.seal("m", "", memo)
+
+    def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
+        sealed: dict[str, str | None] = dict.fromkeys(dropped)
+        for name, value in parts.items():
+            sealed[name] = value.text if type(value) is Sealed else self.seal_part(name, value).text
+        return sealed
+
+    def _written(self, change: Change, applied: Applied, place: Place, changes: Changes | None) -> None:
+        """What was just written is what the next commit compares with."""
+        self.now, self._base, self._deleted = applied.now, applied.base, change.delete
+        self.version = None if change.delete else applied.version
+        if change.delete:
+            self._fields, self._loaded, self._place, self._prints = {}, {}, NOWHERE, {}
+            self.deadline = self.expires_at = None
+        else:
+            if change.replace:
+                self._fields = {}
+            self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
+            self._fields.update(change.set)
+            if changes is not None:
+                # As they were when they were encoded, which may be some time ago.
+                self._loaded = changes.data if self._data is not None else {}
+                kept = {} if change.replace else self._prints
+                known = {name: mark for name, mark in kept.items() if name not in change.set} | changes.prints
+                self._prints = {name: mark for name, mark in known.items() if mark is not None and name in self._fields}
+            self._place = place
+            if change.tags is not KEEP:
+                self.tags = change.tags
+            if change.deadline is not KEEP:
+                self.deadline = None if change.deadline is None else applied.now + change.deadline
+            if change.expiry is not KEEP:
+                self.expires_at = None if change.expiry is None else applied.now + change.expiry
+        if change.memo is not KEEP:
+            self._memo, self._memo_json = change.memo, None
+
+    async def confirm(self) -> None:
+        """Return once everything that was loaded is as durable as an acknowledged write; see ``Storage.confirm``."""
+        await self.storage.confirm(Claim(self.address, self._token, self._lease, renew=True))
+
+    async def parts(self) -> dict[str, Any]:
+        """The parts beside the record, read now. Raises if they are another holder's by now, or another record's."""
+        if not self._holding:
+            raise UsageError("this slot is not held; read the parts before its last commit")
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        if (None if stored is None else stored.version) != self.version:
+            # A merge by somebody who holds nothing leaves the parts alone; a removal or another holder may not.
+            await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            if stored is None or stored.base != self._base:
+                raise RecordReplaced(self.address.text)
+        found = (stored.parts or {}) if stored is not None else {}
+        try:
+            if sum(map(len, found.values())) > LARGE:
+                return await in_thread(_decode_parts, self._seal, found)
+            return _decode_parts(self._seal, found)
+        except CorruptRecord as error:
+            await self.quarantine(error)
+            raise
+
+    async def quarantine(self, error: CorruptRecord) -> None:
+        """Keep a copy of this record, with its parts, as it is stored now."""
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        if stored is not None:
+            await self.storage.quarantine(self.address, stored, error)
+
+    async def _claim(self, remaining: float, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+        """Poll until the address is free and it is this waiter's turn, or ``wait`` is over.
+
+        ``remaining`` is for how many seconds another holder has it, as far as is known.
+        """
+        storage = self.storage
+        turn = Turn(storage, self.address, self._token) if storage.shared else None
+        pause = FIRST_POLL
+        try:
+            while True:
+                if remaining:
+                    left = give_up - loop.time()
+                    if left <= 0:
+                        raise Busy(self.address.text, self._wait)
+                    # Jitter, so that waiting workers do not ask in step.
+                    await asyncio.sleep(min(pause * storage.rng.uniform(0.7, 1.3), remaining, left))
+                    pause = min(pause * 2, LONGEST_POLL)
+                remaining = 0.0 if turn is None else await turn.take()
+                if not remaining:
+                    result = await storage.perform(Claim(self.address, self._token, self._lease))
+                    if type(result) is Claimed:
+                        self._holding = True
+                        return result
+                    remaining = max(result.remaining, 0.001)
+        finally:
+            if turn is not None:
+                await turn.end()
+
+    async def _load(self, stored: Stored) -> None:
+        self.version, self._fields = stored.version, stored.fields
+        self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
+        try:
+            if stored.head is not None:
+                self.place = self._place = self._seal.head_back(stored.head)
+            # Decoding later would let a handler run on a record that cannot be read.
+            if sum(map(len, stored.fields.values())) > LARGE:
+                data, self._prints = await in_thread(_decode, self._seal, stored.fields)
+                self._data, self._loaded = data, data.copy()
+            else:
+                _ = self.data
+        except CorruptRecord as error:
+            await self.storage.quarantine(self.address, stored, error)
+            raise
+
+    def renew_soon(self) -> None:
+        """Renew the lease in the background."""
+        self._renewal = asyncio.get_running_loop().create_task(self._renew(), name="stepwell-renewal")
+
+    async def _renew(self) -> None:
+        try:
+            await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+        except Conflict:
+            self._lost = True
+            return
+        except Exception as error:  # noqa: BLE001 the lease runs on for a while, and the commit checks it in any case
+            logger.warning("a claim could not be renewed (%s); it is tried again", error)
+        self.storage.renewals.add(self, asyncio.get_running_loop(), self._lease / 3)
+
+    async def _let_go(self) -> None:
+        self.storage.renewals.discard(self)
+        if self._renewal is not None:
+            self._renewal.cancel()
+        try:
+            if self._holding:
+                self._holding = False
+                await self.storage.perform(Release(self.address, self._token))
+        except Exception as error:  # noqa: BLE001 what the caller did must not fail because of this
+            logger.warning("a claim could not be released (%s); it ends with its lease", error)
+        finally:
+            leave_line(self.storage, self.address)
+
+
+def _encode(
+    seal: Seal, values: Mapping[str, Any], prints: Mapping[str, bytes | None]
+) -> dict[str, tuple[str | None, bytes | None]]:
+    """Encode large fields; no text for those that still have their fingerprint."""
+    encoded: dict[str, tuple[str | None, bytes | None]] = {}
+    for name, value in values.items():
+        mark = fingerprint(value)
+        if mark is not None and mark == prints[name]:
+            encoded[name] = None, mark
+            continue
+        text = seal.field(name, value, large=True)
+        # A value that was changed meanwhile, by another task, is encoded again the next time.
+        encoded[name] = text, mark if mark == fingerprint(value) else None
+    return encoded
+
+
+def _decode(seal: Seal, fields: Mapping[str, str]) -> tuple[dict[Any, Any], dict[str, bytes]]:
+    """Decode all fields, and take the fingerprints of large ones."""
+    data = seal.data(fields)
+    large = {name: fingerprint(data[decode_name(name)]) for name, text in fields.items() if len(text) > LARGE}
+    return data, {name: mark for name, mark in large.items() if mark is not None}
+
+
+def _decode_parts(seal: Seal, parts: Mapping[str, str]) -> dict[str, Any]:
+    return {name: seal.value("p", name, text) for name, text in parts.items()}
+
+
+def _check(tags: object, deadline: object, expiry: object) -> None:
+    if tags is not KEEP and not (isinstance(tags, tuple) and all(type(tag) is str for tag in tags)):
+        raise InvalidOption(f"tags are a tuple of str, not {tags!r}")
+    for name, seconds in (("deadline", deadline), ("expiry", expiry)):
+        if seconds is KEEP or seconds is None:
+            continue
+        if not isinstance(seconds, int | float) or not isfinite(seconds):
+            raise InvalidOption(f"{name} is a number of seconds from now, or None, not {seconds!r}")

@@ -1,0 +1,5 @@
+"""PostgreSQL."""
+
+from stepwell.storage.postgres.storage import PostgresStorage
+
+__all__ = ["PostgresStorage"]

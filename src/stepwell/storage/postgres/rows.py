@@ -1,0 +1,285 @@
+"""Operations as the columns that the batch function takes, and its rows as results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from stepwell.codec.values import from_json, to_json
+from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.record import KEEP, Address, Stored, Version
+from stepwell.storage.operations import (
+    Applied,
+    Apply,
+    Claim,
+    Claimed,
+    Get,
+    Operation,
+    Release,
+    Result,
+    Taken,
+)
+from stepwell.storage.reference import weight
+
+__all__ = [
+    "COLUMNS",
+    "DEADLINE_FLAG",
+    "EXPIRY_FLAG",
+    "KEEP_FLAG",
+    "STORED",
+    "columns",
+    "escaped",
+    "is_usual",
+    "results",
+    "small_fields",
+    "stored",
+]
+
+#: A field whose text is longer is kept apart, so that changes of the others do not write it again.
+LARGE: Final = 1024
+
+_GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
+_KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
+_REPLACE, _DELETE, _FORGET, _FRESH, DEADLINE_FLAG, EXPIRY_FLAG = 1, 2, 4, 8, 16, 32
+KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _USUAL, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
+_RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
+
+#: How many columns there are, and how many of them only Apply fills.
+COLUMNS: Final = 23
+_APPLY_COLUMNS: Final = 17
+
+#: The columns of a record that ``stored`` reads, of a table called ``r``.
+STORED: Final = "r.version, r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline"
+
+
+def escaped(name: str) -> str:
+    """A name without NUL, which PostgreSQL's text cannot hold; different names stay different."""
+    return name.replace("\\", "\\\\").replace("\0", "\\0") if "\\" in name or "\0" in name else name
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return "\\".join(part.replace("\\0", "\0") for part in text.split("\\\\"))
+
+
+def columns(operations: Sequence[Operation]) -> list[Any]:
+    """On how many keys there must be a row, and one sequence per column of the function.
+
+    A sequence of nothing but nulls is left empty, one that may be shortened is, where all are alike.
+    """
+    kinds = [_KINDS[type(operation)] for operation in operations]
+    writes = _APPLY in kinds
+    times: Counter[Address] | None = None
+    if len({operation[0] for operation in operations}) < len(operations):
+        times = Counter([operation[0] for operation in operations])
+    needing: set[Address] = set()
+    places = []
+    rows = []
+    for operation, kind in zip(operations, kinds, strict=True):
+        address = operation[0]
+        flags, token, lease = _FLAGS[kind](operation)
+        if times is not None and times[address] > 1:
+            # One statement cannot do two things to one row: these go one by one, in order.
+            flags &= ~_USUAL
+        if flags & _NEEDS_ROW:
+            if address in needing:
+                flags &= ~_NEEDS_ROW
+            needing.add(address)
+        places.append((*address, flags, token, lease))
+        if writes:
+            rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
+    namespaces, keys, flags_, tokens, leases = zip(*places, strict=True)
+    placed = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
+    if not writes:
+        return [len(needing), *placed, *([()] * _APPLY_COLUMNS)]
+    *written, limits = zip(*rows, strict=True)
+    return [
+        len(needing),
+        *placed,
+        *(column if column.count(None) < len(column) else () for column in written),
+        _short(limits),
+    ]
+
+
+def _short(column: Sequence[Any]) -> Sequence[Any]:
+    """A column in which all are alike is sent as one."""
+    return column[:1] if column.count(column[0]) == len(column) else column
+
+
+_NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
+
+
+def _get(get: Any) -> tuple[int, None, None]:
+    return _PARTS if get.parts else _USUAL, None, None
+
+
+def _claim(claim: Any) -> tuple[int, str, float]:
+    return _RENEW if claim.renew else _USUAL | _NEEDS_ROW, claim.token, claim.lease
+
+
+def _release(release: Any) -> tuple[int, str, None]:
+    return 0, release.token, None
+
+
+def _apply(apply: Any) -> tuple[int, str | None, float]:
+    change, guard = apply.change, apply.guard
+    token = None if guard is None else guard.token
+    flags = 0
+    if change.replace:
+        flags |= _REPLACE
+    if change.delete:
+        flags |= _DELETE
+    if change.forget:
+        flags |= _FORGET
+    if change.fresh:
+        flags |= _FRESH
+    if change.deadline is not KEEP:
+        flags |= DEADLINE_FLAG
+    if change.expiry is not KEEP:
+        flags |= EXPIRY_FLAG
+    if apply.then == "keep":
+        flags |= KEEP_FLAG
+    if apply.returning:
+        flags |= _RETURNING
+    if token is None:
+        if not change.delete or change.memo is not KEEP:
+            flags |= _NEEDS_ROW
+    elif is_usual(apply):
+        flags |= _USUAL
+    return flags, token, apply.lease
+
+
+_FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] = {
+    _GET: _get,
+    _CLAIM: _claim,
+    _APPLY: _apply,
+    _RELEASE: _release,
+}
+
+
+def is_usual(apply: Apply) -> bool:
+    """A holder changes small fields, and perhaps flow, state, times and memo."""
+    _, change, guard, _, _, returning = apply
+    return (
+        guard is not None
+        and guard.token is not None
+        and guard.base is not None
+        and guard.version is None
+        and not returning
+        and not change.replace
+        and not change.delete
+        and not change.unset
+        and not change.parts
+        and change.tags is KEEP
+        and max(map(len, change.set.values()), default=0) <= LARGE
+    )
+
+
+def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:
+    """Fields that are kept together, as JSON, and what they weigh."""
+    size = 0
+    for name, text in fields.items():
+        size += weight(name, text)
+    return _json(fields) if fields else None, size
+
+
+def _written(apply: Apply) -> tuple[Any, ...]:
+    change, guard = apply.change, apply.guard
+    data, size = small_fields(change.set)
+    large = None
+    if size > LARGE and max(map(len, change.set.values())) > LARGE:
+        data = _json({name: text for name, text in change.set.items() if len(text) <= LARGE})
+        large = _json({name: text for name, text in change.set.items() if len(text) > LARGE})
+    parts = None
+    if change.parts:
+        parts = _json({escaped(name): text for name, text in change.parts.items()})
+        for name, part in change.parts.items():
+            size += weight(escaped(name), part)
+    flow = state = head = None
+    if change.head is not KEEP:
+        flow, state, head = change.head
+    version = None if guard is None else guard.version
+    return (
+        change.write,
+        None if guard is None else guard.base,
+        None if version is None else version.number,
+        None if version is None else version.write,
+        None if flow is None else escaped(flow),
+        None if state is None else escaped(state),
+        head,
+        data,
+        large,
+        _json(change.unset) if change.unset else None,
+        None if change.tags is KEEP else _json([escaped(tag) for tag in change.tags]),
+        None if change.deadline is KEEP else change.deadline,
+        None if change.expiry is KEEP else change.expiry,
+        None if change.memo is KEEP else change.memo,
+        parts,
+        size,
+        change.limit,
+    )
+
+
+def _json(value: Any) -> str:
+    return to_json(dict(value) if isinstance(value, Mapping) else value).decode()
+
+
+def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result]:
+    """What the function's rows say, in the order of the operations."""
+    found: list[Result] = [None] * len(operations)
+    for row in rows:
+        at, code, clock = row[0] - 1, row[1], row[2]
+        if code == _CLAIMED:
+            record = None if row[3] is None else stored(row, 3)
+            found[at] = Claimed(record, row[5], row[13], clock)
+        elif code == _APPLIED:
+            record = None if row[8] is None else stored(row, 3)
+            found[at] = _applied(operations[at], row, clock, record)
+        elif code == _RECORD:
+            record = stored(row, 3)
+            operation = operations[at]
+            if type(operation) is Get and operation.parts:
+                record.parts = dict(zip(map(_unescaped, row[15] or ()), row[16] or (), strict=True))
+            found[at] = record
+        elif code == _TAKEN:
+            found[at] = Taken(row[14])
+        elif code:
+            found[at] = _refused(code, operations[at], row[14])
+    return found
+
+
+def _applied(operation: Operation, row: Any, clock: float, record: Stored | None) -> Applied:
+    version, write, base = row[3:6]
+    # Neither is sent where it is what the operation itself said.
+    change, guard = cast("Apply", operation)[1:3]
+    if write is None:
+        write = change.write
+    if base is None:
+        base = change.write if guard is None or guard.base is None else guard.base
+    return Applied(Version(version, write), base, clock, record)
+
+
+def stored(row: Any, first: int) -> Stored:
+    """A record from the columns of ``STORED``, the first of which is number ``first`` of the row."""
+    version, write, base, written_at, head, data, large, tags, expires_at, deadline = row[first : first + 10]
+    fields: dict[str, str] = from_json(data)
+    if large is not None:
+        fields.update(from_json(large))
+    known = tuple(map(_unescaped, tags)) if tags else ()
+    return Stored(Version(version, write), base, written_at, head, fields, known, expires_at, deadline)
+
+
+_ERRORS: Final[dict[int, Callable[[str], StepwellError]]] = {
+    _LEASE_LOST: LeaseLost,
+    _REPLACED: RecordReplaced,
+    _CHANGED: VersionChanged,
+}
+
+
+def _refused(code: int, operation: Operation, size: float | None) -> StepwellError:
+    address: Address = operation.address
+    if code == _TOO_LARGE and isinstance(operation, Apply):
+        return TooLarge("the record", int(size or 0), operation.change.limit)
+    return _ERRORS[code](address.text)

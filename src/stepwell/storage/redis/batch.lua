@@ -1,0 +1,475 @@
+-- One batch: each operation is made or refused by itself.
+--
+-- KEYS: "-", the journal, then the record of each operation.
+-- ARGV: now, width, the number of the batch ("0": none), what it does with the journal, then for each operation
+-- its letter, how many arguments follow, and these. Gives now and a result for each operation.
+--
+-- The journal of writes ("journal") keeps the number and the results of the last batch: the same number again gives the
+-- kept results, a lower one is refused. Claims have a fence instead, which is only a number: a batch with a lower number
+-- is refused ("check"). The first batch after one that was not answered also raises the fence to its own number ("raise").
+
+local function in_pieces(command, key, list, size)
+  if size <= MOST then
+    return call(command, key, unpack(list, 1, size))
+  end
+  for first = 1, size, MOST do
+    call(command, key, unpack(list, first, math.min(first + MOST - 1, size)))
+  end
+end
+
+-- What a record is beside its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
+local SYSTEM = 7
+
+-- These fields, then the data fields that these arguments name, then those of this list.
+local function read(key, first, last, more)
+  if last - first < MOST and #more == 0 then
+    return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', unpack(ARGV, first, last))
+  end
+  local found = call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g')
+  local function add(list, from, till)
+    for at = from, till, MOST do
+      for _, text in ipairs(call('HMGET', key, unpack(list, at, math.min(at + MOST - 1, till)))) do
+        found[#found + 1] = text
+      end
+    end
+  end
+  add(ARGV, first, last)
+  add(more, 1, #more)
+  return found
+end
+
+-- The mark of a record that was forgotten under its holder is of no use when nobody holds it any more.
+local function drop_mark(key)
+  local found = redis.pcall('HMGET', key, '$b', '$v')
+  if found[1] and not found[2] then
+    local _, till = timed(call('GET', sub(key, 1, width) .. 'l' .. sub(key, width + 2)))
+    if till <= now then
+      call('DEL', key)
+    end
+  end
+end
+
+local operations = {}
+
+function operations.G(key, at)
+  local record = call('HGETALL', key)
+  if record[1] == '$b' and #record == 2 then
+    drop_mark(key)
+  end
+  if ARGV[at] == '1' then
+    return {record, call('HGETALL', sub(key, 1, width) .. 'p' .. sub(key, width + 2))}
+  end
+  return {record}
+end
+
+function operations.C(key, at)
+  local prefix, name = sub(key, 1, width), sub(key, width + 3)
+  local token, renew = ARGV[at], ARGV[at + 2] == '1'
+  local lease = prefix .. 'l:' .. name
+  local beside = call('MGET', lease, prefix .. 'm:' .. name)
+  local holder, till = timed(beside[1])
+  if till > now then
+    if holder ~= token then
+      return renew and {'LEASE'} or {'TAKEN', exact(till)}
+    end
+  elseif renew then
+    return {'LEASE'}
+  end
+  keep_timed(lease, token, ARGV[at + 1])
+  local memo, memo_till = timed(beside[2])
+  return {'', call('HGETALL', key), memo_till > now and memo or false}
+end
+
+function operations.R(key, at)
+  local lease = sub(key, 1, width) .. 'l' .. sub(key, width + 2)
+  if timed(call('GET', lease)) == ARGV[at] then
+    call('DEL', lease)
+  end
+  drop_mark(key)
+  return {''}
+end
+
+-- How many bytes these parts take with their names.
+local function weights(key, names)
+  local sum = 0
+  for n = 1, #names do
+    local length = call('HSTRLEN', key, names[n])
+    sum = sum + (length > 0 and length + #names[n] or 0)
+  end
+  return sum
+end
+
+local function remove(key, prefix, name, mode, write, held, lease, old, found_by)
+  local version, writer, base = old[2] or '0', old[3] or '', old[4] or ''
+  if old[1] then
+    local next_version = whole(tonumber(version) + 1)
+    unlist(prefix, name, old[6])
+    call('DEL', key, prefix .. 'p:' .. name)
+    version, writer, base = next_version, write, write
+    if mode == 'delete' then
+      call('HSET', key, '$v', version, '$w', writer, '$b', base, '$t', now_text)
+      if old[7] then
+        call('HSET', key, '$g', old[7])
+      end
+      call('ZADD', prefix .. 'x', exact(now + DAY), name)
+    end
+  end
+  if mode == 'forget' then
+    untag(prefix, name, old[7])
+    untag(prefix, name, found_by)
+    call('DEL', key, prefix .. 'm:' .. name)
+    call('ZREM', prefix .. 'x', name)
+    version, writer, base = '0', '', ''
+    local _, till = timed(call('GET', lease))
+    if till > now and not held then
+      -- While somebody else holds it, the base says that what they saw is gone.
+      base = write
+      call('HSET', key, '$b', base)
+      call('ZADD', prefix .. 'x', exact(till), name)
+    end
+  end
+  return {'', version, writer, base}
+end
+
+-- Arguments of an Apply, by their place; then come the names of the fields to set, their texts, and its options.
+local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
+
+-- Options: a letter and an argument each. Most changes have none or few.
+--   n w  the version that must be there      k  keep the lease for so many seconds   f  fresh   r  give the record back
+--   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
+--   u  unset this field    p t  set this part to this text     q  delete this part
+local LISTS = {u = true, p = true, t = true, q = true}
+local EMPTY = {}
+local NONE = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+
+local function options(first, last)
+  if first > last then
+    return NONE
+  end
+  local given = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+  for at = first, last, 2 do
+    local letter = ARGV[at]
+    if LISTS[letter] then
+      local list = given[letter]
+      if list == EMPTY then
+        list = {}
+        given[letter] = list
+      end
+      list[#list + 1] = ARGV[at + 1]
+    else
+      given[letter] = ARGV[at + 1]
+    end
+  end
+  return given
+end
+
+-- What a change makes of a time: kept, taken away, or so many seconds from now.
+local function moved(argument, old)
+  if not argument then
+    return old
+  elseif argument == '-' then
+    return false
+  end
+  return exact(now + tonumber(argument))
+end
+
+-- What one HSET sets and one HDEL takes out: the same two lists for all operations, as growing them anew is slow.
+local set, gone = {}, {}
+local set_size, gone_size = 0, 0
+
+local function put(field, text)
+  set[set_size + 1] = field
+  set[set_size + 2] = text
+  set_size = set_size + 2
+end
+
+-- What is new, or was dropped with the rest, is set; what went away is taken out.
+local function settle(field, new, old, dropped)
+  if new then
+    if dropped or new ~= old then
+      put(field, new)
+    end
+  elseif old and not dropped then
+    gone_size = gone_size + 1
+    gone[gone_size] = field
+  end
+end
+
+local function write_record(key, prefix, name, at, given, held, old)
+  local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
+  local write, sets = ARGV[at + WRITE], tonumber(ARGV[at + SETS])
+  local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
+  -- An expired record is only hidden: its holder brings it back, anybody else starts anew.
+  local expired = alive and expires and tonumber(expires) <= now
+  local anew = expired and (given.f or not held)
+  local dropped = anew or ARGV[at + MODE] == 'replace'
+
+  local before = tonumber(old[1] or 0)
+  local size = dropped and 0 or before
+  local first = at + NAMES
+  for n = first, first + sets - 1 do
+    size = size + #ARGV[n] + #ARGV[n + sets]
+  end
+  if not dropped then
+    for n = 1, sets + #unset do
+      local text = old[SYSTEM + n]
+      if text then
+        size = size - #text - #(n <= sets and ARGV[first + n - 1] or unset[n - sets])
+      end
+    end
+  end
+  for n = 1, #parts do
+    size = size + #parts[n] + #texts[n]
+  end
+  if alive and not dropped and #parts + #unparts > 0 then
+    size = size - weights(prefix .. 'p:' .. name, parts) - weights(prefix .. 'p:' .. name, unparts)
+  end
+  if size > before and size > tonumber(ARGV[at + LIMIT]) then
+    return {'LARGE', whole(size)}
+  end
+  local number = tonumber(version or 0) + 1
+  if not alive then
+    number = math.max(number, math.floor(now * 1000000))
+  end
+
+  -- From here on nothing can fail: half a change would stay.
+  local version_text = whole(number)
+  set_size, gone_size = 0, 0
+  put('$v', version_text)
+  put('$w', write)
+  put('$t', now_text)
+  if dropped then
+    if not given.h and not anew and alive then
+      local head = call('HMGET', key, '$h', '$f', '$s')
+      for n, field in ipairs({'$h', '$f', '$s'}) do
+        if head[n] then
+          put(field, head[n])
+        end
+      end
+    end
+    call('DEL', key, prefix .. 'p:' .. name)
+    base = write
+    put('$b', base)
+  else
+    gone_size = #unset
+    for n = 1, gone_size do
+      gone[n] = unset[n]
+    end
+  end
+  if dropped or size ~= before or not alive then
+    put('$z', whole(size))
+  end
+  local old_expires, old_deadline, old_tags = expires, deadline, tags
+  if anew then
+    expires, deadline, tags = false, false, false
+  end
+  if expired and not anew and not given.e then
+    expires = false
+  else
+    expires = moved(given.e, expires)
+  end
+  deadline = moved(given.d, deadline)
+  if given.g then
+    tags = given.g ~= '' and given.g
+  end
+  if expires or old_expires then
+    settle('$e', expires, old_expires, dropped)
+  end
+  if deadline or old_deadline then
+    settle('$d', deadline, old_deadline, dropped)
+  end
+  if tags or old_tags then
+    settle('$g', tags, old_tags, dropped)
+  end
+  if given.h then
+    put('$h', given.h)
+    settle('$f', given.a, alive, dropped)
+    settle('$s', given.s, alive, dropped)
+  end
+  for n = first, first + sets - 1 do
+    put(ARGV[n], ARGV[n + sets])
+  end
+  in_pieces('HSET', key, set, set_size)
+  if gone_size > 0 then
+    in_pieces('HDEL', key, gone, gone_size)
+  end
+  for n = 1, #parts do
+    call('HSET', prefix .. 'p:' .. name, parts[n], texts[n])
+  end
+  for n = 1, #unparts do
+    call('HDEL', prefix .. 'p:' .. name, unparts[n])
+  end
+
+  if expires then
+    if expires ~= old_expires or not alive then
+      call('ZADD', prefix .. 'x', expires, name)
+    end
+  elseif old_expires or not alive then
+    call('ZREM', prefix .. 'x', name)
+  end
+  if not alive or deadline ~= old_deadline or tags ~= old_tags then
+    local space, member = split(name)
+    if not alive then
+      call('ZADD', prefix .. 'n:' .. space, 0, member)
+      call('SADD', prefix .. 's', space)
+    end
+    if deadline ~= old_deadline then
+      if deadline then
+        call('ZADD', prefix .. 'd:' .. space, deadline, member)
+      else
+        call('ZREM', prefix .. 'd:' .. space, member)
+      end
+    end
+    if tags ~= old_tags then
+      untag(prefix, name, old_tags)
+      for tag in string.gmatch(tags or '', '([^\n]*)\n') do
+        call('ZADD', prefix .. 'g:' .. space .. '/' .. tag, 0, member)
+      end
+    end
+  end
+  return {'', version_text, write, base or ''}
+end
+
+-- Somebody else wrote over the record's own numbers.
+local function damaged(old)
+  return old[1] and not tonumber(old[1])
+    or old[2] and not tonumber(old[2])
+    or old[5] and not tonumber(old[5])
+    or old[6] and not tonumber(old[6])
+end
+
+-- What is left of a damaged record for a write that drops it anyway.
+local function salvaged(key, old)
+  if not old then
+    call('DEL', key)
+    return {false, false, false, false, false, false, false}
+  end
+  for _, n in ipairs({1, 2, 5, 6}) do
+    old[n] = old[n] and (tonumber(old[n]) and old[n] or '0')
+  end
+  return old
+end
+
+function operations.A(key, at, last)
+  local prefix, name = sub(key, 1, width), sub(key, width + 3)
+  local mode, token, base = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE]
+  local named = at + NAMES + tonumber(ARGV[at + SETS])
+  local given = options(2 * named - at - NAMES, last)
+  local held = token ~= ''
+  local lease = prefix .. 'l:' .. name
+  if held then
+    local holder, till = timed(call('GET', lease))
+    if till <= now or holder ~= token then
+      return {'LEASE'}
+    end
+  end
+  local old
+  if mode == 'merge' then
+    old = read(key, at + NAMES, named - 1, given.u)
+    if damaged(old) then
+      return {'DAMAGED'}
+    end
+  else
+    -- What a write drops need not be read, nor be a record at all.
+    local fine, found = pcall(read, key, 1, 0, EMPTY)
+    if not fine and not find(type(found) == 'table' and found.err or found, 'WRONGTYPE', 1, true) then
+      error(found, 0)
+    end
+    old = fine and found
+    if not old or damaged(old) then
+      old = salvaged(key, old)
+    end
+  end
+  if base ~= '-' and base ~= '=' .. (old[4] or '') then
+    return {'BASE'}
+  end
+  if given.n then
+    local there = old[1] and not (old[5] and tonumber(old[5]) <= now)
+    if not there or given.n ~= old[2] or given.w ~= old[3] then
+      return {'VERSION'}
+    end
+  end
+  local result
+  if mode == 'delete' or mode == 'forget' then
+    result = remove(key, prefix, name, mode, ARGV[at + WRITE], held, lease, old, given.g)
+  else
+    result = write_record(key, prefix, name, at, given, held, old)
+    if result[1] ~= '' then
+      return result
+    end
+  end
+  if given.m and mode ~= 'forget' then
+    keep_timed(prefix .. 'm:' .. name, given.m, DAY)
+  end
+  if held then
+    if given.k then
+      keep_timed(lease, token, given.k)
+    else
+      call('DEL', lease)
+    end
+  end
+  return result, given.r
+end
+
+-- The journal begins with the number of its batch in sixteen digits: usually nothing else of it is needed.
+local DIGITS = 16
+-- Seconds that a journal and a fence are kept; lane.py relies on it.
+local JOURNAL_LIFE = 600
+local number, use = tonumber(ARGV[3]), ARGV[4]
+local kept
+if number > 0 then
+  local last = tonumber(call('GETRANGE', KEYS[2], 0, DIGITS - 1)) or 0
+  if last > number then
+    if use == 'journal' then
+      return redis.error_reply('STALE a later batch of this lane was made already')
+    end
+    return redis.error_reply('FENCED these claims were sent again already')
+  elseif use == 'raise' then
+    -- Refused only where the server is full, and then it refuses late claims too.
+    redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', JOURNAL_LIFE)
+  elseif use == 'journal' and last == number then
+    -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
+    kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
+    call('EXPIRE', KEYS[2], JOURNAL_LIFE)
+  end
+end
+
+-- Four texts for each Apply. Records are not kept: who asks again reads again.
+local journal = {}
+local results = {now_text}
+local at = 5
+for n = 3, #KEYS do
+  local letter = ARGV[at]
+  local first, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
+  local last = #journal
+  local made, result, returning
+  if kept and letter == 'A' then
+    result = {kept[last + 1], kept[last + 2], kept[last + 3], kept[last + 4]}
+    returning = options(first + NAMES + 2 * tonumber(ARGV[first + SETS]), next_one - 1).r
+  else
+    made, result, returning = pcall(operations[letter], KEYS[n], first, next_one - 1)
+    if not made then
+      result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
+    end
+  end
+  if letter == 'A' then
+    if result[2] == '0' or result[1] ~= '' then
+      -- Nothing was written.
+      drop_mark(KEYS[n])
+    end
+    journal[last + 1] = result[1]
+    journal[last + 2] = result[2] or ''
+    journal[last + 3] = result[3] or ''
+    journal[last + 4] = result[4] or ''
+    if returning and result[1] == '' then
+      result[5] = call('HGETALL', KEYS[n])
+    end
+  end
+  results[n - 1] = result
+  at = next_one
+end
+if number > 0 and use == 'journal' and not kept then
+  -- Refused only where every write of this batch was: then there is nothing to remember.
+  redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
+end
+return results

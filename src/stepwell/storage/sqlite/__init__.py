@@ -1,0 +1,5 @@
+"""One SQLite file on one machine."""
+
+from stepwell.storage.sqlite.storage import SQLiteStorage
+
+__all__ = ["SQLiteStorage"]

@@ -1,0 +1,116 @@
+"""Finding records by what they are, and removing those that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.record import Address
+from stepwell.storage.contract import ANY, Due, Page, Query, Swept
+from stepwell.storage.sqlite.columns import Row
+from stepwell.storage.sqlite.rows import Rows, is_sound, stored
+from stepwell.storage.sqlite.schema import QUERIES
+
+__all__ = ["Listing"]
+
+#: How many memos one sweep looks at: those of living records are only found by going round.
+MEMOS_A_SWEEP = 500
+
+
+class Listing:
+    """Pages, deadlines and sweeps on a connection, inside a transaction that somebody else ends."""
+
+    def __init__(self, execute: Callable[..., Any], rows: Rows) -> None:
+        self._execute = execute
+        self._rows = rows
+        self._memos_seen = ("", "")
+
+    def page(self, query: Query, after: str | None, limit: int, now: float) -> Page:
+        """Records in the order of their keys; ``after`` is the last key of the page before."""
+        name = "page"
+        if query.tag is not None:
+            name = "page_by_tag"
+        elif query.state is not ANY:
+            name = "page_by_state"
+        elif query.flow is not ANY:
+            name = "page_by_flow"
+        bindings = {
+            "namespace": query.namespace,
+            "tag": query.tag,
+            "any_flow": query.flow is ANY,
+            "flow": None if query.flow is ANY else query.flow,
+            "any_state": query.state is ANY,
+            "state": None if query.state is ANY else query.state,
+            "after": after or "",
+            "now": now,
+            "limit": limit + 1,
+        }
+        found = self._rows.read(QUERIES[name], bindings)
+        records = []
+        for key, *columns in found[:limit]:
+            address = Address(query.namespace, key)
+            record = stored(address, Row._make(columns), self._rows.fields(address), now)
+            if record is not None:
+                records.append((address, record))
+        return Page(records, found[limit - 1][0] if len(found) > limit else None)
+
+    def due(self, namespace: str, before: float | None, limit: int, after: Due | None, now: float) -> list[Due]:
+        """Deadlines that have come, earliest first."""
+        bindings = {
+            "namespace": namespace,
+            "before": now if before is None else before,
+            "after_deadline": float("-inf") if after is None else after.deadline,
+            "after_key": "" if after is None else after.address.key,
+            "now": now,
+            "limit": limit,
+        }
+        found = self._rows.read(QUERIES["due"], bindings)
+        return [Due(Address(namespace, key), deadline) for key, deadline in found]
+
+    def namespaces(self) -> list[str]:
+        """Every namespace that has a record or what is left of one."""
+        return [namespace for (namespace,) in self._rows.read(QUERIES["namespaces"], ())]
+
+    def traces(self, namespace: str, tag: str, limit: int) -> list[Address]:
+        """Addresses with a tag, whatever is left there."""
+        return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["traces"], (namespace, tag, limit))]
+
+    def sweep(self, limit: int, now: float) -> Swept:
+        """Remove up to ``limit`` addresses that are over and that nobody holds."""
+        expired: list[tuple[Address, str | None]] = []
+        removed = 0
+        times = {"now": now, "lease_now": self._rows.lease_clock(), "limit": limit}
+        for namespace, key, memo_until, *columns in self._rows.read(QUERIES["over"], times):
+            address, row = Address(namespace, key), Row._make(columns)
+            if not is_sound(address, row):
+                # It may not have expired at all: whoever reads it is told.
+                continue
+            remembered = type(memo_until) is float and memo_until > now
+            if row.alive:
+                expired.append((address, row.head))
+                self._rows.drop_contents(address)
+            if remembered:
+                # Handled updates stay known for a day, whatever becomes of the record.
+                self._rows.put(address, row, Row(tags=row.tags, expires_at=memo_until))
+            else:
+                self._execute(QUERIES["drop_record"], address)
+                self._execute(QUERIES["drop_memo"], address)
+                self._rows.retag(address, row.tags, ())
+            self._execute(QUERIES["drop_lease"], address)
+            removed += 1 if row.alive or not remembered else 0
+        return Swept(expired, removed + self._leftovers(limit - removed, now))
+
+    def _leftovers(self, limit: int, now: float) -> int:
+        removed = 0
+        for namespace, key, number in self._rows.read(
+            QUERIES["leases_over"], {"lease_now": self._rows.lease_clock(), "limit": limit}
+        ):
+            self._execute(QUERIES["drop_lease"], (namespace, key))
+            # A record whose holder died is not gone.
+            removed += number is None
+        seen = self._rows.read(QUERIES["memos_after"], (*self._memos_seen, MEMOS_A_SWEEP))
+        for namespace, key, until in seen:
+            if type(until) is not float or until <= now:
+                self._execute(QUERIES["drop_memo"], (namespace, key))
+        self._memos_seen = seen[-1][:2] if len(seen) == MEMOS_A_SWEEP else ("", "")
+        return removed

@@ -1,0 +1,196 @@
+-- Every statement of the backend by name, except those that write a change to a record: columns.py builds them.
+
+-- The first column says what a row is: 0 a record, 1 a field, 2 a part, 3 a memo.
+
+-- name: get
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: get_with_parts
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: claimed
+SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM field WHERE namespace = ?1 AND key = ?2
+UNION ALL
+SELECT 3, value, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM memo WHERE namespace = ?1 AND key = ?2;
+
+-- name: lease
+SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
+
+-- name: record
+SELECT number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record WHERE namespace = ?1 AND key = ?2;
+
+-- name: fields
+SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: part_names
+SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: has_contents
+SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
+    OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);
+
+-- name: field_size
+SELECT octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: part_size
+SELECT octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: take_lease
+INSERT INTO lease (namespace, key, token, until, length) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (namespace, key) DO UPDATE SET token = excluded.token, until = excluded.until, length = excluded.length
+WHERE lease.until <= ?6 OR lease.until > ?6 + lease.length OR lease.token = excluded.token;
+
+-- name: extend_lease
+UPDATE lease SET until = ?4, length = ?5
+WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?6 AND until <= ?6 + length;
+
+-- name: end_lease
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2 AND token = ?3;
+
+-- name: end_running_lease
+DELETE FROM lease
+WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4 AND until <= ?4 + length;
+
+-- name: add_record
+INSERT INTO record
+    (number, write, base, written_at, alive, flow, state, head, tags, bytes, expires_at, deadline,
+     names, part_names, checksum, namespace, key)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17);
+
+-- name: drop_record
+DELETE FROM record WHERE namespace = ?1 AND key = ?2;
+
+-- name: drop_mark
+DELETE FROM record WHERE namespace = ?1 AND key = ?2 AND number = 0 AND expires_at <= ?3;
+
+-- name: set_field
+INSERT INTO field (namespace, key, name, value) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key, name) DO UPDATE SET value = excluded.value;
+
+-- name: unset_field
+DELETE FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: drop_fields
+DELETE FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_part
+INSERT INTO part (namespace, key, name, value) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key, name) DO UPDATE SET value = excluded.value;
+
+-- name: unset_part
+DELETE FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+
+-- name: drop_parts
+DELETE FROM part WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_memo
+INSERT INTO memo (namespace, key, value, until) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, until = excluded.until;
+
+-- name: drop_memo
+DELETE FROM memo WHERE namespace = ?1 AND key = ?2;
+
+-- name: set_tag
+INSERT INTO tag (namespace, key, tag) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING;
+
+-- name: unset_tag
+DELETE FROM tag WHERE namespace = ?1 AND key = ?2 AND tag = ?3;
+
+-- name: page
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record
+WHERE namespace = :namespace AND key > :after AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_flow
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record INDEXED BY record_by_flow
+WHERE namespace = :namespace AND flow IS :flow AND key > :after
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_state
+SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record INDEXED BY record_by_state
+WHERE namespace = :namespace AND state IS :state AND key > :after AND (:any_flow OR flow IS :flow)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY key LIMIT :limit;
+
+-- name: page_by_tag
+SELECT record.key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM tag CROSS JOIN record USING (namespace, key)
+WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
+  AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY tag.key LIMIT :limit;
+
+-- name: namespaces
+-- One look into the index a namespace, however many records it has.
+WITH RECURSIVE found (namespace) AS (
+    SELECT min(namespace) FROM record
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM record WHERE namespace > found.namespace)
+    FROM found WHERE found.namespace IS NOT NULL
+)
+SELECT namespace FROM found WHERE namespace IS NOT NULL;
+
+-- name: traces
+SELECT key FROM tag WHERE namespace = ?1 AND tag = ?2 ORDER BY key LIMIT ?3;
+
+-- name: due
+SELECT key, deadline FROM record
+WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
+  AND (deadline, key) > (:after_deadline, :after_key)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY deadline, key LIMIT :limit;
+
+-- name: over
+SELECT record.namespace, record.key, memo.until,
+       number, write, base, written_at, alive, flow, state, head, tags, bytes,
+       expires_at, deadline, names, part_names, checksum
+FROM record
+LEFT JOIN memo ON memo.namespace = record.namespace AND memo.key = record.key
+WHERE expires_at IS NOT NULL AND expires_at <= :now
+  AND NOT EXISTS (
+      SELECT 1 FROM lease
+      WHERE lease.namespace = record.namespace AND lease.key = record.key
+        AND lease.until > :lease_now AND lease.until <= :lease_now + lease.length
+  )
+ORDER BY expires_at LIMIT :limit;
+
+-- name: drop_lease
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: leases_over
+SELECT lease.namespace, lease.key, record.number
+FROM lease
+LEFT JOIN record ON record.namespace = lease.namespace AND record.key = lease.key
+WHERE lease.until <= :lease_now OR lease.until > :lease_now + lease.length LIMIT :limit;
+
+-- name: memos_after
+SELECT namespace, key, until FROM memo WHERE (namespace, key) > (?1, ?2) ORDER BY namespace, key LIMIT ?3;

@@ -1,0 +1,72 @@
+"""The tables of an SQLite file: made, migrated, and refused if a newer release made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from stepwell.errors import NewerSchema, StorageUnavailable
+
+__all__ = ["APPLICATION", "QUERIES", "VERSION", "migrations", "prepare", "schema"]
+
+#: "Swll" in the file's header tells everybody whose file this is.
+APPLICATION = int.from_bytes(b"Swll", "big")
+
+_FOLDER = files("stepwell.storage.sqlite")
+
+
+def migrations() -> list[str]:
+    """The scripts that lead from nothing to the present schema; the n-th one makes version n."""
+    names = sorted(entry.name for entry in _FOLDER.iterdir() if entry.name[:3].isdigit())
+    return [(_FOLDER / name).read_text("utf-8") for name in names]
+
+
+def schema() -> str:
+    """The present schema as one script; it equals the sum of the migrations."""
+    return (_FOLDER / "schema.sql").read_text("utf-8")
+
+
+def _queries() -> dict[str, str]:
+    found = {}
+    for block in (_FOLDER / "queries.sql").read_text("utf-8").split("-- name: ")[1:]:
+        name, _, text = block.partition("\n")
+        found[name.strip()] = text.strip().rstrip(";")
+    return found
+
+
+#: Statements by name.
+QUERIES = _queries()
+VERSION = len(migrations())
+
+
+def prepare(execute: Callable[[str], Any], where: str) -> None:
+    """Bring the tables up to date. Any number of processes may do this at once; one of them does the work."""
+    if _found(execute, where) == VERSION:
+        return
+    execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been quicker.
+        found = _found(execute, where)
+        if found < VERSION:
+            for script in migrations()[found:] if found else [schema()]:
+                execute(script)
+            execute(f"PRAGMA application_id = {APPLICATION}")
+            execute(f"PRAGMA user_version = {VERSION}")
+        execute("COMMIT")
+    except BaseException:
+        execute("ROLLBACK")
+        raise
+
+
+def _found(execute: Callable[[str], Any], where: str) -> int:
+    application: int = execute("PRAGMA application_id").get
+    version: int = execute("PRAGMA user_version").get
+    ours = application == APPLICATION
+    if not ours and (application or version or execute("SELECT count(*) FROM sqlite_schema").get):
+        raise StorageUnavailable(
+            f"{where} is the database of another program; give Stepwell a file of its own", sent=False, final=True
+        )
+    if version > VERSION:
+        raise NewerSchema(where, version, VERSION)
+    return version if ours else 0
