@@ -46,7 +46,7 @@ class Line:
 
 
 async def enter_line(storage: Storage, address: Address, token: str, wait: float) -> None:
-    """Wait behind those who are there, and become the holder; ``Busy`` after so many seconds.
+    """Wait in the queue of this process, and become the holder; ``Busy`` after ``wait`` seconds.
 
     Raises ``AlreadyHeld`` if the holder is this task or one that started it: the holder may be waiting for it.
     """

@@ -236,7 +236,7 @@ class Held:
     async def slot(self, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
         """One of its records; ``tags`` are given where it is going to be written.
 
-        ``None`` if somebody else holds it, and goes on holding it: waiting longer could be a deadlock.
+        ``None`` if another update keeps holding it: waiting longer could be a deadlock.
         """
         found = self._slots.get(key)
         if found is None:

@@ -91,7 +91,7 @@ class ThreadPool:
                 abandoned = future not in self._running
                 self._running.discard(future)
                 if not abandoned:
-                    # Before the result is known: whoever waits for it may submit the next call to this thread.
+                    # Before the result is set: its waiter may submit the next call to this thread.
                     self._idle += 1
             if error is not None:
                 future.set_exception(error)

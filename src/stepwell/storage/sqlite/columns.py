@@ -81,7 +81,7 @@ def sealed(address: Sequence[str], row: Row) -> Row:
 def written(
     row: Row, change: Change, now: float, *, contents: tuple[int, int, int], held: bool, anew: bool = False
 ) -> Row:
-    """A row after a change that does not delete it. ``anew``: what was there has expired, and nobody brings it back.
+    """A row after a change that does not delete it. ``anew``: the old record has expired and is dropped.
 
     ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
     """

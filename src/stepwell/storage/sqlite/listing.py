@@ -83,7 +83,7 @@ class Listing:
         for namespace, key, memo_until, *columns in self._rows.read(QUERIES["over"], times):
             address, row = Address(namespace, key), Row._make(columns)
             if not is_sound(address, row):
-                # It may not have expired at all: whoever reads it is told.
+                # Its time of expiry may be damaged too. A reader gets CorruptRecord.
                 continue
             remembered = type(memo_until) is float and memo_until > now
             if row.alive:

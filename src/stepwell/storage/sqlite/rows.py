@@ -190,7 +190,7 @@ class Rows:
         if damage is not None:
             if not change.delete and (not change.replace or change.head is KEEP):
                 return CorruptRecord(address.text, *damage)
-            # A write that needs nothing of what was there is the way out.
+            # A write that replaces or removes the whole record is allowed: it repairs the damage.
             row = _salvaged(row)
         if guard is not None:
             token = guard.token
