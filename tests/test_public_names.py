@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,41 @@ def test_a_module_exports_just_these_names(module: str) -> None:
     assert sorted(exported.__all__) == sorted(NAMES[module])
     for name in NAMES[module]:
         assert getattr(exported, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("SQLiteStorage", "sqlite"), ("RedisStorage", "redis"), ("PostgresStorage", "postgres")]
+)
+def test_each_storage_can_be_imported_from_the_package(name: str, module: str) -> None:
+    home = importlib.import_module(f"stepwell.storage.{module}")
+    assert getattr(stepwell, name) is getattr(home, name)
+    assert name in dir(stepwell)
+
+
+def test_a_storage_without_its_driver_raises_missing_extra_and_a_star_import_works() -> None:
+    code = """if True:
+        import sys
+        sys.modules["redis"] = sys.modules["redis.asyncio"] = sys.modules["asyncpg"] = None
+        from stepwell import *
+        from stepwell.errors import MissingExtra
+        for name in ("RedisStorage", "PostgresStorage"):
+            try:
+                exec(f"from stepwell import {name}")
+            except MissingExtra as error:
+                print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "stepwell[redis]" in done.stdout
+    assert "stepwell[postgres]" in done.stdout
+
+
+def test_the_extra_all_has_every_extra_except_those_for_tests() -> None:
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = re.fullmatch(r"stepwell\[(.*)\]", everything)
+    assert named
+    assert set(named[1].split(",")) == set(extras) - {"all", "testing"}
 
 
 def test_every_error_is_in_the_tree_and_below_stepwell_error() -> None:

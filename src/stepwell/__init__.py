@@ -1,5 +1,6 @@
 """Durable state for conversations and node flows: pick up exactly where you were."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell._portal import sync
@@ -17,10 +18,14 @@ from stepwell.storage import (
 )
 
 if TYPE_CHECKING:
+    from stepwell.storage.postgres import PostgresStorage as PostgresStorage
+    from stepwell.storage.redis import RedisStorage as RedisStorage
     from stepwell.storage.sqlite import SQLiteStorage
 
 __version__ = "0.1.0.dev0"
 
+# RedisStorage and PostgresStorage are public too. They are left out here because their drivers are optional, and
+# "from stepwell import *" must not need them.
 __all__ = [
     "KeyValueStorage",
     "Limits",
@@ -38,11 +43,19 @@ __all__ = [
     "sync",
 ]
 
+_LAZY = {
+    "PostgresStorage": "stepwell.storage.postgres",
+    "RedisStorage": "stepwell.storage.redis",
+    "SQLiteStorage": "stepwell.storage.sqlite",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # Its driver takes time to load, which a bot on another backend need not spend.
-    if name == "SQLiteStorage":
-        from stepwell.storage.sqlite import SQLiteStorage
-
-        return SQLiteStorage
+    # Drivers are imported on first use: loading one takes time, and some are optional.
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
