@@ -185,9 +185,12 @@ async def test_a_damaged_record_goes_over_as_it_is_and_is_named() -> None:
     address = source.address("bot", 1)
     await source.perform(Apply(address, Change(write="w", set={"a": "00000000 [broken"})))
     await source.set_data("bot", 2, {"fine": 1})
+    other = source.address("bot", 3)
+    await source.perform(Apply(other, Change(write="w", parts={"items": "00000000 [broken"})))
     copied = await copy_records(source, target)
-    assert copied.damaged == [address]
+    assert copied.damaged == [address, other]
     assert (await target.perform(Get(address))).fields == {"a": "00000000 [broken"}
+    assert (await target.perform(Get(other, parts=True))).parts == {"items": "00000000 [broken"}
     assert await target.get_data("bot", 2) == {"fine": 1}
 
 

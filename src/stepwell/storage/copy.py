@@ -208,6 +208,8 @@ class _Copier:
                 # A type of the bot's own is sound; this process need not know it.
                 with suppress(UnknownType):
                     seal.data({name: text})
+            for name, text in (record.parts or {}).items():
+                seal.body("p", name, text)
         except CorruptRecord:
             self._copied.damaged.append(address)
         return flow, state if seal.by_state else None
