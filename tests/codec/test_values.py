@@ -219,7 +219,7 @@ def test_a_value_in_the_wrong_place_is_detected() -> None:
     with pytest.raises(CorruptRecord, match=r"bot/\(1,3\)"):
         elsewhere.data({"name": text})
     with pytest.raises(CorruptRecord):
-        seal().head_back(text)
+        seal().open_head(text)
 
 
 def test_limits_hold_before_writing_and_before_parsing() -> None:

@@ -22,7 +22,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Release
 from stepwell.storage.lane import Batch
 from stepwell.storage.redis import RedisStorage
-from stepwell.storage.redis.cluster import _SLOTS, Node
+from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy
@@ -127,7 +127,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
         owners = storage._server._owners  # type: ignore[attr-defined]
         async with Proxy(owners[_tag(storage, 1)].port) as proxy:
             # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
-            owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)
+            owners[_tag(storage, 1)] = ClusterNode("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
             claim = Claim(storage.address(BOT, 1), "token", 30.0)
             if patience:
@@ -151,7 +151,7 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
         tag = _tag(storage, 1)
         async with Proxy(cluster._owners[tag].port) as proxy:
             proxy.fall_silent()
-            cluster._owners[tag] = Node("127.0.0.1", proxy.port)
+            cluster._owners[tag] = ClusterNode("127.0.0.1", proxy.port)
             first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
             while not proxy.round_trips:
                 await asyncio.sleep(0.001)

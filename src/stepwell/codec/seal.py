@@ -90,7 +90,7 @@ class Seal:
                 pass  # encode() can do it, or finds the words for it
         return Head(flow, found_by, self._sealed("h", "", values.encode(_row(place), self._limits, "$head")))
 
-    def head_back(self, text: str | None) -> Place:
+    def open_head(self, text: str | None) -> Place:
         """What ``head`` was given."""
         if text is None:
             return NOWHERE

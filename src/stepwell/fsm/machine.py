@@ -363,7 +363,7 @@ class FSM:
     async def _swept(self, address: Address, head: str | None) -> None:
         if self._on_expired is None or address.namespace != encode_namespace(self.bot, self.storage.limits):
             return
-        place = self.storage.seal(address).head_back(head)
+        place = self.storage.seal(address).open_head(head)
         for _, flow, state, _ in place.expired:
             await self.tell_expired(decode_key(address.key), flow, state)
         if place.flow is not None or not place.expired:

@@ -515,7 +515,7 @@ class Slot:
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                self.place = self._place = self._seal.head_back(stored.head)
+                self.place = self._place = self._seal.open_head(stored.head)
             # Decoding later would let a handler run on a record that cannot be read.
             if sum(map(len, stored.fields.values())) > LARGE:
                 data, self._prints = await in_thread(_decode, self._seal, stored.fields)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits, Place, State, Stored, Version
-from stepwell.storage.facade import Callbacks
+from stepwell.storage.facade import Facade
 from stepwell.storage.lane import Batch, Lane, retrieve
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
@@ -104,7 +104,7 @@ class Entry:
     @property
     def place(self) -> Place:
         """Flow, state, revision, history and waiting flows."""
-        return self._seal.head_back(self._stored.head)
+        return self._seal.open_head(self._stored.head)
 
     @property
     def version(self) -> Version:
@@ -132,7 +132,7 @@ class Entry:
         return self._stored.tags
 
 
-class Storage(Callbacks):
+class Storage(Facade):
     """Keeps records durably and changes them atomically; safe under concurrency across all its users.
 
     Obligations of a backend:

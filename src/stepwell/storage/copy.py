@@ -203,7 +203,7 @@ class _Copier:
         seal = self._source.seal(address)
         flow = state = None
         try:
-            flow, state, *_ = seal.head_back(record.head)
+            flow, state, *_ = seal.open_head(record.head)
             for name, text in record.fields.items():
                 # A type of the bot's own is sound; this process need not know it.
                 with suppress(UnknownType):

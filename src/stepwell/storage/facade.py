@@ -14,12 +14,12 @@ from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
 from stepwell.record import KEEP, QUARANTINE, RUNS, Address, Change, Damage, Keep, Limits, Place, State, Stored
 from stepwell.storage.operations import Applied, Apply, Get, Operation
 
-__all__ = ["Callbacks"]
+__all__ = ["Facade"]
 
 logger = logging.getLogger(__name__)
 
 
-class Callbacks(ABC):
+class Facade(ABC):
     """Reads and writes of whole records, without a claim."""
 
     def __init__(self, *, limits: Limits | None, ids: Callable[[], str] | None) -> None:
@@ -206,7 +206,7 @@ class Callbacks(ABC):
     async def read_place(self, address: Address, stored: Stored) -> Place:
         """Decode where a record stands; a damaged record is copied to quarantine and raises ``CorruptRecord``."""
         try:
-            return self.seal(address).head_back(stored.head)
+            return self.seal(address).open_head(stored.head)
         except CorruptRecord as error:
             await self.quarantine(address, stored, error)
             raise

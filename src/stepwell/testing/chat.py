@@ -13,7 +13,7 @@ from stepwell.fsm import Router, Update
 from stepwell.record import State
 from stepwell.storage import Storage
 from stepwell.testing.clock import Clock
-from stepwell.testing.telegram import Place, Telegram, buttons_of, place_of, text_of
+from stepwell.testing.telegram import ChatThread, Telegram, buttons_of, text_of, thread_of
 from stepwell.testing.workers import MakeRouter, Workers
 
 __all__ = ["Chat"]
@@ -125,7 +125,7 @@ class Chat:
         # As from the network: what a handler does to it must not show here.
         calls = await self._workers.next().handle(copy.deepcopy(update))
         shown = [self._telegram.take(call) for call in calls]
-        return [text_of(message) for message in shown if message is not None and place_of(message) == self._place]
+        return [text_of(message) for message in shown if message is not None and thread_of(message) == self._place]
 
     # What may happen meanwhile
 
@@ -196,8 +196,8 @@ class Chat:
         return self._group or {**user, "type": "private"}
 
     @property
-    def _place(self) -> Place:
-        return Place(self._chat["id"], self._thread)
+    def _place(self) -> ChatThread:
+        return ChatThread(self._chat["id"], self._thread)
 
     def _where(self) -> dict[str, Any]:
         topic = {} if self._thread is None else {"message_thread_id": self._thread, "is_topic_message": True}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NamedTuple
 
-__all__ = ["Button", "Place", "Telegram", "text_of"]
+__all__ = ["Button", "ChatThread", "Telegram", "text_of"]
 
 BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
@@ -16,7 +16,7 @@ BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"
 _update_ids = count(random.randrange(10**8, 10**9))
 
 
-class Place(NamedTuple):
+class ChatThread(NamedTuple):
     """Where messages are read: a chat, or one topic of it."""
 
     chat: int | str
@@ -96,9 +96,9 @@ class Telegram:
 
     # What people see
 
-    def seen(self, place: Place) -> list[dict[str, Any]]:
+    def seen(self, place: ChatThread) -> list[dict[str, Any]]:
         """The messages in a place, oldest first."""
-        return [message for message in self._messages if place_of(message) == place]
+        return [message for message in self._messages if thread_of(message) == place]
 
     def _message(
         self, sender: dict[str, Any], chat: dict[str, Any], thread: int | None, **fields: Any
@@ -118,9 +118,9 @@ class Telegram:
         )
 
 
-def place_of(message: dict[str, Any]) -> Place:
+def thread_of(message: dict[str, Any]) -> ChatThread:
     """Where a message stands."""
-    return Place(message["chat"]["id"], message.get("message_thread_id"))
+    return ChatThread(message["chat"]["id"], message.get("message_thread_id"))
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -144,7 +144,7 @@ class Claims:
         change = Change(storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=limit, **changes)
         applied: Applied = await storage.perform(Apply(address, change, returning=True))
         record = applied.record
-        if record is not None and not record.fields and storage.seal(address).head_back(record.head) == NOWHERE:
+        if record is not None and not record.fields and storage.seal(address).open_head(record.head) == NOWHERE:
             try:
                 # Only as it is now: somebody may be writing to it.
                 nothing = Change(storage.ids(), delete=True)

@@ -81,12 +81,12 @@ async def status(storage: Storage, flow_id: str) -> Run:
     seal = storage.seal(address)
     stored: Stored | None = await storage.perform(Get(address))
     try:
-        if stored is not None and not _is_its_own(seal.head_back(stored.head), address, stored.base):
+        if stored is not None and not _is_its_own(seal.open_head(stored.head), address, stored.base):
             # A copied run has another base too: its parts tell.
             stored = await storage.perform(Get(address, parts=True))
         if stored is None:
             raise UnknownRun(flow_id)
-        run = _run(flow_id, seal.head_back(stored.head), address, stored)
+        run = _run(flow_id, seal.open_head(stored.head), address, stored)
     except CorruptRecord as error:
         assert stored is not None
         await storage.quarantine(address, stored, error)

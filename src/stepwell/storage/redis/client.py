@@ -17,7 +17,16 @@ _connections = require("redis.asyncio.connection", "redis")
 _errors = require("redis.exceptions", "redis")
 _hiredis = require("hiredis", "redis")
 
-__all__ = ["Command", "Door", "Link", "Refused", "Reply", "doors_of", "doors_of_url", "split_url"]
+__all__ = [
+    "Command",
+    "RedisConnection",
+    "Refused",
+    "Reply",
+    "ServerConfig",
+    "configs_of_client",
+    "configs_of_url",
+    "split_url",
+]
 
 Command: TypeAlias = Sequence[str | bytes]
 Reply: TypeAlias = Any
@@ -59,7 +68,7 @@ class Refused(NamedTuple):
     message: str
 
 
-class Door(NamedTuple):
+class ServerConfig(NamedTuple):
     """Where a server is and how to get in. Never shown: it holds the password."""
 
     kind: Any
@@ -68,7 +77,7 @@ class Door(NamedTuple):
     seeds: bool = False
 
     @classmethod
-    def from_url(cls, url: str) -> Door:
+    def from_url(cls, url: str) -> ServerConfig:
         """From ``redis://``, ``rediss://`` or ``unix://``, with the driver's options as its query."""
         check_url(url)
         try:
@@ -87,7 +96,7 @@ class Door(NamedTuple):
         return cls.of(kind, arguments)
 
     @classmethod
-    def of(cls, kind: Any, arguments: Mapping[str, Any]) -> Door:
+    def of(cls, kind: Any, arguments: Mapping[str, Any]) -> ServerConfig:
         """From the class and arguments of a driver's connection."""
         ours = {name: value for name, value in arguments.items() if name not in _THEIRS}
         ours.update(_OURS)
@@ -103,11 +112,11 @@ class Door(NamedTuple):
             raise InvalidOption(f"an option of this Redis connection cannot be: {error}") from None
         return cls(kind, ours)
 
-    def at(self, host: str, port: int) -> Door:
+    def at(self, host: str, port: int) -> ServerConfig:
         """The same way in at another server."""
         return self._replace(arguments={**self.arguments, "host": host, "port": port})
 
-    def seed(self) -> Door:
+    def seed(self) -> ServerConfig:
         """The same server as one of a Cluster."""
         if self.arguments.get("db"):
             raise InvalidOption(
@@ -115,7 +124,7 @@ class Door(NamedTuple):
             )
         # A client that reads from replicas switches its connections to that; ours must not.
         plain = {name: value for name, value in self.arguments.items() if name not in ("redis_connect_func", "db")}
-        return Door(self.kind, plain, seeds=True)
+        return ServerConfig(self.kind, plain, seeds=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -128,7 +137,7 @@ class Door(NamedTuple):
         return str(self.arguments["path"]) if "path" in self.arguments else "{}:{}".format(*self.address)
 
     def __repr__(self) -> str:
-        return f"<Door {self.place}>"
+        return f"<ServerConfig {self.place}>"
 
 
 def _check_database(url: str) -> None:
@@ -150,39 +159,39 @@ def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
     return base + mark + rest, {name: value for name, value in pairs if name in names}
 
 
-def doors_of_url(url: str) -> list[Door]:
+def configs_of_url(url: str) -> list[ServerConfig]:
     """The servers of a URL: one, or some of a Cluster."""
     scheme, separator, rest = url.partition("://")
     kind, plus, cluster = scheme.lower().partition("+")
     if not separator or (plus and cluster != "cluster"):
         raise InvalidOption("a Redis URL begins with redis://, rediss://, unix:// or redis+cluster://")
     if not plus:
-        return [Door.from_url(f"{kind}://{rest}")]
+        return [ServerConfig.from_url(f"{kind}://{rest}")]
     at = len(rest) - len(rest.lstrip("/"))
     end = min([place for mark in "/?" if (place := rest.find(mark, at)) >= 0], default=len(rest))
     login, sign, hosts = rest[:end].rpartition("@")
-    return [Door.from_url(f"{kind}://{login}{sign}{host}{rest[end:]}").seed() for host in hosts.split(",")]
+    return [ServerConfig.from_url(f"{kind}://{login}{sign}{host}{rest[end:]}").seed() for host in hosts.split(",")]
 
 
-def doors_of(client: Any) -> tuple[list[Door], bool]:
+def configs_of_client(client: Any) -> tuple[list[ServerConfig], bool]:
     """The servers that a client knows (or was made of a URL for), and if they are a Cluster."""
     if isinstance(client, list):
         return client, client[0].seeds
     if isinstance(client, _asyncio.RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()
-        return [Door.of(node.connection_class, node.connection_kwargs).seed() for node in nodes], True
+        return [ServerConfig.of(node.connection_class, node.connection_kwargs).seed() for node in nodes], True
     if isinstance(client, _asyncio.Redis):
         pool = client.connection_pool
-        return [Door.of(pool.connection_class, pool.connection_kwargs)], False
+        return [ServerConfig.of(pool.connection_class, pool.connection_kwargs)], False
     raise InvalidOption(f"client is a redis.asyncio.Redis or RedisCluster, not {type(client).__name__}")
 
 
-class Link:
+class RedisConnection:
     """One connection, made when it is first needed and again after it broke. One exchange at a time."""
 
-    def __init__(self, door: Door, timeout: float) -> None:
-        self.place = door.place
-        self._door = door
+    def __init__(self, config: ServerConfig, timeout: float) -> None:
+        self.place = config.place
+        self._config = config
         self._timeout = timeout
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -224,7 +233,7 @@ class Link:
                 if "DB index" not in str(error):
                     raise self._unavailable("is not reached", error, sent=sent) from error
                 raise self._unavailable(
-                    f"has no database {self._door.arguments.get('db')}; give a lower number, "
+                    f"has no database {self._config.arguments.get('db')}; give a lower number, "
                     "or raise databases in its configuration",
                     error,
                     sent=sent,
@@ -254,7 +263,7 @@ class Link:
                 raise
 
     async def _connect(self) -> Any:
-        connection = self._door.kind(**self._door.arguments)
+        connection = self._config.kind(**self._config.arguments)
         # Kept from the start, so that whatever interrupts the handshake also closes it.
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._load_files(connection)
@@ -269,7 +278,7 @@ class Link:
         try:
             tls.get()
         except (OSError, ValueError) as error:
-            given = [(name, self._door.arguments.get(name)) for name in _FILES]
+            given = [(name, self._config.arguments.get(name)) for name in _FILES]
             named = ", ".join(f"{name}={value}" for name, value in given if value) or "its ssl options"
             raise self._unavailable(
                 f"cannot be asked over TLS; correct {named}", error, sent=False, final=True

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from stepwell.errors import StorageUnavailable
-from stepwell.storage.redis.client import Door, Link, Refused
+from stepwell.storage.redis.client import RedisConnection, Refused, ServerConfig
 from stepwell.storage.redis.server import Answer, Request, ask, refused
 from stepwell.storage.redis.wire import TAGS
 
@@ -20,7 +20,7 @@ _SLOTS: Final = [crc_hqx(f"{tag:02}".encode(), 0) % 16384 for tag in range(TAGS)
 _REDIRECTIONS: Final = 5
 
 
-class Node(NamedTuple):
+class ClusterNode(NamedTuple):
     """A server of the Cluster."""
 
     host: str
@@ -32,20 +32,20 @@ class Cluster:
 
     spread = True
 
-    def __init__(self, doors: Sequence[Door], timeout: float) -> None:
-        self._doors = doors
+    def __init__(self, configs: Sequence[ServerConfig], timeout: float) -> None:
+        self._configs = configs
         self._timeout = timeout
-        self._owners: list[Node | None] = [None] * TAGS
+        self._owners: list[ClusterNode | None] = [None] * TAGS
         #: Who may be asked for the map, replicas too; the last that answered is the last to be asked again.
-        self._known: list[Node] = []
-        self._links: dict[tuple[Hashable, Node], Link] = {}
+        self._known: list[ClusterNode] = []
+        self._connections: dict[tuple[Hashable, ClusterNode], RedisConnection] = {}
         self._learning = asyncio.Lock()
         self._learned = 0
 
     @property
     def place(self) -> str:
         """Where it was first looked for, as it may be shown."""
-        return ",".join(door.place for door in self._doors)
+        return ",".join(config.place for config in self._configs)
 
     def node_of(self, tag: int) -> Hashable:
         """What the keys of a hash tag share their lanes with."""
@@ -65,7 +65,7 @@ class Cluster:
         answers: dict[int, Answer] = {}
         open_calls = [(n, self._owner(request.tag), False) for n, request in enumerate(requests)]
         for _ in range(_REDIRECTIONS):
-            groups: dict[tuple[Node, bool], list[int]] = {}
+            groups: dict[tuple[ClusterNode, bool], list[int]] = {}
             for n, node, asking in open_calls:
                 groups.setdefault((node, asking), []).append(n)
             outcomes = await self._exchange(lane, groups, requests, wait)
@@ -103,17 +103,17 @@ class Cluster:
         """Close all connections."""
         # The next use may be from another loop.
         self._learning = asyncio.Lock()
-        links, self._links = self._links, {}
-        for link in links.values():
-            await link.close(wait=True)
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close(wait=True)
 
     async def _exchange(
-        self, lane: Hashable, groups: dict[tuple[Node, bool], list[int]], requests: Sequence[Request], wait: int
+        self, lane: Hashable, groups: dict[tuple[ClusterNode, bool], list[int]], requests: Sequence[Request], wait: int
     ) -> list[list[Answer] | StorageUnavailable]:
-        async def one(node: Node, asking: bool, places: list[int]) -> list[Answer] | StorageUnavailable:
+        async def one(node: ClusterNode, asking: bool, places: list[int]) -> list[Answer] | StorageUnavailable:
             before = ("ASKING",) if asking else None
             try:
-                return await ask(self._link(lane, node), [requests[n] for n in places], wait, before)
+                return await ask(self._connection(lane, node), [requests[n] for n in places], wait, before)
             except StorageUnavailable as error:
                 return error
 
@@ -121,17 +121,17 @@ class Cluster:
         # Usually a lane's node is the only one: a task for it would cost more than the call.
         return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
 
-    def _owner(self, tag: int) -> Node:
+    def _owner(self, tag: int) -> ClusterNode:
         node = self._owners[tag]
         if node is None:
             raise StorageUnavailable(f"no node of the Redis Cluster at {self.place} has slot {_SLOTS[tag]}", sent=False)
         return node
 
-    def _link(self, lane: Hashable, node: Node) -> Link:
-        link = self._links.get((lane, node))
-        if link is None:
-            link = self._links[lane, node] = Link(self._doors[0].at(*node), self._timeout)
-        return link
+    def _connection(self, lane: Hashable, node: ClusterNode) -> RedisConnection:
+        connection = self._connections.get((lane, node))
+        if connection is None:
+            connection = self._connections[lane, node] = RedisConnection(self._configs[0].at(*node), self._timeout)
+        return connection
 
     async def _relearn(self) -> None:
         try:
@@ -148,20 +148,21 @@ class Cluster:
                 # Somebody else did while we waited.
                 return
             seeds = [
-                Node(str(door.arguments.get("host")), int(door.arguments.get("port", 6379))) for door in self._doors
+                ClusterNode(str(config.arguments.get("host")), int(config.arguments.get("port", 6379)))
+                for config in self._configs
             ]
             problem: StorageUnavailable | None = None
             for node in dict.fromkeys([*self._known, *seeds]):
-                link = Link(self._doors[0].at(*node), min(self._timeout, 1.0))
+                connection = RedisConnection(self._configs[0].at(*node), min(self._timeout, 1.0))
                 try:
-                    (ranges,) = await link.exchange([("CLUSTER", "SLOTS")])
+                    (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])
                 except StorageUnavailable as error:
                     problem = error
                     if error.final:
                         break
                     continue
                 finally:
-                    await link.close()
+                    await connection.close()
                 if isinstance(ranges, Refused):
                     problem = StorageUnavailable(
                         f"Redis at {node.host}:{node.port} does not tell of a Cluster ({ranges.message}); "
@@ -176,11 +177,11 @@ class Cluster:
             problem.sent = False
             raise problem
 
-    def _note(self, ranges: list[Any], told_by: Node) -> None:
-        owners: list[Node | None] = [None] * TAGS
-        known: dict[Node, None] = {}
+    def _note(self, ranges: list[Any], told_by: ClusterNode) -> None:
+        owners: list[ClusterNode | None] = [None] * TAGS
+        known: dict[ClusterNode, None] = {}
         for first, last, *servers in ranges:
-            nodes = [Node(server[0] or told_by.host, int(server[1])) for server in servers]
+            nodes = [ClusterNode(server[0] or told_by.host, int(server[1])) for server in servers]
             known.update(dict.fromkeys(nodes))
             for tag, slot in enumerate(_SLOTS):
                 if first <= slot <= last:
@@ -190,6 +191,6 @@ class Cluster:
         self._learned += 1
 
 
-def _target(reply: Refused, told_by: Node) -> Node:
+def _target(reply: Refused, told_by: ClusterNode) -> ClusterNode:
     host, _, port = reply.message.split()[-1].rpartition(":")
-    return Node(host or told_by.host, int(port))
+    return ClusterNode(host or told_by.host, int(port))

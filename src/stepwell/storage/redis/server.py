@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from stepwell.errors import StorageError, StorageUnavailable
-from stepwell.storage.redis.client import Command, Door, Link, Refused, Reply
+from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import Script
 
 __all__ = ["Answer", "Request", "Server", "ask", "refused"]
@@ -35,19 +35,21 @@ class Answer(NamedTuple):
     replicated: bool
 
 
-async def ask(link: Link, requests: Sequence[Request], wait: int = 0, before: Command | None = None) -> list[Answer]:
+async def ask(
+    connection: RedisConnection, requests: Sequence[Request], wait: int = 0, before: Command | None = None
+) -> list[Answer]:
     """Make these calls in one round trip, two if the server has to learn a script first.
 
     ``wait``: also wait so many milliseconds for a replica. ``before``: a command in front of each call.
     """
-    replies = await link.exchange(_commands(requests, wait, before))
+    replies = await connection.exchange(_commands(requests, wait, before))
     answers = _answers(replies, len(requests), wait, before)
     unknown = [n for n, answer in enumerate(answers) if _code(answer) == "NOSCRIPT"]
     if unknown:
         calls = [requests[n] for n in unknown]
         learn: list[Command] = [("SCRIPT", "LOAD", script.source) for script in {call.script for call in calls}]
         try:
-            replies = await link.exchange([*learn, *_commands(calls, wait, before)])
+            replies = await connection.exchange([*learn, *_commands(calls, wait, before)])
         except StorageUnavailable as error:
             # The other calls may be made already.
             error.sent = True
@@ -98,15 +100,15 @@ class Server:
     #: A call for each hash tag.
     spread = False
 
-    def __init__(self, door: Door, timeout: float) -> None:
-        self._door = door
+    def __init__(self, config: ServerConfig, timeout: float) -> None:
+        self._config = config
         self._timeout = timeout
-        self._links: dict[Hashable, Link] = {}
+        self._connections: dict[Hashable, RedisConnection] = {}
 
     @property
     def place(self) -> str:
         """Where it is, as it may be shown."""
-        return self._door.place
+        return self._config.place
 
     def node_of(self, tag: int) -> Hashable:
         """What the keys of a hash tag share their lanes with.
@@ -117,12 +119,12 @@ class Server:
 
     async def open(self, lane: Hashable) -> None:
         """Find out if anybody is there, over the connection of a lane."""
-        await self._link(lane).exchange([("PING",)])
+        await self._connection(lane).exchange([("PING",)])
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
         """Make these calls over the lane's connection. Refusals of whole calls are raised."""
-        link = self._link(lane)
-        answers = await ask(link, requests, wait)
+        connection = self._connection(lane)
+        answers = await ask(connection, requests, wait)
         for reply, _ in answers:
             if isinstance(reply, Refused):
                 if reply.code in {"MOVED", "CROSSSLOT", "ASK"}:
@@ -141,16 +143,16 @@ class Server:
 
     async def lost(self, lane: Hashable) -> None:
         """The server at the other end is not the one it was: connect anew, its name may lead elsewhere now."""
-        await self._link(lane).close()
+        await self._connection(lane).close()
 
     async def close(self) -> None:
         """Close all connections."""
-        links, self._links = self._links, {}
-        for link in links.values():
-            await link.close(wait=True)
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close(wait=True)
 
-    def _link(self, lane: Hashable) -> Link:
-        link = self._links.get(lane)
-        if link is None:
-            link = self._links[lane] = Link(self._door, self._timeout)
-        return link
+    def _connection(self, lane: Hashable) -> RedisConnection:
+        connection = self._connections.get(lane)
+        if connection is None:
+            connection = self._connections[lane] = RedisConnection(self._config, self._timeout)
+        return connection

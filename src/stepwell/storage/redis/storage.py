@@ -15,7 +15,7 @@ from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
 from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
-from stepwell.storage.redis.client import Door, doors_of, doors_of_url, split_url
+from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url, split_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
@@ -70,7 +70,7 @@ class RedisStorage(Storage):
 
     def __init__(
         self,
-        client: Redis | RedisCluster | list[Door],
+        client: Redis | RedisCluster | list[ServerConfig],
         *,
         prefix: str = "stepwell",
         durability: Durability = "fast",
@@ -89,8 +89,8 @@ class RedisStorage(Storage):
         if not timeout > 0:
             raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
         check_patience(patience, timeout)
-        doors, cluster = doors_of(client)
-        self._server: Server | Cluster = Cluster(doors, timeout) if cluster else Server(doors[0], timeout)
+        configs, cluster = configs_of_client(client)
+        self._server: Server | Cluster = Cluster(configs, timeout) if cluster else Server(configs[0], timeout)
         self._keys = Keys(prefix)
         # Half of the timeout: the answer to WAIT itself must still come in time.
         self._wait = max(1, int(timeout * 500)) if durability == "wait" else 0
@@ -115,7 +115,7 @@ class RedisStorage(Storage):
                 options.setdefault(name, _IN_URL[name](text))
             except ValueError:
                 raise InvalidOption(f"{name} in a Redis URL is a number of seconds") from None
-        return cls(doors_of_url(rest), **options)
+        return cls(configs_of_url(rest), **options)
 
     def __repr__(self) -> str:
         return f"<RedisStorage at {self._server.place}>"
