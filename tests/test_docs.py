@@ -38,3 +38,10 @@ async def _awaited(code: CodeType, namespace: dict[str, Any]) -> None:
 
 def test_the_readme_has_snippets() -> None:
     assert SNIPPET.search((ROOT / "README.md").read_text())
+
+
+def test_every_path_in_the_architecture_page_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.(?:py|lua|sql))?)`", page))
+    assert len(paths) > 30
+    assert [path for path in sorted(paths) if not (ROOT / "src" / "stepwell" / path).exists()] == []
