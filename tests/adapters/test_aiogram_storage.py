@@ -606,6 +606,19 @@ async def test_the_storage_is_closed_by_whoever_opened_it() -> None:
         assert storage.is_open
 
 
+async def test_a_handler_that_outlives_its_dispatcher_keeps_no_storage_open(caplog: pytest.LogCaptureFixture) -> None:
+    kept = StepwellStorage("sqlite:///:memory:")
+    async with StepwellIsolation(kept, lease=0.3).lock(KEY):
+        await kept.get_state(KEY)
+        await kept.close()
+        async with asyncio.timeout(20):
+            while "could not be renewed" not in caplog.text:
+                await asyncio.sleep(0.01)
+                assert not kept.storage.is_open
+    await kept.close()
+    assert not kept.storage.is_open
+
+
 def test_something_else_than_a_storage_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Storage or a URL"):
         StepwellStorage(object())  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from stepwell.errors import (
     InvalidOption,
     LeaseLost,
     RecordReplaced,
+    StorageClosed,
     StoredDataError,
     TooLarge,
     UsageError,
@@ -532,6 +533,9 @@ class Slot:
 
     async def _renew(self) -> None:
         try:
+            if not self.storage.is_open:
+                # A renewal never opens a storage, also where its next use may.
+                raise StorageClosed
             await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
         except Conflict:
             self._lost = True
