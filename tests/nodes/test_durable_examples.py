@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 async def test_a_batch_is_killed_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "translate.db")
-    code = "import sys; from stepwell.nodes import runs; runs.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
+    code = "import sys; from stepwell.nodes.engine import runs; runs.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     process = subprocess.Popen(
         [sys.executable, "-c", code, EXAMPLES / "durable_batch.py", "run", path], stderr=subprocess.DEVNULL

@@ -9,8 +9,7 @@ import pytest
 
 from stepwell import Limits, StateStorage, Storage
 from stepwell.errors import RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel
-from stepwell.nodes.engine import worker
+from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel, worker
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend

@@ -23,9 +23,8 @@ from stepwell.errors import (
     Unsupported,
     UsageError,
 )
-from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel
+from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
 from stepwell.nodes.engine import runs as runs_module
-from stepwell.nodes.engine import worker
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Get

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine import runs, worker
+from stepwell.nodes import NodeFlow, worker
+from stepwell.nodes.engine import runs
 from stepwell.nodes.engine.durable_batch import UNSAVED
 from stepwell.storage import Apply
 from stepwell.testing import Clock

@@ -16,8 +16,7 @@ from stepwell import MemoryStorage, StateStorage, configure, copy_records, open_
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
 from stepwell.errors import InvalidOption, StepwellError, UnknownRun
 from stepwell.fsm import FSM
-from stepwell.nodes import NodeFlow, run_async_batch
-from stepwell.nodes.engine import worker
+from stepwell.nodes import NodeFlow, run_async_batch, worker
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.redis import RedisStorage
 from tests.nodes.flows import A

@@ -12,10 +12,9 @@ from stepwell._portal import sync
 from stepwell.errors import InsideLoop, InvalidAction, InvalidGraph, InvalidOption, UnknownAction, UsageError
 from stepwell.nodes.batch import check_concurrency
 from stepwell.nodes.diagram import mermaid
-from stepwell.nodes.engine import durable, monitor, runs
+from stepwell.nodes.engine import monitor, runs
 from stepwell.nodes.engine.plan import Program, Stage, compile_flow, reach
-from stepwell.nodes.engine.position import Cursor
-from stepwell.nodes.engine.runner import Run, drive, run_root, walk
+from stepwell.nodes.engine.runner import Run, drive, run_nested, run_nested_durable, run_root
 from stepwell.nodes.engine.runs import IfExists, NewRun, checked_retention, checked_storage
 from stepwell.nodes.engine.wait_id import flow_of_wait
 from stepwell.nodes.events import Subscriber, emitter
@@ -75,12 +74,6 @@ class BaseFlow(BaseNode):
         if program is None or not program.is_current():
             program = programs[kind] = compile_flow(self, by_hand=by_hand, durable=durable)
         return program
-
-
-async def run_nested(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
-    """Run a flow inside a flow; what its ``post`` is given is its last action."""
-    assert stage.graph is not None
-    return await walk(stage.graph, cursor, shared, node.params)
 
 
 class NodeFlow(BaseFlow):
@@ -208,7 +201,7 @@ class NodeFlow(BaseFlow):
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         strategy = super()._strategy(build, stage)
         if build.durable:
-            stage.durable = durable.run_nested
+            stage.durable = run_nested_durable
             stage.keeps_prep = stage.prep is not BaseNode.prep
         return strategy
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
-from stepwell.nodes.engine.branch import DurableCursor, Line
-from stepwell.nodes.engine.durable import Park, kept_prep
-from stepwell.nodes.engine.durable import walk as durable_walk
+from stepwell.nodes.engine.branch import Branch, Park
 from stepwell.nodes.engine.failure import (
     Failed,
     OnError,
@@ -70,7 +68,7 @@ class Parallel(BaseNode):
         ]
         build.gated = outside
         if build.durable:
-            stage.durable = run_kept_branches
+            stage.durable = run_branches_durable
             stage.keeps_prep = stage.prep is not BaseNode.prep
         return run_branches
 
@@ -98,43 +96,35 @@ def parallel(
 
 async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
     """Run all branches, merge what they changed, and return their last actions in their order."""
-    graphs: list[Graph] = stage.extra
-
-    async def branch(number: int, state: dict[Any, Any]) -> Any:
-        own = Cursor(cursor.run, stage.path)
-        enter(own)
-        return await walk(graphs[number], own, state, node.params)
-
-    return await _run_branches(stage, cursor, node, shared, branch)
+    return await _run_branches(stage, cursor, node, shared)
 
 
-async def run_kept_branches(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """The same in a durable run: each branch has a line of its own, and goes on where that stands."""
-    graphs: list[Graph] = stage.extra
-    journal = cursor.line.journal
-    prep_res = await kept_prep(stage, cursor, node, shared, inside)
-
-    async def branch(number: int, state: dict[Any, Any]) -> Any:
-        line = Line(journal, f"{stage.path}/{number}", state, cursor.line)
-        if line.ended():
-            return journal.open[line.name]
-        own = DurableCursor(cursor.run, stage.path, line)
-        enter(own)
-        action = await durable_walk(graphs[number], own, state, node.params)
-        line.end_branch(action)
-        await line.save(line.name)
-        return action
-
-    return prep_res, await _run_branches(stage, cursor, node, shared, branch)
+async def run_branches_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """Run the branches of a durable run, each from its own position; return what ``prep`` returned, and the actions."""
+    assert cursor.branch is not None
+    prep_res = await cursor.branch.prep(stage, cursor.visit, node, shared, inside)
+    return prep_res, await _run_branches(stage, cursor, node, shared)
 
 
-async def _run_branches(
-    stage: Stage,
-    cursor: Cursor,
-    node: Any,
-    shared: Any,
-    run_branch: Callable[[int, dict[Any, Any]], Coroutine[Any, Any, Any]],
-) -> list[Any]:
+async def _run_branch(stage: Stage, number: int, cursor: Cursor, state: dict[Any, Any], params: Any) -> Any:
+    """Walk one branch on its own state, and return its last action."""
+    graph: Graph = stage.extra[number]
+    branch = None
+    if cursor.branch is not None:
+        journal = cursor.branch.journal
+        branch = Branch(journal, f"{stage.path}/{number}", state, cursor.branch)
+        if branch.ended():
+            return journal.open[branch.name]
+    own = Cursor(cursor.run, stage.path, branch=branch)
+    enter(own)
+    action = await walk(graph, own, state, params)
+    if branch is not None:
+        branch.end_branch(action)
+        await branch.save(branch.name)
+    return action
+
+
+async def _run_branches(stage: Stage, cursor: Cursor, node: Any, shared: Any) -> list[Any]:
     run = cursor.run
     graphs: list[Graph] = stage.extra
     outcomes: list[Any] = [None] * len(graphs)
@@ -145,7 +135,7 @@ async def _run_branches(
     async def branch(number: int) -> None:
         state = dict(shared)
         try:
-            outcomes[number] = await run_branch(number, state)
+            outcomes[number] = await _run_branch(stage, number, cursor, state, node.params)
             states[number] = state
             return
         except Park as park:

@@ -6,13 +6,13 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.nodes.engine.durable import Park
+from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.wait_id import WaitId
 from stepwell.nodes.node import BaseNode
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.branch import Line
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
+    from stepwell.nodes.engine.position import Cursor
 
 __all__ = ["Sleep", "Wait"]
 
@@ -43,7 +43,8 @@ class Wait(BaseNode):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         build.want_storage(f"{stage.path} waits")
-        stage.durable = _wait
+        if build.durable:
+            stage.durable = _wait
         stage.extra = (self.timeout, True)
         _time_out_with("timeout", stage)
         return _nowhere_to_wait
@@ -62,7 +63,8 @@ class Sleep(BaseNode):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         build.want_storage(f"{stage.path} sleeps")
-        stage.durable = _wait
+        if build.durable:
+            stage.durable = _wait
         stage.extra = (self.seconds, False)
         _time_out_with("default", stage)
         return _nowhere_to_wait
@@ -82,10 +84,11 @@ def _time_out_with(action: str, stage: Stage) -> None:
     stage.post = choose
 
 
-async def _wait(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """The question and its answer; as long as there is none, the line parks."""
-    line: Line = cursor.line
-    journal, path = line.journal, stage.path
+async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """Return the question and its answer; without an answer the branch parks."""
+    branch = cursor.branch
+    assert branch is not None
+    journal, path = branch.journal, stage.path
     if not inside:
         question = stage.prep(node, shared)
         if type(question) is CoroutineType:
@@ -97,10 +100,10 @@ async def _wait(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool)
             "question": question,
             "until": None if seconds is None else journal.now() + seconds,
         }
-        line.begin(stage, cursor.visit, None, wait)
-        if line.parent is not None:
-            # The other branches may take long, and nobody must be asked twice.
-            await line.save(path)
+        branch.begin(stage, cursor.visit, None, wait)
+        if branch.parent is not None:
+            # The other branches may take long, and a crash meanwhile must not ask the question twice.
+            await branch.save(path)
         raise Park
     wait = journal.open[path]
     if "answer" in wait:

@@ -1,51 +1,45 @@
-"""A line of execution of a durable run: the outermost one, or a parallel branch."""
+"""A branch of a durable run: the main one, or one of a ``parallel()``."""
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.values import step
 from stepwell.nodes.engine.journal import Journal, is_inside
-from stepwell.nodes.engine.position import Cursor
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Graph, Stage
-    from stepwell.nodes.engine.runner import Run
     from stepwell.slot import Sealed
 
-__all__ = ["DurableCursor", "Line"]
+__all__ = ["Branch", "Park"]
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
-class DurableCursor(Cursor):
-    """A position that also knows its line."""
-
-    __slots__ = ("line",)
-
-    def __init__(self, run: Run, node: str, line: Line) -> None:
-        super().__init__(run, node)
-        self.line = line
+class Park(Exception):
+    """The branch waits for an answer or for its time. It never leaves the engine."""
 
 
-class Line:
-    """Where one line stands. Every method takes the journal from one consistent point to the next."""
+class Branch:
+    """The progress of one branch. Every method takes the journal from one consistent point to the next."""
 
-    def __init__(self, journal: Journal, name: str, state: dict[Any, Any], parent: Line | None = None) -> None:
+    def __init__(self, journal: Journal, name: str, state: dict[Any, Any], parent: Branch | None = None) -> None:
         self.journal = journal
+        #: The path of the branch; the main branch is "".
         self.name = name
-        #: The state that this line works on: the shared one, or a branch's own copy.
+        #: The shared state, or the branch's own copy of it.
         self.state = state
         self.parent = parent
-        #: Where the run was left, until the walk has got there again.
+        #: The node at which the run was interrupted, until the walk has reached it.
         self._resumed_at = journal.positions.get(name)
-        #: Of a branch: its own fields, each with the part that keeps it.
+        #: The fields that a parallel branch has changed, each with the part that stores it.
         self._fields: dict[Any, _Field] = {}
         if parent is not None:
             self._restore()
 
     def enter(self, graph: Graph) -> tuple[Stage, bool]:
-        """Where in a graph to begin, and whether the run was left inside that node."""
+        """Return the stage to begin a graph with, and whether the run was interrupted inside it."""
         at, start = self._resumed_at, graph.start
         assert start is not None
         if at is None:
@@ -56,12 +50,22 @@ class Line:
                 return stage, stage.durable is not None and at in self.journal.open
             if is_inside(at, stage.path):
                 return stage, True
-        # This graph was not begun when the run was left.
+        # The run was interrupted before it reached this graph.
         self._resumed_at = None
         return start, False
 
+    async def prep(self, stage: Stage, visit: int, node: Any, shared: Any, inside: bool) -> Any:
+        """Call ``prep`` and begin the node, or return the stored result if the run was interrupted inside it."""
+        if inside:
+            return self.journal.part(stage.key, "prep")
+        prep_res = stage.prep(node, shared)
+        if type(prep_res) is CoroutineType:
+            prep_res = await prep_res
+        self.begin(stage, visit, prep_res)
+        return prep_res
+
     def begin(self, stage: Stage, visit: int, prep_res: Any, inside: Any = True) -> None:
-        """Go into a node that holds others, or that does its work bit by bit."""
+        """Note that a node which commits before it completes has begun."""
         journal = self.journal
         if self.parent is not None:
             self._note_fields(stage.path)
@@ -76,16 +80,19 @@ class Line:
             journal.open[stage.path] = inside
 
     def end(self, stage: Stage, action: Any) -> None:
-        """The nodes inside a flow have ended; its ``post`` has yet to choose the edge."""
+        """Note that the nodes inside a flow have completed; its ``post`` has not run yet."""
         if stage.key:
             self.journal.positions[self.name] = stage.path
         self.journal.open[stage.key] = action
 
-    def complete(self, stage: Stage, visit: int, following: Stage | None) -> None:
-        """A node has completed, and the next one has been chosen."""
+    async def complete(self, graph: Graph, stage: Stage, visit: int, following: Stage | None) -> None:
+        """Note that a node has completed, and commit, except after the last node of a graph.
+
+        The caller of the walk commits that one, together with what follows the graph.
+        """
         journal, path = self.journal, stage.path
         if self.parent is not None:
-            self._note_fields(stage.path)
+            self._note_fields(path)
         journal.visits[stage.index] = visit
         journal.trail.append(path)
         if journal.open:
@@ -96,22 +103,28 @@ class Line:
         journal.drop(path)
         if following is not None:
             journal.positions[self.name] = following.path
+            if self.parent is None:
+                await journal.save(path)
+            else:
+                await journal.save_whole(path)
+        elif graph is journal.program.root.graph:
+            await journal.check(path)
 
     async def save(self, node: str) -> None:
-        """Commit where the run stands."""
+        """Commit the position of the run."""
         if self.parent is None:
             await self.journal.save(node)
         else:
             await self.journal.save_whole(node)
 
-    # Branches
+    # Of a parallel branch
 
     def ended(self) -> bool:
-        """Whether this branch had ended when the run was left."""
+        """Return whether this branch had ended when the run was interrupted."""
         return self.name in self.journal.open
 
     def end_branch(self, action: Any) -> None:
-        """The branch has come to its end."""
+        """Note that the branch has ended."""
         self._note_fields(self.name)
         self.journal.positions.pop(self.name, None)
         self.journal.open[self.name] = action
@@ -127,26 +140,26 @@ class Line:
             self._fields[key] = _Field(len(self._fields), None, value)
 
     def _note_fields(self, node: str) -> None:
-        """Keep what this branch has set or deleted, as parts of its own."""
+        """Store the fields that this branch has set or deleted, each as a part."""
         assert self.parent is not None
         base, state = self.parent.state, self.state
         for key, value in state.items():
             known = self._fields.get(key)
             if base.get(key, _GONE) is not value:
                 if known is None or known.value is not value or type(value) not in _IMMUTABLE:
-                    self._keep(node, key, known, value, [key, value])
+                    self._store(node, key, known, value, [key, value])
             elif known is not None and known.value is not _AS_BEFORE:
-                self._keep(node, key, known, _AS_BEFORE, [key, None, True])
+                self._store(node, key, known, _AS_BEFORE, [key, None, True])
         if base.keys() - state.keys() or self._fields:
             for key in [*base, *self._fields]:
                 known = self._fields.get(key)
                 if key not in state and (known is None or known.value is not _GONE):
-                    self._keep(node, key, known, _GONE, [key])
+                    self._store(node, key, known, _GONE, [key])
 
-    def _keep(self, node: str, key: Any, known: _Field | None, value: Any, part: list[Any]) -> None:
+    def _store(self, node: str, key: Any, known: _Field | None, value: Any, part: list[Any]) -> None:
         journal = self.journal
         number = len(self._fields) if known is None else known.number
-        # The part is [key, value]; its reader knows the value by its key.
+        # An error names the value by its key, not by its index in the part.
         text = journal.seal(node, f"field:{self.name}:{number}", part, lambda at: f"${step(key)}{at[3:]}")
         if known is None or known.text != text:
             journal.put(self.name, "field", number, text)
@@ -154,7 +167,7 @@ class Line:
 
 
 class _Field:
-    """A field of a branch as it was last kept."""
+    """A field of a branch as it was last stored."""
 
     __slots__ = ("number", "text", "value")
 
@@ -165,5 +178,5 @@ class _Field:
 
 
 _GONE: Any = object()
-#: A field that has become what it was before the branch began.
+#: A field that has the value again that it had before the branch began.
 _AS_BEFORE: Any = object()

@@ -8,14 +8,15 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import KeptError, TooLarge
-from stepwell.nodes.engine.branch import Line
 from stepwell.nodes.engine.failure import Failed, attach, kept_error
 from stepwell.nodes.engine.items import Batch
 from stepwell.nodes.engine.threads import settled
 from stepwell.slot import Sealed
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.branch import Branch
     from stepwell.nodes.engine.plan import Stage
+    from stepwell.nodes.engine.position import Cursor
 
 __all__ = ["run_kept_batch"]
 
@@ -27,10 +28,11 @@ UNSAVED = 25
 DELAY = 0.01
 
 
-async def run_kept_batch(stage: Stage, cursor: Any, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+async def run_kept_batch(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
     """Run a batch, or what is left of it; the items, and the results in their order."""
-    line: Line = cursor.line
-    journal, path = line.journal, stage.path
+    branch = cursor.branch
+    assert branch is not None
+    journal, path = branch.journal, stage.path
     done: dict[int, Any] = {}
     if inside:
         items = [item for part in journal.parts_of(path, "items") for item in part]
@@ -42,8 +44,8 @@ async def run_kept_batch(stage: Stage, cursor: Any, node: Any, shared: Any, insi
         if type(prep_res) is CoroutineType:
             prep_res = await prep_res
         items = await _all_of(stage.items(stage, prep_res))
-        await _store(line, stage, cursor.visit, items)
-    batch = _KeptBatch(stage, cursor, node, items, done=done, line=line)
+        await _store(branch, stage, cursor.visit, items)
+    batch = _KeptBatch(stage, cursor, node, items, done=done, branch=branch)
     return items, await batch.run_all()
 
 
@@ -55,9 +57,9 @@ async def _all_of(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
     return [item async for item in source]
 
 
-async def _store(line: Line, stage: Stage, visit: int, items: list[Any]) -> None:
+async def _store(branch: Branch, stage: Stage, visit: int, items: list[Any]) -> None:
     """Write all items. The last commit says that they are complete: before it, nothing has run."""
-    journal, path = line.journal, stage.path
+    journal, path = branch.journal, stage.path
     begin, number, size = 0, 0, ITEMS_A_PART
     while begin < len(items):
         try:
@@ -76,9 +78,9 @@ async def _store(line: Line, stage: Stage, visit: int, items: list[Any]) -> None
         journal.put(path, "items", number, part)
         begin, number = begin + size, number + 1
         if number % PARTS_A_COMMIT == 0:
-            await line.save(path)
-    line.begin(stage, visit, None, [0, len(items)])
-    await line.save(path)
+            await branch.save(path)
+    branch.begin(stage, visit, None, [0, len(items)])
+    await branch.save(path)
 
 
 def _item_at(at: str, first: int) -> str:
@@ -91,21 +93,21 @@ class _KeptBatch(Batch):
     """A batch that keeps its results as parts of the run; each part is written once."""
 
     def __init__(
-        self, stage: Stage, cursor: Any, node: Any, items: list[Any], *, done: dict[int, Any], line: Line
+        self, stage: Stage, cursor: Cursor, node: Any, items: list[Any], *, done: dict[int, Any], branch: Branch
     ) -> None:
         super().__init__(stage, cursor, node, items)
         self.gate = cursor.run.gate(stage)
         self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
         # What threads have finished and not brought back yet is not kept either.
         self.largest_chunk = max(8, UNSAVED // (self.settings.concurrency or UNSAVED))
-        self._line = line
+        self._journal = branch.journal
         self._items = items
         self._left = iter([index for index in range(len(items)) if index not in done])
         self._not_taken = len(items) - len(done)
         self.results = [done.get(index) for index in range(len(items))]
         self.done = len(done)
         self._succeeded = len(done)
-        self._parts = len(line.journal.parts_of(stage.path, "done"))
+        self._parts = len(branch.journal.parts_of(stage.path, "done"))
         self._unsaved: list[tuple[int, Any]] = []
         self._in_flight = 0
         self._lock = asyncio.Lock()
@@ -195,7 +197,7 @@ class _KeptBatch(Batch):
                 self._in_flight = 0
 
     async def _commit(self, results: list[tuple[int, Any]]) -> None:
-        journal, path = self._line.journal, self.stage.path
+        journal, path = self._journal, self.stage.path
         for part in await self._seal(results, self._parts):
             journal.put(path, "done", self._parts, part)
             self._parts += 1
@@ -209,7 +211,7 @@ class _KeptBatch(Batch):
         rows = [_row(index, result) for index, result in results]
         try:
             name = f"done:{path}:{number}"
-            return [await self._line.journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
+            return [await self._journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
         except TooLarge as error:
             if len(results) == 1:
                 error.add_note(f"the result of item {results[0][0]} of batch {path!r}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stepwell.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.branch import Branch
     from stepwell.nodes.engine.runner import Run
 
 __all__ = ["Cursor", "Step", "current", "enter", "leave", "new_flow_id", "step"]
@@ -49,17 +50,28 @@ class Cursor:
     It leads to the run too, so whoever gets a cursor has both.
     """
 
-    __slots__ = ("attempt", "item", "node", "run", "visit")
+    __slots__ = ("attempt", "branch", "item", "node", "run", "visit")
 
-    def __init__(self, run: Run, node: str, visit: int = 1, item: int | None = None, attempt: int = 1) -> None:
+    def __init__(
+        self,
+        run: Run,
+        node: str,
+        visit: int = 1,
+        item: int | None = None,
+        attempt: int = 1,
+        *,
+        branch: Branch | None = None,
+    ) -> None:
         self.run = run
         self.node = node
         self.visit = visit
         self.item = item
         self.attempt = attempt
+        #: In a durable run: the branch whose position this is.
+        self.branch = branch
 
     def copy(self) -> Cursor:
-        return Cursor(self.run, self.node, self.visit, self.item, self.attempt)
+        return Cursor(self.run, self.node, self.visit, self.item, self.attempt, branch=self.branch)
 
     def step(self) -> Step:
         return Step(self.run.flow_id, self.node, self.visit, self.item, self.attempt)

@@ -1,4 +1,4 @@
-"""The runner: walks a compiled flow, one node after the other."""
+"""The runner: walks a compiled flow, one node after the other, in plain and in durable runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from stepwell.errors import TooManySteps, UsageError
+from stepwell.nodes.engine.branch import Branch, Park
 from stepwell.nodes.engine.failure import inside_cancelled
 from stepwell.nodes.engine.gate import Gate
+from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.plan import Graph, Program, Stage
 from stepwell.nodes.engine.position import Cursor, enter, leave, new_flow_id
 from stepwell.nodes.engine.workgroup import group_of, marks_of, was_marked_by
 from stepwell.nodes.events import Emit
 from stepwell.nodes.node import END, BaseNode
 
-__all__ = ["Run", "copy_node", "drive", "failure_of", "run_root", "trace", "walk"]
+__all__ = ["Run", "copy_node", "drive", "run_nested", "run_nested_durable", "run_root", "walk"]
 
 T = TypeVar("T")
 
@@ -127,45 +129,63 @@ class Run:
         return Gate(passes) if passes else None
 
 
-async def run_root(root: Stage, run: Run, shared: Any, params: Mapping[str, Any]) -> Any:
-    """Run the outermost stage, from ``prep`` to ``post``, and return what its ``post`` returned."""
-    cursor = Cursor(run, root.path)
+async def run_root(
+    root: Stage, run: Run, shared: Any, params: Mapping[str, Any], journal: Journal | None = None
+) -> Any:
+    """Run the outermost stage, from ``prep`` to ``post``, and return what its ``post`` returned.
+
+    A durable run begins where its journal says. Its caller emits ``run.finished`` and ``run.parked``, once that is
+    committed.
+    """
+    branch = None if journal is None else Branch(journal, "", shared)
+    cursor = Cursor(run, root.path, branch=branch)
     token = enter(cursor)
     emit = run.emit
     if emit is not None:
         emit("run.started", cursor)
     try:
-        if root.graph is not None and root.bare:
+        if root.graph is not None and root.bare and branch is None:
             result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
         else:
             result = await _visit_root(root, cursor, shared, params)
+    except Park:
+        raise
     except BaseException as error:
+        if journal is not None:
+            journal.blame(root, error)
         if emit is not None:
             emit("run.failed", Cursor(run, root.path), error=error)
         raise
     finally:
         leave(token)
-    if emit is not None:
+    if emit is not None and journal is None:
         emit("run.finished", Cursor(run, root.path))
     return result
 
 
 async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
-    cursor.run.visits[root.index] = 1
+    visits, branch = cursor.run.visits, cursor.branch
+    inside = visits[root.index] > 0
+    visits[root.index] = 1
     node = copy_node(root, params)
-    prep_res = root.prep(node, shared)
-    if type(prep_res) is CoroutineType:
-        prep_res = await prep_res
-    if root.execute is None:
-        exec_res = root.exec(node, prep_res)
-        if type(exec_res) is CoroutineType:
-            exec_res = await exec_res
+    if root.durable is None:
+        prep_res = root.prep(node, shared)
+        if type(prep_res) is CoroutineType:
+            prep_res = await prep_res
+        if root.execute is None:
+            exec_res = root.exec(node, prep_res)
+            if type(exec_res) is CoroutineType:
+                exec_res = await exec_res
+        else:
+            exec_res = await root.execute(root, cursor, node, prep_res, shared)
     else:
-        exec_res = await root.execute(root, cursor, node, prep_res, shared)
+        prep_res, exec_res = await root.durable(root, cursor, node, shared, inside)
     cursor.node, cursor.visit, cursor.item, cursor.attempt = root.path, 1, None, 1
     result = root.post(node, shared, prep_res, exec_res)
     if type(result) is CoroutineType:
         result = await result
+    if branch is not None and not root.bare:
+        await branch.journal.check(root.path)
     return result
 
 
@@ -182,12 +202,15 @@ def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
 
 
 async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
-    """Run a graph from its start to its end on a shared state, and return the last action.
+    """Run a graph to its end on a shared state, and return the last action.
 
-    Between two nodes the whole position is ``stage``, ``run.visits`` and ``shared``.
+    Between two nodes the whole position is ``stage``, ``run.visits`` and ``shared``. A durable run begins at the node
+    at which it was interrupted, and commits after each node.
     """
-    run = cursor.run
-    stage = graph.start
+    run, branch = cursor.run, cursor.branch
+    stage, inside = graph.start, False
+    if branch is not None:
+        stage, inside = branch.enter(graph)
     visits = run.visits
     emit = run.emit
     max_steps, most = run.bound(graph), run.max_steps
@@ -198,11 +221,14 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             if steps >= max_steps:
                 raise TooManySteps(graph.name, max_steps, stage.name)
             steps += 1
-        if most is not None:
-            run.check_steps(stage)
         cursor.node = stage.path
         index = stage.index
-        visits[index] = cursor.visit = visits[index] + 1
+        if inside:
+            cursor.visit = visits[index]
+        else:
+            if most is not None:
+                run.check_steps(stage)
+            visits[index] = cursor.visit = visits[index] + 1
         if emit is not None:
             emit("node.started", cursor)
         try:
@@ -214,17 +240,22 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 node.params = {**source.params, **params}
             else:
                 node = copy_node(stage, params)
-            prep_res = stage.prep(node, shared)
-            if type(prep_res) is CoroutineType:
-                prep_res = await prep_res
-            if stage.execute is None:
-                exec_res = stage.exec(node, prep_res)
-                if type(exec_res) is CoroutineType:
-                    exec_res = await exec_res
+            if stage.durable is None:
+                prep_res = stage.prep(node, shared)
+                if type(prep_res) is CoroutineType:
+                    prep_res = await prep_res
+                if stage.execute is None:
+                    exec_res = stage.exec(node, prep_res)
+                    if type(exec_res) is CoroutineType:
+                        exec_res = await exec_res
+                else:
+                    exec_res = await stage.execute(stage, cursor, node, prep_res, shared)
+                    # Retries, items and nested nodes have moved the cursor.
+                    cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visits[index], None, 1
             else:
-                exec_res = await stage.execute(stage, cursor, node, prep_res, shared)
-                # Retries, items and nested nodes have moved the cursor.
+                prep_res, exec_res = await stage.durable(stage, cursor, node, shared, inside)
                 cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visits[index], None, 1
+                inside = False
             action = stage.post(node, shared, prep_res, exec_res)
             if type(action) is CoroutineType:
                 action = await action
@@ -232,8 +263,14 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 following = stage.edges[action]
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
+            if branch is not None:
+                await branch.complete(graph, stage, visits[index], following)
+        except Park:
+            raise
         except BaseException as error:
             failure = failure_of(stage, run, error)
+            if branch is not None:
+                branch.journal.blame(stage, failure)
             trace(stage, cursor, failure)
             if failure is error:
                 raise
@@ -242,6 +279,28 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             emit("node.finished", cursor)
         stage = following
     return None if action is END else action
+
+
+async def run_nested(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
+    """Run a flow inside a flow, and return its last action."""
+    assert stage.graph is not None
+    return await walk(stage.graph, cursor, shared, node.params)
+
+
+async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """Run a flow of a durable run, or the rest of it; return what its ``prep`` returned, and its last action."""
+    branch = cursor.branch
+    assert branch is not None
+    assert stage.graph is not None
+    prep_res = await branch.prep(stage, cursor.run.visits[stage.index], node, shared, inside)
+    if inside and stage.key in branch.journal.open:
+        return prep_res, branch.journal.open[stage.key]
+    action = await walk(stage.graph, cursor, shared, node.params)
+    if not stage.bare:
+        # If its own post fails, the last node inside must not run again.
+        branch.end(stage, action)
+        await branch.save(stage.path)
+    return prep_res, action
 
 
 def failure_of(stage: Stage, run: Run, error: BaseException) -> BaseException:

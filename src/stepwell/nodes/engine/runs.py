@@ -20,10 +20,11 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine.durable import Park, run_root
+from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.failure import attach
 from stepwell.nodes.engine.journal import Journal, Retention, table_of
 from stepwell.nodes.engine.position import Cursor, new_flow_id
+from stepwell.nodes.engine.runner import Run, run_root
 from stepwell.nodes.engine.wait_id import WaitId, flow_of_wait
 from stepwell.record import RUNS
 from stepwell.slot import Slot
@@ -33,7 +34,6 @@ from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Program
-    from stepwell.nodes.engine.runner import Run
     from stepwell.nodes.flow import NodeFlow
 
 __all__ = [
@@ -216,14 +216,17 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
 
 async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from where the journal stands, and write down how it ends."""
+    root = journal.program.root
     run.visits = journal.visits.copy()
     try:
-        result = await run_root(run, journal, params)
+        result = await run_root(root, run, journal.shared, params, journal)
         if isinstance(result, tuple):
-            flow._take_updates(journal.program.root, result, journal.shared)
+            flow._take_updates(root, result, journal.shared)
         await journal.finish()
     except Park:
         parked = await journal.park()
+        if run.emit is not None:
+            run.emit("run.parked", Cursor(run, root.path))
         raise parked from None
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
@@ -239,7 +242,7 @@ async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, 
             attach(error, [failure])
         raise
     if run.emit is not None:
-        run.emit("run.finished", Cursor(run, journal.program.root.path))
+        run.emit("run.finished", Cursor(run, root.path))
     return journal.shared
 
 
