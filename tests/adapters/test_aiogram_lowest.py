@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.adapters.aiogram.adapter import MINIMUM
+from stepwell.adapters.aiogram import MINIMUM
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -17,7 +17,7 @@ def test_the_aiogram_adapter_exports_just_these_names() -> None:
 
 def test_the_local_bot_api_exports_just_these_names() -> None:
     assert sorted(stepwell.playground.botapi.__all__) == [
-        "Bot", "BotAPI", "Event", "Person", "Refusal", "Room", "World",
+        "Bot", "BotAPI", "Person", "Refusal", "Room", "World", "WorldEvent",
     ]  # fmt: skip
 
 

@@ -138,9 +138,9 @@ async def test_an_action_of_the_page_answers_every_request(tmp_path: Path, actio
     headers = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
     names = ["room", "user", "text", "thread", "message", "row", "column", "update_id", "bot", "key", "name"]
     valid = {"room": "42", "user": 42, "text": "x", "row": 0, "column": 0, "name": "n"}
-    transport = httpx.ASGITransport(app=play.guard, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app=play.auth, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", headers=headers) as http:
-        await http.get(f"/?token={play.guard.token}")
+        await http.get(f"/?token={play.auth.token}")
         sent = [
             {**valid, **{name: rng.choice(VALUES) for name in rng.sample(names, 1 + at % 3)}} for at in range(REQUESTS)
         ]

@@ -187,7 +187,7 @@ async def test_a_bot_may_print_as_much_as_it_likes(tmp_path: Path) -> None:
 async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
     async with playground(EXAMPLES / "registration.py", tmp_path) as play:
         assert await play.ready()
-        host, port, _ = play.link.address.split(":")
+        host, port, _ = play.reports.address.split(":")
         for secret in (b"", b"nonsense\n", b'{"secret": "wrong"}\n{"kind": "machine", "bot": "evil", "flows": []}\n'):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(secret)

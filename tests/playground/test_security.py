@@ -14,9 +14,9 @@ import pytest
 
 from stepwell.playground import pages, serving
 from stepwell.playground.actions import ACTIONS
+from stepwell.playground.auth import HEADERS
 from stepwell.playground.botapi import BotAPI
 from stepwell.playground.display import MASK, is_secret, shown
-from stepwell.playground.guard import HEADERS
 from stepwell.playground.pages import FILES, LARGEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
@@ -42,9 +42,9 @@ def play(tmp_path: Path) -> Playground:
 @pytest.fixture
 async def http(play: Playground) -> AsyncIterator[httpx.AsyncClient]:
     """A browser that has been let in."""
-    transport = httpx.ASGITransport(app=play.guard)
+    transport = httpx.ASGITransport(app=play.auth)
     async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as client:
-        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+        assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
         yield client
 
 
@@ -67,17 +67,17 @@ async def status(client: httpx.AsyncClient, route: tuple[str, str], **headers: s
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 async def test_a_route_refuses_who_has_no_token(play: Playground, route: tuple[str, str]) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as nobody:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as nobody:
         assert await status(nobody, route) == 401
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 async def test_a_route_refuses_a_wrong_token(play: Playground, route: tuple[str, str]) -> None:
     method, path = route
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as stranger:
-        for wrong in ("wrong", "", play.guard.token[:-1], f"{play.guard.token}x", "é"):
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
+        for wrong in ("wrong", "", play.auth.token[:-1], f"{play.auth.token}x", "é"):
             assert await status(stranger, (method, f"{path}?token={wrong}")) == 401
-        for cookie in ("wrong", "", play.guard.token, "a=b; \x7f", '"'):
+        for cookie in ("wrong", "", play.auth.token, "a=b; \x7f", '"'):
             assert await status(stranger, route, Cookie=f"stepwell-8642={cookie}") == 401
         assert "set-cookie" not in (await stranger.get("/?token=wrong")).headers
 
@@ -132,24 +132,24 @@ async def test_a_write_must_say_where_it_comes_from_and_what_it_is(http: httpx.A
 async def test_who_has_the_token_is_let_in_and_keeps_a_cookie_that_scripts_and_other_sites_never_see(
     play: Playground,
 ) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as browser:
-        answer = await browser.get(f"/?token={play.guard.token}")
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as browser:
+        answer = await browser.get(f"/?token={play.auth.token}")
         cookie = answer.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
-        assert play.guard.token.lower() not in cookie
-        assert play.guard.token not in answer.text
+        assert play.auth.token.lower() not in cookie
+        assert play.auth.token not in answer.text
         assert 'content="0;url=/"' in answer.text
         assert (await browser.get("/")).status_code == 200
 
 
 async def test_the_token_lets_one_browser_in(play: Playground, http: httpx.AsyncClient) -> None:
-    address = f"/?token={play.guard.token}"
+    address = f"/?token={play.auth.token}"
     for _ in range(2):
         # The browser that was let in may load the address again.
         assert (await http.get(address)).content == FILES["/index.html"].read_bytes()
         assert (await http.get("/")).status_code == 200
-        async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as other:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as other:
             answer = await other.get(address)
             assert answer.status_code == 401
             assert "works once" in answer.text
@@ -158,21 +158,21 @@ async def test_the_token_lets_one_browser_in(play: Playground, http: httpx.Async
 
 
 async def test_a_request_for_the_headers_does_not_use_the_token_up(play: Playground) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as client:
-        assert (await client.head(f"/?token={play.guard.token}")).status_code == 401
-        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as client:
+        assert (await client.head(f"/?token={play.auth.token}")).status_code == 401
+        assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
 
 
 async def test_the_token_opens_the_page_only(play: Playground) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.guard)) as nobody:
-        assert (await nobody.get(f"/events?token={play.guard.token}")).status_code == 401
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as nobody:
+        assert (await nobody.get(f"/events?token={play.auth.token}")).status_code == 401
         headers = allowed("POST")
-        assert (await nobody.post(f"/api/restart?token={play.guard.token}", headers=headers)).status_code == 401
-        assert (await nobody.post(f"/?token={play.guard.token}", headers=headers)).status_code == 401
+        assert (await nobody.post(f"/api/restart?token={play.auth.token}", headers=headers)).status_code == 401
+        assert (await nobody.post(f"/?token={play.auth.token}", headers=headers)).status_code == 401
 
 
 def test_the_token_is_random_and_long(tmp_path: Path) -> None:
-    tokens = {Playground(BOT, storage="memory://").guard.token for _ in range(5)}
+    tokens = {Playground(BOT, storage="memory://").auth.token for _ in range(5)}
     assert len(tokens) == 5
     assert all(len(token) >= 32 for token in tokens)
 
@@ -183,9 +183,9 @@ async def test_two_playgrounds_do_not_take_each_others_cookies_away(play: Playgr
 
 @pytest.mark.parametrize("name", ["localhost", "my.name"])
 async def test_names_that_were_allowed_are_let_in(play: Playground, name: str) -> None:
-    transport = httpx.ASGITransport(app=play.guard)
+    transport = httpx.ASGITransport(app=play.auth)
     async with httpx.AsyncClient(base_url=f"http://{name}:8642", transport=transport) as client:
-        assert (await client.get(f"/?token={play.guard.token}")).status_code == 200
+        assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
         assert (await client.get("/")).status_code == 200
         headers = {"Content-Type": "application/json", "Origin": f"http://{name}:8642"}
         assert (await client.post("/api/again", headers=headers)).status_code == 400

@@ -1,1 +1,1 @@
-"""Stepwell in the frameworks that people have bots in: one module each, imported only when it is asked for."""
+"""Adapters for bot frameworks: one package each, imported only when it is used."""

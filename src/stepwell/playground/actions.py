@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.errors import UsageError
 from stepwell.playground.botapi import Person
-from stepwell.playground.botapi.keyboards import Button
+from stepwell.playground.botapi.keyboards import KeyboardButton
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
@@ -48,7 +48,7 @@ async def press(play: Playground, given: Given) -> None:
         raw = rows[_number(given, "row")][_number(given, "column")]
     except IndexError:
         raise UsageError("this button is no longer there") from None
-    await person.push(Button(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
+    await person.push(KeyboardButton(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
 
 
 async def again(play: Playground, given: Given) -> None:

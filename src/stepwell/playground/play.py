@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.errors import UsageError
+from stepwell.playground.auth import AuthMiddleware
 from stepwell.playground.board import Board
-from stepwell.playground.botapi import BotAPI, Event, Person, Room
+from stepwell.playground.botapi import BotAPI, Person, Room, WorldEvent
 from stepwell.playground.display import shown
-from stepwell.playground.guard import Guard
-from stepwell.playground.link import Link
 from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
 from stepwell.playground.records import Records
+from stepwell.playground.report_server import ReportServer
 from stepwell.playground.rooms import people_json, room_json
 from stepwell.playground.runs import Runs
 from stepwell.playground.serving import Serving
@@ -60,7 +60,7 @@ class Playground:
         self.records = Records()
         self.runs = Runs()
         self.timeline = Timeline(clock)
-        self.link = Link(self._told)
+        self.reports = ReportServer(self._told)
         self.process: BotProcess | None = None
         self._storage = storage
         self._output = output
@@ -70,8 +70,8 @@ class Playground:
         self._notice: dict[str, Any] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], None] | None = None
-        self.guard = Guard(make_app(self), self._hosts, token=token)
-        self._serving = Serving(self.guard, name="playground")
+        self.auth = AuthMiddleware(make_app(self), self._hosts, token=token)
+        self._serving = Serving(self.auth, name="playground")
 
     @property
     def address(self) -> str:
@@ -81,7 +81,7 @@ class Playground:
     @property
     def url(self) -> str:
         """Where the page is, with the token that lets a browser in."""
-        return f"{self.address}?token={self.guard.token}"
+        return f"{self.address}?token={self.auth.token}"
 
     @property
     def output(self) -> list[str]:
@@ -91,7 +91,7 @@ class Playground:
     async def __aenter__(self) -> Self:
         self.port = await self._serving.start(self.host, self.port)
         await self.api.__aenter__()
-        await self.link.start()
+        await self.reports.start()
         for user, name in PEOPLE.items():
             self.api.chat(self.bot, user, first_name=name)
         self._unwatch = self.world.watch(self._happened)
@@ -101,7 +101,7 @@ class Playground:
             "BOT_TOKEN": self.bot.token,
             "STEPWELL_STORAGE": self._storage,
             "STORAGE": self._storage,
-            "STEPWELL_PLAYGROUND": self.link.address,
+            "STEPWELL_PLAYGROUND": self.reports.address,
         }
         self.process = BotProcess(self.path, env, self._bot_changed, self._output)
         self._show_all()
@@ -118,7 +118,7 @@ class Playground:
             task.cancel()
         if self.process is not None:
             await self.process.stop()
-        await self.link.stop()
+        await self.reports.stop()
         await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
     # What people do
@@ -158,7 +158,7 @@ class Playground:
         """Let the timer of a record run out now."""
         if bot not in self._machines:
             raise UsageError(f"there is no machine {bot!r}")
-        answers = await self.link.ask({"do": "time out", "bot": bot, "key": key})
+        answers = await self.reports.ask({"do": "time out", "bot": bot, "key": key})
         for answer in answers:
             if "error" in answer:
                 raise UsageError(str(answer["error"]))
@@ -194,7 +194,7 @@ class Playground:
 
     async def _locate(self, name: str, update: dict[str, Any]) -> None:
         found: list[dict[str, Any]] = []
-        for answer in await self.link.ask({"do": "place", "update": update}):
+        for answer in await self.reports.ask({"do": "place", "update": update}):
             found += answer.get("records", [])
         if not found:
             return
@@ -231,7 +231,7 @@ class Playground:
             self._show_timeline()
         self.board.put("runs", self.runs.json)
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: WorldEvent) -> None:
         """Something happened in the world."""
         if event.kind in ("message", "edited", "deleted"):
             assert event.room is not None

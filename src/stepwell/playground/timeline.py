@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from stepwell.playground.botapi import Event
+from stepwell.playground.botapi import WorldEvent
 from stepwell.playground.display import shown
 
 __all__ = ["Timeline"]
@@ -27,7 +27,7 @@ class Timeline:
         self._numbers = count(1)
         self._seen: deque[int] = deque(maxlen=1000)
 
-    def update(self, event: Event) -> None:
+    def update(self, event: WorldEvent) -> None:
         """The bot is told something."""
         update = event.body
         again = update.get("update_id") in self._seen
@@ -42,7 +42,7 @@ class Timeline:
             id=update["update_id"],
         )  # fmt: skip
 
-    def call(self, event: Event) -> bool:
+    def call(self, event: WorldEvent) -> bool:
         """The bot has called something; whether it is worth showing."""
         call = event.body
         ok = bool(call["answer"].get("ok"))

@@ -125,7 +125,9 @@ class Chat:
         # As from the network: what a handler does to it must not show here.
         calls = await self._workers.next().handle(copy.deepcopy(update))
         shown = [self._telegram.take(call) for call in calls]
-        return [text_of(message) for message in shown if message is not None and thread_of(message) == self._place]
+        return [
+            text_of(message) for message in shown if message is not None and thread_of(message) == self._chat_thread
+        ]
 
     # What may happen meanwhile
 
@@ -165,7 +167,7 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """All that is to be read in this place, oldest first, as messages of the Bot API."""
-        return self._telegram.seen(self._place)
+        return self._telegram.seen(self._chat_thread)
 
     @property
     def updates(self) -> list[dict[str, Any]]:
@@ -196,7 +198,7 @@ class Chat:
         return self._group or {**user, "type": "private"}
 
     @property
-    def _place(self) -> ChatThread:
+    def _chat_thread(self) -> ChatThread:
         return ChatThread(self._chat["id"], self._thread)
 
     def _where(self) -> dict[str, Any]:

@@ -1,14 +1,23 @@
-"""aiogram 3: keep its FSM in a Stepwell storage, or use Stepwell's conversations in its handlers."""
+"""aiogram 3: keep its FSM in a Stepwell storage, or use Stepwell's conversations in its handlers.
 
-from stepwell.adapters.aiogram.adapter import (
-    ContextFilter,
-    StepwellIsolation,
-    StepwellStorage,
-    fsm_flow,
-    fsm_in_flow,
-    fsm_state,
-    setup,
-)
+Keep an existing bot as it is, and change only where its states are stored::
+
+    storage = open_storage("sqlite:///bot.db")
+    dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))
+
+Or use Stepwell's conversations: call ``setup(dispatcher, fsm)``, and give a handler a parameter named ``ctx``.
+"""
+
+from stepwell._optional import require
+
+#: The oldest supported release of aiogram.
+MINIMUM = "3.21"
+# Before the modules below, which import aiogram.
+require("aiogram", "aiogram", minimum=MINIMUM)
+
+from stepwell.adapters.aiogram.filters import ContextFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
+from stepwell.adapters.aiogram.middleware import setup  # noqa: E402
+from stepwell.adapters.aiogram.storage import StepwellIsolation, StepwellStorage  # noqa: E402
 
 __all__ = [
     "ContextFilter",

@@ -1,7 +1,8 @@
-"""Records that a framework keeps through us, read and written under the claim that the running handler holds.
+"""A framework's records, read and written under the claim of the running handler.
 
-Inside ``holding(...)`` reads come from what was claimed, and writes wait for its end: then all of them are one
-write, fenced by the claim; if it raises, nothing is written. Outside, every call is one atomic operation.
+Inside ``claim(...)`` reads return the claimed record with the handler's own changes, and all changes become one
+write when the block ends, fenced by the claim. If the block raises, nothing is written. Outside such a block,
+every call is one atomic operation.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-from stepwell.adapters.aiogram.patience import patiently
+from stepwell.adapters.aiogram.retry import retry_until_free
 from stepwell.errors import AlreadyHeld, Busy, VersionChanged
 from stepwell.record import NOWHERE, Address, Change, Place
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
 
-__all__ = ["Claims"]
+__all__ = ["ClaimedRecords", "HandlerClaim"]
 
 logger = logging.getLogger(__name__)
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
-#: Seconds to wait for a further record of a family that the handler of another update holds.
+#: Seconds to wait for another record of the family while the handler of another update holds it.
 SIBLING_WAIT = 5.0
 
 
-class Claims:
+class ClaimedRecords:
     """The records of one framework in one storage; state and data of a key are one record.
 
-    ``family`` gives what the keys have in common that one holder claims together, each when it is first
-    needed: the first key of a family is claimed by ``holding``, and keeps the others free for it.
+    ``family(key)`` returns the part that related keys share. One handler claims all keys of a family, each on
+    first use. ``claim`` claims the first one; other handlers wait for that, so the rest is free.
     """
 
     def __init__(self, storage: Storage, *, family: Callable[[Any], Any]) -> None:
@@ -42,19 +43,21 @@ class Claims:
         self._family = family
         self._warned = False
 
-    def holding(
-        self, namespace: str, key: Any, *, wait: float, lease: float, fine: tuple[type[BaseException], ...] = ()
-    ) -> Held:
-        """``async with`` claims a record, in the order of the calls; what is asked of its family inside goes by
-        this claim, and is written at the end, also where that is an exception of the ``fine`` ones.
+    def claim(
+        self, namespace: str, key: Any, *, wait: float, lease: float, commit_on: tuple[type[BaseException], ...] = ()
+    ) -> HandlerClaim:
+        """Return an ``async with`` block that claims a record, first come, first served.
 
-        Inside another ``holding`` of the same task and family, the record is added to that one and is
-        written and released at its end.
+        Reads and writes of its family inside use this claim. Changes are written at the end, also if the block
+        raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
+        that block and is written and released at its end.
         """
-        return Held(self.storage, namespace, key, self._family(key), wait=wait, lease=lease, fine=fine)
+        return HandlerClaim(
+            self.storage, namespace, key, self._family(key), wait=wait, lease=lease, commit_on=commit_on
+        )
 
     async def place(self, namespace: str, key: Any) -> Place:
-        """Where a record stands."""
+        """Return the flow and state of a record."""
         slot = await self._slot(namespace, key)
         if slot is not None:
             return slot.place
@@ -63,14 +66,14 @@ class Claims:
         return NOWHERE if stored is None else await self.storage.read_place(address, stored)
 
     async def data(self, namespace: str, key: Any) -> dict[Any, Any]:
-        """The data, which is the caller's to change; empty if there is no record."""
+        """Return a copy of the data; empty if there is no record."""
         slot = await self._slot(namespace, key)
         if slot is not None:
-            return _copied(slot)
+            return _copy_data(slot)
         return await self.storage.get_data(namespace, key) or {}
 
     async def set_place(self, namespace: str, key: Any, place: Place, *, tags: tuple[str, ...]) -> None:
-        """Move a record; its data stays. One that is nowhere and has no data is removed."""
+        """Set flow and state, and keep the data. A record with neither state nor data is deleted."""
         slot = await self._slot(namespace, key, tags)
         if slot is not None:
             slot.place = place
@@ -79,7 +82,7 @@ class Claims:
         await self._apply(address, tags, head=self.storage.seal(address).head(place))
 
     async def set_data(self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]) -> None:
-        """Replace the data; the place stays."""
+        """Replace the data, and keep flow and state."""
         slot = await self._slot(namespace, key, tags)
         if slot is not None:
             slot.data = self._checked(slot.address, data)
@@ -90,53 +93,53 @@ class Claims:
     async def update_data(
         self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]
     ) -> dict[Any, Any]:
-        """Merge fields into the data, atomically, and return it."""
+        """Merge fields into the data atomically, and return all of it."""
         slot = await self._slot(namespace, key, tags)
         if slot is not None:
             slot.data.update(self._checked(slot.address, data))
-            return _copied(slot)
+            return _copy_data(slot)
         address = self.storage.address(namespace, key)
         seal = self.storage.seal(address)
         applied = await self._apply(address, tags, set=seal.fields(data))
         return {} if applied.record is None else seal.data(applied.record.fields)
 
     async def _slot(self, namespace: str, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
-        """The record as the running handler holds it; ``None`` if it is to be read and written directly."""
-        held = self._held(namespace, key)
-        if held is None:
+        """Return the record that the running handler has claimed; ``None`` if it must be accessed directly."""
+        claim = self._find_claim(namespace, key)
+        if claim is None:
             return None
-        if tags is None and not held.has(key) and held.task is not asyncio.current_task():
-            # A task that only reads must not make its handler hold one more record until it ends.
+        if tags is None and not claim.has(key) and claim.task is not asyncio.current_task():
+            # A task that only reads must not add a record to the claim of its handler.
             return None
-        return await held.slot(key, tags)
+        return await claim.slot(key, tags)
 
-    def _held(self, namespace: str, key: Any) -> Held | None:
-        """The holder in this update that has the record, else the innermost one that can claim it."""
-        lineage = _held.get()
+    def _find_claim(self, namespace: str, key: Any) -> HandlerClaim | None:
+        """Return the claim in this update that has the record, else the innermost one that can add it."""
+        lineage = _active_claims.get()
         family = (namespace, self._family(key))
-        for held in lineage[-1].update if lineage else ():
-            if held.storage is self.storage and held.family == family and held.has(key):
-                return held
-        candidates = [held for held in reversed(lineage) if not held.over and held.family == family]
-        found = [held for held in candidates if held.storage is self.storage]
+        for claim in lineage[-1].update if lineage else ():
+            if claim.storage is self.storage and claim.family == family and claim.has(key):
+                return claim
+        candidates = [claim for claim in reversed(lineage) if not claim.over and claim.family == family]
+        found = [claim for claim in candidates if claim.storage is self.storage]
         if found:
             task = asyncio.current_task()
-            return next((held for held in found if held.task is task), found[0])
+            return next((claim for claim in found if claim.task is task), found[0])
         if candidates and not self._warned:
             self._warned = True
             warnings.warn(
-                "this handler's key is held in one storage object and kept in another, so what it writes stays also "
-                "if it raises; open one storage, and give it to both StepwellStorage and StepwellIsolation",
+                "StepwellStorage and StepwellIsolation use different storage objects, so a handler's writes are kept "
+                "even if it raises; open one storage and pass it to both",
                 UserWarning,
                 stacklevel=4,
             )
         return None
 
     def _checked(self, address: Address, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """What cannot be kept is refused here, and not at the end; what is kept shares nothing with the caller's."""
+        """Return a copy of the data; raise now, not at commit, for a value that cannot be stored."""
         seal = self.storage.seal(address)
         fields = seal.fields(data)
-        return dict(data) if _flat(data) else seal.data(fields)
+        return dict(data) if _is_flat(data) else seal.data(fields)
 
     async def _apply(self, address: Address, tags: tuple[str, ...], **changes: Any) -> Applied:
         storage = self.storage
@@ -146,7 +149,7 @@ class Claims:
         record = applied.record
         if record is not None and not record.fields and storage.seal(address).open_head(record.head) == NOWHERE:
             try:
-                # Only as it is now: somebody may be writing to it.
+                # Only this version: another writer may have changed the record since.
                 nothing = Change(storage.ids(), delete=True)
                 await storage.perform(Apply(address, nothing, Guard(version=record.version)))
             except VersionChanged:
@@ -154,10 +157,10 @@ class Claims:
         return applied
 
 
-class Held:
-    """A family of records while one handler has it."""
+class HandlerClaim:
+    """The claims of one handler on a family of records."""
 
-    __slots__ = ("_claiming", "_entering", "_fine", "_joined", "_key", "_lease", "_slots", "_tags", "_unclaimed",
+    __slots__ = ("_claiming", "_commit_on", "_entering", "_joined", "_key", "_lease", "_slots", "_tags", "_unclaimed",
                  "_wait", "ended", "family", "over", "storage", "task", "update")  # fmt: skip
 
     def __init__(
@@ -169,44 +172,44 @@ class Held:
         *,
         wait: float,
         lease: float,
-        fine: tuple[type[BaseException], ...],
+        commit_on: tuple[type[BaseException], ...],
     ) -> None:
         self.storage = storage
         self.family = (namespace, family)
-        #: A task that the handler started may outlive it; it goes without the claim then.
+        #: The handler has ended. A task that it started may still run; it works without the claim then.
         self.over = False
-        #: Set when everything is released.
+        #: Set when all records are released.
         self.ended = asyncio.Event()
-        #: The task that entered it; ``None`` if the record was added to another holder of that task.
+        #: The task that entered the block; ``None`` if the record was added to another block of that task.
         self.task: asyncio.Task[Any] | None = None
-        #: The holders of the same update, in all of its tasks.
-        self.update: list[Held] = []
+        #: All claims of the same update, across its tasks.
+        self.update: list[HandlerClaim] = []
         self._key = key
         self._wait, self._lease = wait, lease
-        self._fine = fine
+        self._commit_on = commit_on
         self._slots: dict[Any, Slot] = {}
         self._tags: dict[Any, tuple[str, ...]] = {}
         self._claiming = asyncio.Lock()
         self._entering: set[Any] = set()
-        #: Records that were held elsewhere for too long. They are claimed if they are free, and not waited for again.
+        #: Records that another holder kept for too long. They are claimed only if they are free at once.
         self._unclaimed: set[Any] = set()
-        #: The holder that the record was added to.
-        self._joined: Held | None = None
+        #: The outer block that the record was added to.
+        self._joined: HandlerClaim | None = None
 
     async def __aenter__(self) -> None:
-        lineage = tuple([held for held in _held.get() if not held.ended.is_set()])
+        lineage = tuple([claim for claim in _active_claims.get() if not claim.ended.is_set()])
         if lineage:
             self.update = lineage[-1].update
         task = asyncio.current_task()
-        for held in reversed(lineage):
-            if held.task is task and not held.over and (held.storage, held.family) == (self.storage, self.family):
-                if await held.enter(self._key):
-                    self._joined = held
+        for claim in reversed(lineage):
+            if claim.task is task and not claim.over and (claim.storage, claim.family) == (self.storage, self.family):
+                if await claim.enter(self._key):
+                    self._joined = claim
                 return
         await self.enter(self._key)
         self.task = task
         self.update.append(self)
-        _held.set((*lineage, self))
+        _active_claims.set((*lineage, self))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -217,26 +220,26 @@ class Held:
             return
         self.over = True
         try:
-            # Every slot is released, even if this task is cancelled while it waits for one of them. The first
-            # record is the last to be released: it keeps the others free for its next holder.
+            # The stack releases every slot, even if this task is cancelled meanwhile. The first record is released
+            # last: the next handler waits for it, and then finds the others free.
             async with AsyncExitStack() as stack:
                 for slot in self._slots.values():
                     stack.push_async_exit(slot)
-                if kind is None or issubclass(kind, self._fine):
+                if kind is None or issubclass(kind, self._commit_on):
                     await self._commit()
         finally:
             self.update.remove(self)
             self.ended.set()
-            _held.set(tuple([held for held in _held.get() if held is not self]))
+            _active_claims.set(tuple([claim for claim in _active_claims.get() if claim is not self]))
 
     def has(self, key: Any) -> bool:
-        """Whether this record is claimed here, and not yet being written."""
+        """Return whether this record is claimed here and the commit has not begun."""
         return not self.over and key in self._slots
 
     async def slot(self, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
-        """One of its records; ``tags`` are given where it is going to be written.
+        """Return one of its records, claiming it if needed; pass ``tags`` if it will be written.
 
-        ``None`` if another update keeps holding it: waiting longer could be a deadlock.
+        ``None`` if another holder does not release it in time: waiting longer could be a deadlock.
         """
         found = self._slots.get(key)
         if found is None:
@@ -246,40 +249,40 @@ class Held:
         return found
 
     async def enter(self, key: Any) -> bool:
-        """Claim a record, however long that takes; ``False`` if it is claimed here already."""
+        """Claim a record, waiting as long as it takes; return ``False`` if it is already claimed here."""
         async with self._claiming:
             if key in self._slots:
                 return False
             self._entering.add(key)
 
         try:
-            self._slots[key] = await patiently(lambda: self._claim(key, self._wait))
+            self._slots[key] = await retry_until_free(lambda: self._claim(key, self._wait))
         finally:
             self._entering.discard(key)
         return True
 
     async def leave(self, key: Any) -> None:
-        """Release a record before the end, unless it is going to be written."""
+        """Release a record early, unless it will be written."""
         if key not in self._tags and self.has(key):
             await self._slots.pop(key).__aexit__(None, None, None)
 
     async def _sibling(self, key: Any) -> Slot | None:
-        async def enter() -> Slot | None:
+        async def try_claim() -> Slot | None:
             try:
                 return await self._claim(key, 0 if key in self._unclaimed else SIBLING_WAIT)
             except (Busy, AlreadyHeld) as error:
                 if key not in self._unclaimed:
                     self._unclaimed.add(key)
-                    logger.warning("%s is held elsewhere; it is read and written without a claim", error.place)
+                    logger.warning("%s is held elsewhere; reading and writing it without a claim", error.place)
                 return None
 
         async with self._claiming:
             if key not in self._slots and key not in self._entering:
-                slot = await patiently(enter)
+                slot = await retry_until_free(try_claim)
                 if slot is None:
                     return None
                 if self.over:
-                    # The handler ended before the task that it had started.
+                    # The handler ended before this task, which it had started.
                     await slot.__aexit__(None, None, None)
                     return None
                 self._slots[key] = slot
@@ -290,8 +293,8 @@ class Held:
             try:
                 return await Slot(self.storage, self.family[0], key, wait=wait, lease=self._lease).__aenter__()
             except AlreadyHeld:
-                # A task that was started by the holder of this record. The holder may end before it.
-                holders = [held for held in self.update if held.family == self.family and key in held._slots]
+                # The holder started this task, so wait for the holder to end; it may do so first.
+                holders = [claim for claim in self.update if claim.family == self.family and key in claim._slots]
                 if not holders:
                     raise
                 try:
@@ -301,7 +304,7 @@ class Held:
                     raise Busy(self.storage.address(self.family[0], key).text, wait) from None
 
     async def _commit(self) -> None:
-        """Write all that was changed, the first record first: if that is refused, nothing is written."""
+        """Write the changed records, the first one first: if that write is refused, nothing is written."""
         for key, slot in self._slots.items():
             tags = self._tags.get(key)
             if tags is not None:
@@ -310,14 +313,14 @@ class Held:
                 await slot.commit(tags=slot.tags or tags)
 
 
-#: What the running handler holds. Tasks that it starts inherit it, other tasks of the process do not.
-_held: ContextVar[tuple[Held, ...]] = ContextVar("stepwell_held", default=())
+#: The claims of the running handler. Tasks that it starts inherit them.
+_active_claims: ContextVar[tuple[HandlerClaim, ...]] = ContextVar("stepwell_claims", default=())
 
 
-def _copied(slot: Slot) -> dict[Any, Any]:
+def _copy_data(slot: Slot) -> dict[Any, Any]:
     data = slot.data
-    return data.copy() if _flat(data) else slot.copy_of_data()
+    return data.copy() if _is_flat(data) else slot.copy_of_data()
 
 
-def _flat(data: Mapping[Any, Any]) -> bool:
+def _is_flat(data: Mapping[Any, Any]) -> bool:
     return all(type(value) in _SCALARS for value in data.values())

@@ -21,7 +21,7 @@ from stepwell.cli.demo.bot import (
     shown,
     tell,
 )
-from stepwell.cli.demo.worker import Worker
+from stepwell.cli.demo.process import DemoProcess
 from stepwell.fsm import Router
 
 __all__ = ["play"]
@@ -73,11 +73,11 @@ def _talk(router: Router, user: int) -> bool:
 
 def _talk_and_kill(url: str, watcher: Router, user: int) -> bool:
     good = True
-    worker = Worker(url)
+    worker = DemoProcess(url)
     try:
         for said, expected in SCRIPT:
             if said == KILLED_BEFORE:
-                killed, worker = worker.kill(), Worker(url)
+                killed, worker = worker.kill(), DemoProcess(url)
                 tell(f"kill -9 {killed}: the bot is dead. Another one starts, process {worker.pid}.")
                 print()
             good = _exchange(worker.handle, watcher, user, said, expected) and good

@@ -6,6 +6,6 @@
 from stepwell.playground.botapi.person import Person
 from stepwell.playground.botapi.refusal import Refusal
 from stepwell.playground.botapi.server import BotAPI
-from stepwell.playground.botapi.world import Bot, Event, Room, World
+from stepwell.playground.botapi.world import Bot, Room, World, WorldEvent
 
-__all__ = ["Bot", "BotAPI", "Event", "Person", "Refusal", "Room", "World"]
+__all__ = ["Bot", "BotAPI", "Person", "Refusal", "Room", "World", "WorldEvent"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
 
-__all__ = ["Button", "buttons_of", "markup_of"]
+__all__ = ["KeyboardButton", "buttons_of", "markup_of"]
 
 _ACTIONS = frozenset(
     {
@@ -18,7 +18,7 @@ _ACTIONS = frozenset(
 )  # fmt: skip
 
 
-class Button(NamedTuple):
+class KeyboardButton(NamedTuple):
     """A button that a person sees."""
 
     text: str
@@ -55,14 +55,14 @@ def markup_of(params: Params) -> dict[str, Any] | None:
     return markup
 
 
-def buttons_of(markup: dict[str, Any] | None) -> Iterator[Button]:
+def buttons_of(markup: dict[str, Any] | None) -> Iterator[KeyboardButton]:
     """The buttons of a keyboard, row by row."""
     for row in (markup or {}).get("inline_keyboard", []):
         for button in row:
-            yield Button(button["text"], button.get("callback_data"), types=False, raw=button)
+            yield KeyboardButton(button["text"], button.get("callback_data"), types=False, raw=button)
     for row in (markup or {}).get("keyboard", []):
         for button in row:
-            yield Button(button["text"], None, types=True, raw=button)
+            yield KeyboardButton(button["text"], None, types=True, raw=button)
 
 
 def _flat(rows: Any) -> Iterator[dict[str, Any]]:

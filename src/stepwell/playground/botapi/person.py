@@ -9,8 +9,8 @@ from typing import Any
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.chats import member_of, open_topic
 from stepwell.playground.botapi.entities import found
-from stepwell.playground.botapi.keyboards import Button, buttons_of
-from stepwell.playground.botapi.world import Bot, Event, Room, World
+from stepwell.playground.botapi.keyboards import KeyboardButton, buttons_of
+from stepwell.playground.botapi.world import Bot, Room, World, WorldEvent
 
 __all__ = ["Person"]
 
@@ -98,7 +98,7 @@ class Person:
         """
         return await self.push(*self._button(button, on))
 
-    async def push(self, pressed: Button, message: dict[str, Any]) -> str | None:
+    async def push(self, pressed: KeyboardButton, message: dict[str, Any]) -> str | None:
         """Press this very button of this message."""
         if pressed.types:
             await self._type(pressed)
@@ -236,7 +236,7 @@ class Person:
 
     # Inside
 
-    def _woken(self, event: Event, came: asyncio.Event) -> None:
+    def _woken(self, event: WorldEvent, came: asyncio.Event) -> None:
         if event.kind in ("message", "edited") and event.room is self.room:
             came.set()
 
@@ -253,7 +253,7 @@ class Person:
             )
         return chosen[-1]
 
-    def _button(self, text: str, on: str | None) -> tuple[Button, dict[str, Any]]:
+    def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:
         messages = [self._answered(on)] if on is not None else list(reversed(self._answers()))
         for message in messages:
             for button in buttons_of(message.get("reply_markup")):
@@ -265,7 +265,7 @@ class Person:
         there = ", ".join(map(repr, self.buttons)) or "no buttons at all"
         raise UsageError(f"there is no button {text!r} to press here; there is {there}")
 
-    async def _type(self, button: Button) -> None:
+    async def _type(self, button: KeyboardButton) -> None:
         if self.room.keyboard and self.room.keyboard.get("one_time_keyboard"):
             self.room.keyboard = None
         if button.raw.get("request_contact"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwell.playground.botapi.refusal import Refusal
 
-__all__ = ["Pending", "Updates"]
+__all__ = ["Pending", "UpdateQueue"]
 
 #: What a bot gets only if it asks for it.
 ON_REQUEST = frozenset({"chat_member", "message_reaction", "message_reaction_count"})
@@ -27,7 +27,7 @@ class Pending:
     given: bool = False
 
 
-class Updates:
+class UpdateQueue:
     """In the order in which things happened; confirmed by an offset, or by a webhook that answered."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from stepwell.errors import InvalidOption
 from stepwell.playground.botapi.refusal import Refusal, bad_request
-from stepwell.playground.botapi.updates import Updates
+from stepwell.playground.botapi.updates import UpdateQueue
 
-__all__ = ["Bot", "Event", "Failure", "Room", "Topic", "World"]
+__all__ = ["Bot", "Failure", "Room", "Topic", "World", "WorldEvent"]
 
 #: Calls that are remembered for each bot.
 CALLS = 1000
@@ -26,7 +26,7 @@ CALLS = 1000
 SUPERGROUP = -(10**12)
 
 
-class Event(NamedTuple):
+class WorldEvent(NamedTuple):
     """Something that happened, for whoever looks on: ``world.watch(...)``."""
 
     #: ``update`` (a bot is told), ``call`` (a bot asks), ``message``, ``edited``, ``deleted``, ``answered``.
@@ -56,7 +56,7 @@ class Bot:
     token: str = field(repr=False)
     #: The user that it is, as ``getMe`` gives it.
     user: dict[str, Any] = field(repr=False)
-    updates: Updates = field(default_factory=Updates, repr=False)
+    updates: UpdateQueue = field(default_factory=UpdateQueue, repr=False)
     #: The newest calls, each with ``method``, its parameters, and what was answered.
     calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=CALLS), repr=False)
     #: What ``setMyCommands`` set, by scope and language.
@@ -134,7 +134,7 @@ class World:
         self.queries: dict[str, dict[str, Any]] = {}
         #: Uploaded files: id, name, type and content.
         self.files: dict[str, dict[str, Any]] = {}
-        self._watchers: list[Callable[[Event], None]] = []
+        self._watchers: list[Callable[[WorldEvent], None]] = []
         # Always above those before a restart of this world: bots remember which updates they have handled.
         self._update_ids = count(int(clock() * 1000))
         self._query_ids = count(int(clock() * 1000))
@@ -216,7 +216,7 @@ class World:
             **content,
         }
         room.messages[message["message_id"]] = message
-        self._happened(Event("message", None, room, message))
+        self._happened(WorldEvent("message", None, room, message))
         by_bot = sender is not None and sender["is_bot"]
         if not by_bot or any(name in message for name in SERVICE):
             self.tell(room, "channel_post" if room.type == "channel" else "message", message)
@@ -230,14 +230,14 @@ class World:
             else:
                 message[name] = value
         message["edit_date"] = int(self.clock())
-        self._happened(Event("edited", None, room, message))
+        self._happened(WorldEvent("edited", None, room, message))
         if not by_bot:
             self.tell(room, "edited_channel_post" if room.type == "channel" else "edited_message", message)
         return message
 
     def delete(self, room: Room, message_id: int) -> None:
         """A message is gone; bots are not told."""
-        self._happened(Event("deleted", None, room, room.messages.pop(message_id)))
+        self._happened(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
 
     def tell(self, room: Room, kind: str, event: dict[str, Any]) -> None:
         """Every bot in a room gets an update."""
@@ -254,13 +254,13 @@ class World:
         update = {"update_id": next(self._update_ids), kind: copy.deepcopy(event)}
         chat = event.get("chat") or event.get("message", {}).get("chat") or event.get("from") or {}
         bot.updates.put(update, chat.get("id"))
-        self._happened(Event("update", bot, None, update))
+        self._happened(WorldEvent("update", bot, None, update))
         return update
 
     def deliver(self, bot: Bot, update: dict[str, Any]) -> None:
         """An update comes, or comes again, just as it is given."""
         bot.updates.put(update, None, again=True)
-        self._happened(Event("update", bot, None, update))
+        self._happened(WorldEvent("update", bot, None, update))
 
     def ask(self, bot: Bot, kind: str, query: dict[str, Any]) -> str:
         """A pressed button or an inline query, which waits for its answer; gives its id."""
@@ -275,7 +275,7 @@ class World:
         if query is None or query["bot"] != bot.id or query["kind"] != kind or query["answer"] is not None:
             raise bad_request("query is too old and response timeout expired or query ID is invalid")
         query["answer"] = answer
-        self._happened(Event("answered", bot, None, {"id": query_id, **answer}))
+        self._happened(WorldEvent("answered", bot, None, {"id": query_id, **answer}))
 
     def migrate(self, room: Room, new_id: int | None = None) -> Room:
         """A group becomes a supergroup with another id; both get the service message that says so."""
@@ -291,7 +291,7 @@ class World:
 
     # Who looks on
 
-    def watch(self, watcher: Callable[[Event], None]) -> Callable[[], None]:
+    def watch(self, watcher: Callable[[WorldEvent], None]) -> Callable[[], None]:
         """Be told of everything; calling what is returned ends it."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
@@ -299,9 +299,9 @@ class World:
     def called(self, bot: Bot, call: dict[str, Any]) -> None:
         """A bot has called a method, and was answered."""
         bot.calls.append(call)
-        self._happened(Event("call", bot, None, call))
+        self._happened(WorldEvent("call", bot, None, call))
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: WorldEvent) -> None:
         for watcher in list(self._watchers):
             watcher(event)
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-__all__ = ["Link"]
+__all__ = ["ReportServer"]
 
 LONGEST_LINE = 4 * 1024 * 1024
 #: Seconds that a bot's process has to answer.
 PATIENCE = 5.0
 
 
-class Link:
+class ReportServer:
     """Listens on loopback for the bot's process, which proves with a secret that it is the one."""
 
     def __init__(self, told: Callable[[dict[str, Any]], None]) -> None:

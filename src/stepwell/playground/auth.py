@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 from stepwell.playground.web import PlainTextResponse, Response
 
-__all__ = ["HEADERS", "Guard"]
+__all__ = ["HEADERS", "AuthMiddleware"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,7 +51,7 @@ _WELCOME = """<!doctype html><html lang="en"><meta http-equiv="refresh" content=
 """
 
 
-class Guard:
+class AuthMiddleware:
     """An ASGI application around another."""
 
     def __init__(self, app: Any, hosts: Callable[[], Iterable[str]], *, token: str | None = None) -> None:
@@ -68,13 +68,13 @@ class Guard:
             raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
         answer = self._answer(scope)
 
-        async def guarded(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        await (self._app if answer is None else answer)(scope, receive, guarded)
+        await (self._app if answer is None else answer)(scope, receive, with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
         """What to say instead of letting a request in."""

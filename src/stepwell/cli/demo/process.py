@@ -11,10 +11,10 @@ from typing import Any
 from stepwell import StepwellError
 from stepwell.cli.demo.bot import make_router
 
-__all__ = ["Worker", "serve"]
+__all__ = ["DemoProcess", "serve"]
 
 
-class Worker:
+class DemoProcess:
     """Speaks with the process: an update a line in, its calls a line out."""
 
     def __init__(self, url: str) -> None:

@@ -1,0 +1,104 @@
+"""Stepwell's conversations in aiogram's handlers: ``setup(dispatcher, fsm)`` and its middleware."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from aiogram import BaseMiddleware, Bot, Dispatcher
+from aiogram import methods as api
+from aiogram.fsm.storage.memory import MemoryStorage
+from aiogram.types import TelegramObject
+
+from stepwell.adapters.aiogram.bots import BotMachines, conversation
+from stepwell.adapters.aiogram.filters import filters_of
+from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, UsageError
+from stepwell.fsm import FSM
+
+__all__ = ["setup"]
+
+
+def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
+    """Pass every handler of a dispatcher its conversation, as a parameter named ``ctx``.
+
+    Each update makes one claim and one commit. A handler that raises changes nothing, even if an error handler
+    catches the exception. Timers run from the dispatcher's startup to its shutdown and answer through its bot.
+    Pass ``bot=`` if a webhook's startup does not know it, as with ``setup_application(app, dispatcher)``.
+    """
+    if not isinstance(dispatcher, Dispatcher):
+        raise InvalidOption(f"setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {dispatcher!r}")
+    if not isinstance(fsm, FSM):
+        raise InvalidOption(f"setup(dispatcher, fsm) takes an FSM, got {fsm!r}")
+    middlewares = dispatcher.update.outer_middleware
+    if any(isinstance(each, _Conversations) for each in middlewares):
+        raise UsageError("setup() was already called for this dispatcher; put all flows in one FSM(flows=[...])")
+    if dispatcher.fsm in list(middlewares) and isinstance(dispatcher.storage, MemoryStorage):
+        warnings.warn(
+            "aiogram's own FSM also runs, on MemoryStorage, and loses its states at every restart; turn it off with "
+            "Dispatcher(disable_fsm=True), or keep its states with Dispatcher(storage=StepwellStorage(storage))",
+            UserWarning,
+            stacklevel=2,
+        )
+    conversations = _Conversations(dispatcher, fsm, bot)
+    # Inside aiogram's ErrorsMiddleware, so that an exception gets here before an error handler catches it.
+    middlewares.register(conversations)
+    dispatcher.startup.register(conversations.start)
+    dispatcher.shutdown.register(conversations.stop)
+
+
+class _Conversations(BaseMiddleware):
+    def __init__(self, dispatcher: Dispatcher, fsm: FSM, bot: Bot | None) -> None:
+        self._dispatcher = dispatcher
+        self._machines = BotMachines(fsm)
+        self._bot = bot
+        self._checked = False
+
+    async def __call__(
+        self,
+        handler: Callable[[TelegramObject, dict[str, Any]], Awaitable[Any]],
+        event: TelegramObject,
+        data: dict[str, Any],
+    ) -> Any:
+        if not self._checked:
+            self._check_flows()
+        bot: Bot = data["bot"]
+        fsm = await self._machines.of(bot.id, partial(_call, bot))
+        try:
+            async with conversation(fsm, event) as ctx:
+                data["ctx"] = ctx
+                result = await handler(event, data)
+                calls = ctx.calls
+        except DuplicateUpdate as duplicate:
+            # The first delivery may have ended before it made its calls.
+            result, calls = None, duplicate.calls
+        for call in calls:
+            await _call(bot, call)
+        return result
+
+    async def start(self, **data: Any) -> None:
+        self._check_flows()
+        known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
+        await self._machines.start({bot.id: partial(_call, bot) for bot in known if bot is not None})
+
+    async def stop(self) -> None:
+        await self._machines.stop()
+
+    def _check_flows(self) -> None:
+        known = self._machines.fsm.flows
+        for each in filters_of(self._dispatcher):
+            for name in sorted(each.inner.flows):
+                if name not in known:
+                    raise UnknownFlowError(name, known)
+        self._checked = True
+
+
+async def _call(bot: Bot, call: dict[str, Any]) -> Any:
+    """Make a Bot API call that is given as a dict."""
+    params = dict(call)
+    name: str = params.pop("method")
+    method = getattr(api, name[:1].upper() + name[1:], None)
+    if method is None:
+        raise UsageError(f"this release of aiogram has no method {name!r}; upgrade aiogram, or use another method")
+    return await bot(method(**params))

@@ -1,0 +1,139 @@
+"""aiogram's FSM in a Stepwell storage: its states and data, and the isolation of its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiogram.dispatcher.event.bases import CancelHandler, SkipHandler
+from aiogram.exceptions import DataNotDictLikeError
+from aiogram.fsm.state import State
+from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType, StorageKey
+
+from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
+from stepwell.errors import InvalidOption
+from stepwell.record import Place
+from stepwell.storage import Storage
+from stepwell.storage.urls import as_storage
+
+__all__ = ["StepwellIsolation", "StepwellStorage"]
+
+
+class StepwellStorage(BaseStorage):
+    """aiogram's states and data in a Stepwell storage, one record for both.
+
+    Bot, chat, user, topic, business connection and destiny are always part of the key. A bot's records
+    are in the namespace ``"<name>:<bot id>"``; a group of states is the flow.
+    """
+
+    def __init__(self, storage: Storage | str, *, name: str = "aiogram") -> None:
+        self._records = _records_in(storage)
+        self._name = name
+        #: True if the storage was made from a URL or opened by its first use here: ``close()`` then closes it.
+        self._owned: bool | None = True if isinstance(storage, str) else None
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that holds the records."""
+        return self._records.storage
+
+    async def set_state(self, key: StorageKey, state: StateType = None) -> None:
+        name = state.state if isinstance(state, State) else state
+        await self._records.set_place(*self._at(key), _place(name), tags=_tags(key))
+
+    async def get_state(self, key: StorageKey) -> str | None:
+        return _state_name(await self._records.place(*self._at(key)))
+
+    async def set_data(self, key: StorageKey, data: Mapping[str, Any]) -> None:
+        await self._records.set_data(*self._at(key), _mapping(data), tags=_tags(key))
+
+    async def get_data(self, key: StorageKey) -> dict[str, Any]:
+        return await self._records.data(*self._at(key))
+
+    async def update_data(self, key: StorageKey, data: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._records.update_data(*self._at(key), _mapping(data), tags=_tags(key))
+
+    async def close(self) -> None:
+        """Close the storage, unless it was already open when it was first used here."""
+        if self._owned:
+            await self.storage.close()
+            # A dispatcher has no startup hook for its storage, and may start polling again.
+            self.storage.allow_reopen()
+
+    def _at(self, key: StorageKey) -> tuple[str, Any]:
+        if self._owned is None:
+            self._owned = not self.storage.is_open
+        return _address(self._name, key)
+
+
+class StepwellIsolation(BaseEventIsolation):
+    """Handle one update of a key at a time, across all workers, in the order of arrival.
+
+    All writes of a handler to its key, through ``StepwellStorage`` over the same storage, become one write
+    when the handler ends, fenced by this claim. A handler that raises writes nothing. A handler that loses
+    its lease gets ``LeaseLost``, and nothing is written.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | StepwellStorage | str,
+        *,
+        wait: float = 60.0,
+        lease: float = 30.0,
+        name: str = "aiogram",
+    ) -> None:
+        #: True if the storage was made from a URL: ``close()`` then closes it.
+        self._owned = isinstance(storage, str)
+        if isinstance(storage, StepwellStorage):
+            name, storage = storage._name, storage.storage
+        if not lease > 0 or wait < 0:
+            raise InvalidOption(f"lease must be above 0 and wait not negative, got lease={lease!r}, wait={wait!r}")
+        self._records = _records_in(storage)
+        self._name = name
+        self._wait, self._lease = wait, lease
+
+    def lock(self, key: StorageKey) -> HandlerClaim:  # type: ignore[override]
+        """Return a context manager that claims a key: ``async with isolation.lock(key)``."""
+        # A handler that raises one of these has not failed, so its writes are kept.
+        commit_on = (SkipHandler, CancelHandler)
+        return self._records.claim(*_address(self._name, key), wait=self._wait, lease=self._lease, commit_on=commit_on)
+
+    async def close(self) -> None:
+        """Close the storage if it was made from a URL here. Claims end with their updates."""
+        if self._owned:
+            await self._records.storage.close()
+            self._records.storage.allow_reopen()
+
+
+def _records_in(storage: Storage | str) -> ClaimedRecords:
+    # All destinies of a key, such as the history of scenes, are claimed by one handler.
+    return ClaimedRecords(as_storage(storage), family=lambda key: key[:-1])
+
+
+def _address(name: str, key: StorageKey) -> tuple[str, Any]:
+    parts = (key.chat_id, key.user_id, key.thread_id, key.business_connection_id, key.destiny)
+    return f"{name}:{key.bot_id}", parts
+
+
+def _tags(key: StorageKey) -> tuple[str, ...]:
+    # Key strategies for a whole chat use the chat's id as user id.
+    user = (f"user:{key.user_id}",) if key.user_id > 0 else ()
+    return (*user, f"chat:{key.chat_id}")
+
+
+def _place(name: str | None) -> Place:
+    """Return flow ``Form`` and state ``name`` for ``"Form:name"``; a name without a group has no flow."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidOption(f"a state must be a State, its name, or None, got {name!r}")
+    flow, colon, state = (name or "").rpartition(":")
+    return Place(flow if colon else None, None if name is None else state)
+
+
+def _state_name(place: Place) -> str | None:
+    return place.state if place.flow is None else f"{place.flow}:{place.state}"
+
+
+def _mapping(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise DataNotDictLikeError(f"Data must be a dict or dict-like object, got {type(data).__name__}")
+    return data
