@@ -109,8 +109,9 @@ async def test_the_newest_update_again_gets_the_calls_of_the_first_time(router: 
         ([message(update_id=1)], "not list; pass one update at a time"),
         (7, "not int"),
         ({"ok": True, "result": [message(update_id=1)]}, r"for update in reply\['result'\]"),
+        ({"ok": False, "error_code": 409, "description": "Conflict"}, r"reply\['ok'\]"),
     ],
-    ids=["str", "bytes", "list", "int", "reply"],
+    ids=["str", "bytes", "list", "int", "reply", "error reply"],
 )
 async def test_what_is_no_update_is_an_error_that_says_what_to_pass(wrong: Any, said: str) -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])

@@ -236,6 +236,8 @@ class FSM:
                 raise InvalidOption(
                     "this is a whole reply of getUpdates; pass one update at a time: for update in reply['result']: ..."
                 )
+            if raw.get("ok") is False and "error_code" in raw:
+                raise InvalidOption("this is an error reply of the Bot API, not an update; check reply['ok'] first")
         elif isinstance(raw, _NO_UPDATES) and keys.reads_telegram(self.key):
             parse = "; parse its JSON first" if isinstance(raw, str | bytes | bytearray) else ""
             raise InvalidOption(
