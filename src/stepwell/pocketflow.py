@@ -15,18 +15,18 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell.nodes.batch import BatchSettings
 from stepwell.nodes.engine.attempts import ExecPolicy, attempt_node
-from stepwell.nodes.engine.failure import conclude, inside_cancelled, together
-from stepwell.nodes.engine.items import run_items
+from stepwell.nodes.engine.base import BaseNode as StepwellNode
+from stepwell.nodes.engine.base import Edge, End, Hooks
+from stepwell.nodes.engine.base_flow import BaseFlow
+from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.items import BatchSettings, run_items
+from stepwell.nodes.engine.on_error import conclude, inside_cancelled, together
 from stepwell.nodes.engine.plan import Program, compile_flow, hook_of, reach
 from stepwell.nodes.engine.position import Cursor, current, enter
-from stepwell.nodes.engine.runner import Run, drive, run_root, walk
+from stepwell.nodes.engine.runner import drive, run_root, walk
 from stepwell.nodes.engine.workgroup import Halt
 from stepwell.nodes.events import emitter
-from stepwell.nodes.flow import BaseFlow
-from stepwell.nodes.node import BaseNode as StepwellNode
-from stepwell.nodes.node import Edge, End, Hooks
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
@@ -89,15 +89,15 @@ class BaseNode(StepwellNode):
         return self._run(shared)
 
     def _run(self, shared: Any) -> Any:
-        program = self._compiled(by_hand=True)
-        run = _new_run(program, self, by_hand=True)
+        program = self._compiled(without_loop=True)
+        run = _new_execution(program, self, without_loop=True)
         return drive(run_root(program.root, run, shared, self.params))
 
-    def _compiled(self, *, by_hand: bool) -> Program:
+    def _compiled(self, *, without_loop: bool) -> Program:
         programs: dict[bool, Program] = self.__dict__.setdefault("_programs", {})
-        program = programs.get(by_hand)
+        program = programs.get(without_loop)
         if program is None or not program.is_current():
-            program = programs[by_hand] = compile_flow(self, by_hand=by_hand)
+            program = programs[without_loop] = compile_flow(self, without_loop=without_loop)
             # What is run itself is no copy: only the nodes inside a flow are.
             program.root.copier = _itself
         return program
@@ -158,9 +158,9 @@ class Flow(BaseNode, BaseFlow):
         return exec_res
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        outside, build.by_hand = build.by_hand, True
+        outside, build.without_loop = build.without_loop, True
         strategy = super(BaseNode, self)._strategy(build, stage)
-        build.by_hand = outside
+        build.without_loop = outside
         return strategy
 
     def _reachable(self) -> list[StepwellNode]:
@@ -213,12 +213,12 @@ class AsyncNode(Node):
         return await self._run_async(shared)
 
     async def _run_async(self, shared: Any) -> Any:
-        program = self._compiled(by_hand=False)
-        run = _new_run(program, self, by_hand=False)
+        program = self._compiled(without_loop=False)
+        run = _new_execution(program, self, without_loop=False)
         return await run_root(program.root, run, shared, self.params)
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        if build.by_hand:
+        if build.without_loop:
             stage.prep = _use_run_async
         return super()._strategy(build, stage)
 
@@ -246,7 +246,7 @@ class AsyncFlow(Flow, AsyncNode):
         return exec_res
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        if build.by_hand:
+        if build.without_loop:
             # Run as a plain Flow, it is one: with the plain hooks.
             stage.prep, stage.post = hook_of(self, "prep"), hook_of(self, "post")
             return super()._strategy(build, stage)
@@ -257,7 +257,7 @@ class AsyncBatchFlow(AsyncFlow, BatchFlow):
     """An async flow that runs once for each set of params, one after the other."""
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        outside = build.by_hand
+        outside = build.without_loop
         super()._strategy(build, stage)
         if not outside:
             stage.prep = _or_nothing(stage.prep)
@@ -269,7 +269,7 @@ class AsyncParallelBatchFlow(AsyncFlow, BatchFlow):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         strategy = super()._strategy(build, stage)
-        if build.by_hand:
+        if build.without_loop:
             return strategy
         stage.prep = _or_nothing(stage.prep)
         return run_at_once
@@ -306,9 +306,9 @@ async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, sh
     conclude("stop", failures, "")
 
 
-def _new_run(program: Program, root: StepwellNode, *, by_hand: bool) -> Run:
+def _new_execution(program: Program, root: StepwellNode, *, without_loop: bool) -> Execution:
     name = type(root).__name__
-    return Run(program, name=name, by_hand=by_hand, emit=emitter(name, None))
+    return Execution(program, name=name, without_loop=without_loop, emit=emitter(name, None))
 
 
 def _itself(node: Any) -> Any:

@@ -18,7 +18,7 @@ from stepwell import Limits, MemoryStorage, Storage
 from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
 from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED
-from stepwell.nodes.engine.failure import kept_error
+from stepwell.nodes.engine.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
 from tests.backends import Backend
@@ -108,7 +108,7 @@ async def test_a_killed_batch_redoes_no_more_than_what_was_not_committed(
         """What a killed process still does."""
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepwell.nodes.engine.durable_batch._KeptBatch._save_at_the_end", nothing)
+        patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
         with pytest.raises(Killed):
             await flow.run({"n": 1000}, flow_id="r")
     assert ran == list(range(701))
@@ -173,7 +173,7 @@ async def test_what_was_skipped_before_a_crash_does_not_run_again(
         """What a killed process still does."""
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepwell.nodes.engine.durable_batch._KeptBatch._save_at_the_end", nothing)
+        patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
         patch.setattr(Square, "post", dies)
         with pytest.raises(Killed):
             await linear(batch, Say([], "end"), storage=storage).run({"n": 200}, flow_id="r")

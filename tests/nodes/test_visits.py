@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.nodes.engine.visits import Tally, unpack
+from stepwell.nodes.engine.run_format import VisitCounts, unpack
 
 
 def packed(counts: list[int]) -> str:
@@ -19,7 +19,7 @@ def packed(counts: list[int]) -> str:
 
 
 def test_equal_neighbours_are_together_and_zeros_at_the_end_left_out() -> None:
-    tally = Tally(6)
+    tally = VisitCounts(6)
     assert tally.text == ""
     for index, count in enumerate([1, 1, 1, 2]):
         tally[index] = count
@@ -32,7 +32,7 @@ def test_equal_neighbours_are_together_and_zeros_at_the_end_left_out() -> None:
 def test_the_text_is_that_of_the_counts_whatever_changes_between_two_looks(
     changes: list[tuple[int, int, bool]],
 ) -> None:
-    tally, counts = Tally(8), [0] * 8
+    tally, counts = VisitCounts(8), [0] * 8
     for index, count, look in changes:
         tally[index] = counts[index] = count
         assert tally[index] == count

@@ -250,7 +250,7 @@ def test_a_node_flow_is_described_as_it_is_drawn() -> None:
     one - "stop" >> END
     two >> inner
     flow = NodeFlow(one, name="outer")
-    graph = graph_of("outer", flow._program(by_hand=False))
+    graph = graph_of("outer", flow._program(without_loop=False))
     assert graph["states"] == ["one", "two", "inner"]
     assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
     assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes.batch import BatchNode, checked_items
-from stepwell.nodes.engine.failure import attach
-from stepwell.nodes.engine.position import Cursor, enter, leave, new_flow_id
-from stepwell.nodes.engine.runner import Run, copy_node, run_root
+from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.ids import new_flow_id
+from stepwell.nodes.engine.on_error import attach
+from stepwell.nodes.engine.position import Cursor, enter, leave
+from stepwell.nodes.engine.runner import copy_node, run_root
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.events import Event
 from stepwell.nodes.flow import NodeFlow
@@ -45,7 +47,7 @@ def run_async_batch(
         states = storage
     else:
         states = StateStorage(storage)
-    program = flow._program(by_hand=False)
+    program = flow._program(without_loop=False)
     flow_id = new_flow_id(flow.name or type(flow).__name__)
     work = _Throwaway(flow, program, flow_id, states, dict(initial_state), closes=isinstance(storage, str))
     try:
@@ -108,7 +110,7 @@ class _Throwaway:
 
     async def _run_per_item(self, first: Stage) -> None:
         root = self._program.root
-        run = Run(self._program, name=root.name, by_hand=False, flow_id=self._flow_id)
+        run = Execution(self._program, name=root.name, without_loop=False, flow_id=self._flow_id)
         async with aclosing(_each(await self._items(run, first))) as items:
             async for item in items:
                 self._state["current_batch_item"] = item
@@ -118,7 +120,7 @@ class _Throwaway:
                     self._flow._take_updates(root, result, self._state)
         await self._states.update_state(self._flow_id, self._state)
 
-    async def _items(self, run: Run, first: Stage) -> Any:
+    async def _items(self, run: Execution, first: Stage) -> Any:
         token = enter(Cursor(run, first.path))
         try:
             items = first.prep(copy_node(first, self._flow.params), self._state)

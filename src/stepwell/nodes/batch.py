@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.errors import InvalidItems, InvalidOption
-from stepwell.nodes.engine.durable_batch import run_kept_batch
-from stepwell.nodes.engine.failure import OnError, check_on_error
-from stepwell.nodes.engine.items import run_items
+from stepwell.nodes.engine.durable_batch import run_batch_durable
+from stepwell.nodes.engine.execution import check_concurrency
+from stepwell.nodes.engine.items import BatchSettings, run_items
+from stepwell.nodes.engine.on_error import OnError, check_on_error
 from stepwell.nodes.node import Node
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
-__all__ = ["BatchNode", "BatchSettings", "check_concurrency", "checked_items"]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """How the items of a batch run."""
-
-    #: How many at once; ``None`` is all of them.
-    concurrency: int | None
-    on_error: OnError
-    executor: Executor | None
+__all__ = ["BatchNode", "checked_items"]
 
 
 class BatchNode(Node):
@@ -97,14 +87,8 @@ class BatchNode(Node):
         stage.extra = BatchSettings(self.concurrency, self.on_error, self.executor)
         stage.items = checked_items
         if build.durable:
-            stage.durable = run_kept_batch
+            stage.durable = run_batch_durable
         return run_items
-
-
-def check_concurrency(concurrency: object) -> None:
-    """Raise unless this is a number of things that can run at once."""
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-        raise InvalidOption(f"concurrency={concurrency!r}: give a whole number of at least 1")
 
 
 def checked_items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepwell.nodes.node import End
+from stepwell.nodes.engine.base import End
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Graph, Stage

@@ -7,12 +7,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stepwell.errors import InvalidOption
-from stepwell.nodes.engine.position import Cursor
 
-__all__ = ["Emit", "Event", "Subscriber", "emitter", "subscribe"]
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.execution import Emit
+    from stepwell.nodes.engine.position import Cursor
+
+__all__ = ["Event", "Subscriber", "emitter", "subscribe"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +49,6 @@ class Event:
 
 
 Subscriber = Callable[[Event], object]
-
-
-class Emit(Protocol):
-    def __call__(
-        self,
-        kind: str,
-        cursor: Cursor,
-        *,
-        error: BaseException | None = None,
-        done: int | None = None,
-        total: int | None = None,
-    ) -> None: ...
 
 
 _subscribers: list[Subscriber] = []

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
+from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.branch import Branch, Park
-from stepwell.nodes.engine.failure import (
+from stepwell.nodes.engine.on_error import (
     Failed,
     OnError,
     check_on_error,
@@ -23,7 +24,6 @@ from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.runner import walk
 from stepwell.nodes.engine.workgroup import Halt
 from stepwell.nodes.flow import NodeFlow
-from stepwell.nodes.node import BaseNode
 from stepwell.record import Limits
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class Parallel(BaseNode):
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         build.want_loop(f"{stage.path} runs branches at once")
         stage.leaf = False
-        outside, build.gated = build.gated, True
+        outside, build.concurrent = build.concurrent, True
         stage.extra = [
             build.graph(flow, stage.path, f"{stage.path}/{number}/") for number, flow in enumerate(self.branches)
         ]
-        build.gated = outside
+        build.concurrent = outside
         if build.durable:
             stage.durable = run_branches_durable
             stage.keeps_prep = stage.prep is not BaseNode.prep

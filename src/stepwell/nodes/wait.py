@@ -6,9 +6,9 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.errors import InvalidOption, UsageError
+from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.branch import Park
-from stepwell.nodes.engine.wait_id import WaitId
-from stepwell.nodes.node import BaseNode
+from stepwell.nodes.engine.ids import WaitId
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Stage, Strategy

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepwell.errors import Parked
 from stepwell.nodes import Event, NodeFlow, subscribe
+from stepwell.nodes.engine.base import End
 from stepwell.nodes.engine.plan import Program
-from stepwell.nodes.node import End
 from stepwell.playground.display import shown
 
 __all__ = ["graph_of", "install"]
@@ -24,10 +24,10 @@ def install(address: str) -> None:
     """From now on every run of this process is reported to ``host:port:secret``."""
     host, port, secret = address.split(":")
     line = _Line(host, int(port), secret)
-    new_run, run, resume = NodeFlow._new_run, NodeFlow.run, NodeFlow.resume
+    new_run, run, resume = NodeFlow._new_execution, NodeFlow.run, NodeFlow.resume
 
-    def new_run_and_report(flow: NodeFlow, program: Program, **options: Any) -> Any:
-        made = new_run(flow, program, **options)
+    def new_run_and_report(flow: NodeFlow, program: Program, *given: Any, **options: Any) -> Any:
+        made = new_run(flow, program, *given, **options)
         line.say({"kind": "graph", "graph": graph_of(made.name, program)})
         return made
 
@@ -39,7 +39,7 @@ def install(address: str) -> None:
         with _asking(line):
             return await resume(flow, *given, **options)
 
-    setattr(NodeFlow, "_new_run", new_run_and_report)  # noqa: B010
+    setattr(NodeFlow, "_new_execution", new_run_and_report)  # noqa: B010
     setattr(NodeFlow, "run", run_and_report)  # noqa: B010
     setattr(NodeFlow, "resume", resume_and_report)  # noqa: B010
     subscribe(line.event)

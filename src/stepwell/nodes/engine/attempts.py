@@ -78,10 +78,10 @@ class Setting:
 
 async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
     """Work off a plain node's ``exec``, with its attempts, timeout and fallback."""
-    gate = cursor.run.gate(stage)
-    if gate is None:
+    limiter = cursor.run.limiter(stage)
+    if limiter is None:
         return await attempt(stage, cursor, node, prep_res)
-    async with gate:
+    async with limiter:
         return await attempt(stage, cursor, node, prep_res)
 
 

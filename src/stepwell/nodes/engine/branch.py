@@ -34,7 +34,7 @@ class Branch:
         #: The node at which the run was interrupted, until the walk has reached it.
         self._resumed_at = journal.positions.get(name)
         #: The fields that a parallel branch has changed, each with the part that stores it.
-        self._fields: dict[Any, _Field] = {}
+        self._fields: dict[Any, _StoredField] = {}
         if parent is not None:
             self._restore()
 
@@ -137,7 +137,7 @@ class Branch:
                 self.state.pop(key, None)
             elif value is not _AS_BEFORE:
                 self.state[key] = value
-            self._fields[key] = _Field(len(self._fields), None, value)
+            self._fields[key] = _StoredField(len(self._fields), None, value)
 
     def _note_fields(self, node: str) -> None:
         """Store the fields that this branch has set or deleted, each as a part."""
@@ -156,17 +156,17 @@ class Branch:
                 if key not in state and (known is None or known.value is not _GONE):
                     self._store(node, key, known, _GONE, [key])
 
-    def _store(self, node: str, key: Any, known: _Field | None, value: Any, part: list[Any]) -> None:
+    def _store(self, node: str, key: Any, known: _StoredField | None, value: Any, part: list[Any]) -> None:
         journal = self.journal
         number = len(self._fields) if known is None else known.number
         # An error names the value by its key, not by its index in the part.
         text = journal.seal(node, f"field:{self.name}:{number}", part, lambda at: f"${step(key)}{at[3:]}")
         if known is None or known.text != text:
             journal.put(self.name, "field", number, text)
-        self._fields[key] = _Field(number, text, value)
+        self._fields[key] = _StoredField(number, text, value)
 
 
-class _Field:
+class _StoredField:
     """A field of a branch as it was last stored."""
 
     __slots__ = ("number", "text", "value")

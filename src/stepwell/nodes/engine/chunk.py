@@ -19,7 +19,7 @@ from stepwell.nodes.engine.thread_pool import ThreadPool
 from stepwell.nodes.engine.threads import ExecutorFailed, in_thread, result_of, settled, wait_for
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.items import Batch
+    from stepwell.nodes.engine.items import BatchRun
     from stepwell.nodes.engine.plan import Stage
 
 __all__ = ["Chunks"]
@@ -58,7 +58,7 @@ class Chunks:
         self._blob: bytes | None = None
         self._broken = False
 
-    async def work(self, batch: Batch, cursor: Cursor) -> None:
+    async def work(self, batch: BatchRun, cursor: Cursor) -> None:
         """Be one worker of the batch: at most one chunk under way at a time."""
         try:
             await self._work(batch, cursor)
@@ -71,7 +71,7 @@ class Chunks:
                 )
             raise batch.halt() from None
 
-    async def _work(self, batch: Batch, cursor: Cursor) -> None:
+    async def _work(self, batch: BatchRun, cursor: Cursor) -> None:
         pending: deque[tuple[int, Any]] = deque()
         size = 1
         while True:
@@ -104,7 +104,7 @@ class Chunks:
             elif took > _BUDGET:
                 size = max(1, len(outcomes) // 2)
 
-    def _fair_share(self, batch: Batch) -> int:
+    def _fair_share(self, batch: BatchRun) -> int:
         """The largest chunk that neither waits for items to come nor leaves other workers without any."""
         if batch.streaming:
             return 1
@@ -114,15 +114,15 @@ class Chunks:
             return largest
         return min(largest, max(1, left // batch.settings.concurrency))
 
-    async def _again(self, batch: Batch, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
+    async def _again(self, batch: BatchRun, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
         """Give an item the attempts that it has left; the first one was made in the chunk."""
         if ok:
             return await value
         if not isinstance(value, Exception):
             raise value
-        if batch.gate is None:
+        if batch.limiter is None:
             return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
-        async with batch.gate:
+        async with batch.limiter:
             return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
 
     async def _call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
@@ -131,8 +131,8 @@ class Chunks:
         _raise_failure([outcome])
         return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
-    async def _gated(self, batch: Batch, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
-        """Send a chunk when the gate lets it pass; ``None`` when the chunk has failed as a whole."""
+    async def _gated(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
+        """Send a chunk when the limiter lets it pass; ``None`` when the chunk has failed as a whole."""
         cursor.item, cursor.attempt = chunk[0][0], 1
 
         def salvage(outcomes: list[Outcome]) -> None:
@@ -142,9 +142,9 @@ class Chunks:
                     batch.record(index, item, value)
 
         try:
-            if batch.gate is None:
+            if batch.limiter is None:
                 return await self._send(cursor, chunk, salvage)
-            async with batch.gate:
+            async with batch.limiter:
                 return await self._send(cursor, chunk, salvage)
         except NodeTimeout as error:
             return [Outcome(False, error)]

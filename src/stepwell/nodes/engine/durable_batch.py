@@ -8,8 +8,8 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import KeptError, TooLarge
-from stepwell.nodes.engine.failure import Failed, attach, kept_error
-from stepwell.nodes.engine.items import Batch
+from stepwell.nodes.engine.items import BatchRun
+from stepwell.nodes.engine.on_error import Failed, attach, kept_error
 from stepwell.nodes.engine.threads import settled
 from stepwell.slot import Sealed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Stage
     from stepwell.nodes.engine.position import Cursor
 
-__all__ = ["run_kept_batch"]
+__all__ = ["run_batch_durable"]
 
 #: How many items go into one part, and how many parts into one commit.
 ITEMS_A_PART, PARTS_A_COMMIT = 256, 40
@@ -28,7 +28,7 @@ UNSAVED = 25
 DELAY = 0.01
 
 
-async def run_kept_batch(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
     """Run a batch, or what is left of it; the items, and the results in their order."""
     branch = cursor.branch
     assert branch is not None
@@ -45,7 +45,7 @@ async def run_kept_batch(stage: Stage, cursor: Cursor, node: Any, shared: Any, i
             prep_res = await prep_res
         items = await _all_of(stage.items(stage, prep_res))
         await _store(branch, stage, cursor.visit, items)
-    batch = _KeptBatch(stage, cursor, node, items, done=done, branch=branch)
+    batch = _DurableBatchRun(stage, cursor, node, items, done=done, branch=branch)
     return items, await batch.run_all()
 
 
@@ -89,14 +89,14 @@ def _item_at(at: str, first: int) -> str:
     return f"item {first + int(number)}: ${rest}"
 
 
-class _KeptBatch(Batch):
+class _DurableBatchRun(BatchRun):
     """A batch that keeps its results as parts of the run; each part is written once."""
 
     def __init__(
         self, stage: Stage, cursor: Cursor, node: Any, items: list[Any], *, done: dict[int, Any], branch: Branch
     ) -> None:
         super().__init__(stage, cursor, node, items)
-        self.gate = cursor.run.gate(stage)
+        self.limiter = cursor.run.limiter(stage)
         self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
         # What threads have finished and not brought back yet is not kept either.
         self.largest_chunk = max(8, UNSAVED // (self.settings.concurrency or UNSAVED))

@@ -6,22 +6,32 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Sized
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import UsageError
 from stepwell.nodes.engine.attempts import attempt
 from stepwell.nodes.engine.chunk import Chunks
-from stepwell.nodes.engine.failure import Failed, attach, conclude, inside_cancelled
+from stepwell.nodes.engine.on_error import Failed, OnError, attach, conclude, inside_cancelled
 from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
 from stepwell.nodes.engine.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, Halt, WorkGroup
 
 if TYPE_CHECKING:
-    from stepwell.nodes.batch import BatchSettings
     from stepwell.nodes.engine.plan import Stage
 
-__all__ = ["Batch", "run_items"]
+__all__ = ["BatchRun", "BatchSettings", "run_items"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How the items of a batch run."""
+
+    #: How many at once; ``None`` is all of them.
+    concurrency: int | None
+    on_error: OnError
+    executor: Executor | None
 
 
 async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
@@ -29,24 +39,24 @@ async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shar
     run = cursor.run
     settings: BatchSettings = stage.extra
     source = stage.items(stage, prep_res)
-    gate = run.gate(stage)
+    limiter = run.limiter(stage)
     direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
     if (
         direct
         and settings.concurrency == 1
         and settings.on_error == "stop"
-        and gate is None
+        and limiter is None
         and run.emit is None
         and isinstance(source, Iterable)
     ):
         return await _one_by_one(stage, cursor, node, source)
-    batch = Batch(stage, cursor, node, source)
-    batch.gate, batch.direct = gate, direct
+    batch = BatchRun(stage, cursor, node, source)
+    batch.limiter, batch.direct = limiter, direct
     return await batch.run_all()
 
 
 async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
-    """The same as :class:`Batch` for the plainest of batches, at the cost of a loop."""
+    """The same as :class:`BatchRun` for the plainest of batches, at the cost of a loop."""
     run = cursor.run
     results: list[Any] = []
     add = results.append
@@ -65,7 +75,7 @@ async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[
             error.add_note(f"item {index} of batch {stage.path!r}")
         raise
     except asyncio.CancelledError as cancelled:
-        if run.cancelling() or run.by_hand:
+        if run.cancelling() or run.without_loop:
             raise
         raise inside_cancelled(f"item {index} of batch {stage.path!r}", cancelled) from cancelled
     finally:
@@ -74,7 +84,7 @@ async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[
     return results
 
 
-class Batch:
+class BatchRun:
     """One run of one batch.
 
     Workers, never more than the window, take items as they come; each item's result goes to its
@@ -87,7 +97,7 @@ class Batch:
         self.stage = stage
         self.node = node
         self.settings = settings
-        self.gate: Any = None
+        self.limiter: Any = None
         self.direct = False
         self.results: list[Any] = []
         self.failures: list[Exception] = []
@@ -109,7 +119,7 @@ class Batch:
             self._iterator = iter(source)
             self._async_iterator = None
         else:
-            if run.by_hand:
+            if run.without_loop:
                 raise UsageError(
                     f"prep of batch {stage.path!r} gave an async iterable, which needs an event loop: "
                     "declare prep as async def, or await flow.run()"
@@ -151,7 +161,7 @@ class Batch:
         left = self.left
         if left == 0:
             return
-        if self.settings.concurrency == 1 and (self.run.by_hand or CANCELLATIONS_ARE_COUNTED_RIGHT):
+        if self.settings.concurrency == 1 and (self.run.without_loop or CANCELLATIONS_ARE_COUNTED_RIGHT):
             with suppress(Halt):
                 await self._work(self._cursor)
         else:
@@ -188,8 +198,8 @@ class Batch:
             await self.settle(cursor, item, self._result(cursor, item))
 
     async def _result(self, cursor: Cursor, item: Any) -> Any:
-        if self.gate is not None:
-            async with self.gate:
+        if self.limiter is not None:
+            async with self.limiter:
                 return await attempt(self.stage, cursor, self.node, item)
         if self.direct:
             result = self.stage.exec(self.node, item)

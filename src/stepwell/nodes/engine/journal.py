@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import in_thread, is_large
-from stepwell.codec.values import conform
 from stepwell.errors import (
     CorruptRecord,
     EncodeError,
@@ -24,112 +23,23 @@ from stepwell.errors import (
     RunReplaced,
     Unstorable,
 )
-from stepwell.nodes.engine.failure import message_of
+from stepwell.nodes.engine.ids import WaitId
+from stepwell.nodes.engine.on_error import message_of
+from stepwell.nodes.engine.run_format import GRAPH, Retention, VisitCounts, problem_of_part, table_of, unpack
 from stepwell.nodes.engine.shape import difference, digest, shape_of
 from stepwell.nodes.engine.threads import settled
-from stepwell.nodes.engine.visits import Tally, unpack
-from stepwell.nodes.engine.wait_id import WaitId
-from stepwell.record import KEEP, Address, Keep, Place
+from stepwell.record import KEEP, Keep, Place
 from stepwell.slot import Sealed, Slot
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Program, Stage
 
-__all__ = ["GRAPH", "Journal", "Retention", "table_of"]
+__all__ = ["Journal", "is_inside"]
 
-#: ``False``: gone when it has finished. ``True``: kept. A number: kept for so many seconds.
-Retention = bool | float
-
-#: The part that every run has until it has finished.
-GRAPH = "graph::"
 #: How many of the nodes before this one, and of the errors, are remembered.
 TRAIL, ERRORS = 20, 5
 #: A running run that has not committed for so many seconds is looked after by the workers; renewed at half of it.
 WATCH = 12.0
-
-
-def table_of(place: Place, address: Address) -> dict[str, Any] | None:
-    """The table of a run; ``None`` if this is not the place of a run, ``CorruptRecord`` if it has another form."""
-    table = place.stack[0] if place.stack else None
-    if not (isinstance(table, dict) and "status" in table and "graph" in table):
-        return None
-    problem = conform(table, _Table)[1]
-    for inside in table.get("open", {}).values() if problem is None else ():
-        problem = problem or _problem_inside(inside)
-    if problem is not None:
-        raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
-    return table
-
-
-class _Table(TypedDict):
-    """The form of :meth:`Journal.table`."""
-
-    status: Literal["running", "parked", "sleeping", "failed", "finished"]
-    graph: str
-    visits: str
-    started: float
-    run: NotRequired[str]
-    base: NotRequired[str]
-    keep: NotRequired[bool | float]
-    open: NotRequired[dict[str, Any]]
-    lines: NotRequired[dict[str, str]]
-    errors: NotRequired[list[tuple[float, str, str, str]]]
-
-
-class _Wait(TypedDict):
-    """The form of a wait among what is under way."""
-
-    id: str
-    question: Any
-    until: float | None
-    answer: NotRequired[Any]
-    again: NotRequired[str]
-
-
-#: The forms of parts, by kind. What ``prep`` returned may be anything.
-_PARTS: Final[Mapping[str, Any]] = {
-    "graph": dict[str, tuple[str, dict[str, str | None]]],
-    "params": dict[str, Any],
-    "items": list[Any],
-    "done": list[list[Any]],
-    "field": list[Any],
-}
-
-
-def _problem_inside(inside: Any) -> str | None:
-    """What is wrong with a value of ``Journal.open``: a wait, the progress of a batch, an action, or ``True``."""
-    if isinstance(inside, dict):
-        problem = conform(inside, _Wait)[1]
-        ids = [] if problem is not None else [inside["id"], inside.get("again", "")]
-        return problem or ("not the id of a wait" if any(each and WaitId.read(each) is None for each in ids) else None)
-    if isinstance(inside, list):
-        return conform(inside, tuple[int, int])[1]
-    return None if inside is None or isinstance(inside, str | bool) else "unknown kind of progress"
-
-
-def _problem_of_part(name: str, value: Any) -> str | None:
-    """What is wrong with the form of a part."""
-    kind = name.partition(":")[0]
-    problem = conform(value, _PARTS[kind])[1] if kind in _PARTS else None
-    if problem is None and kind == "done":
-        problem = next((problem for row in value if (problem := _problem_of_result(row))), None)
-    if problem is None and kind == "field" and not (1 <= len(value) <= 3 and _hashable(value[0])):
-        problem = "not a key and its value"
-    return problem
-
-
-def _problem_of_result(row: list[Any]) -> str | None:
-    if len(row) == 2:
-        return conform(row, tuple[int, Any])[1]
-    return conform(row, tuple[int, None, str, str])[1]
-
-
-def _hashable(key: Any) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 class Journal:
@@ -158,7 +68,7 @@ class Journal:
         #: What is under way inside a node, by its path; also the last action of flows and branches that have ended.
         self.open: dict[str, Any] = {}
         #: How often each stage was visited, by its index; counts a node when it has completed.
-        self.visits = Tally(len(program.stages))
+        self.visits = VisitCounts(len(program.stages))
         self.trail: deque[str] = deque(maxlen=TRAIL)
         self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
         #: The parts that are there, by the path of the node that they belong to.
@@ -217,7 +127,7 @@ class Journal:
         if GRAPH not in parts:
             raise RunReplaced(slot.address.text, self.flow_id)
         for name, value in parts.items():
-            problem = _problem_of_part(name, value)
+            problem = problem_of_part(name, value)
             if problem is not None:
                 raise self._corrupt(f"the part {name!r}", problem)
         if digest(parts[GRAPH]) != table["graph"]:

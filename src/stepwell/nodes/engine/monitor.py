@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.engine.journal import GRAPH, table_of
+from stepwell.nodes.engine.run_format import GRAPH, table_of
 from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import Entry, Storage
 from stepwell.storage.operations import Get

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidGraph, UsageError
 from stepwell.nodes.engine.attempts import ExecPolicy
-from stepwell.nodes.node import END, BaseNode, End
+from stepwell.nodes.engine.base import END, BaseNode, End
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.nodes.engine.position import Cursor
     from stepwell.nodes.engine.shape import Shape
-    from stepwell.nodes.flow import BaseFlow
 
 __all__ = [
     "Build",
@@ -45,7 +45,7 @@ class Stage:
     """One node at its place in a graph."""
 
     __slots__ = (
-        *("bare", "cls", "copier", "edges", "execute", "exec", "fallback", "gates", "graph", "has_fallback", "index"),
+        *("bare", "cls", "copier", "edges", "execute", "exec", "fallback", "limits", "graph", "has_fallback", "index"),
         *(
             "leaf",
             "name",
@@ -78,8 +78,8 @@ class Stage:
         self.bare = False
         #: Errors are traced to leaves: nodes that hold no other nodes.
         self.leaf = True
-        #: The flows around this stage that bound its concurrency, innermost first.
-        self.gates: tuple[Graph, ...] = ()
+        #: The graphs around this stage, innermost first: each may limit its concurrency.
+        self.limits: tuple[Graph, ...] = ()
         self.policy = _ONE_ATTEMPT
         self.has_fallback = False
         self.threaded = False
@@ -154,13 +154,13 @@ class Program:
 class Build:
     """What is known while a flow is compiled."""
 
-    def __init__(self, *, by_hand: bool, durable: bool = False) -> None:
+    def __init__(self, *, without_loop: bool, durable: bool = False) -> None:
         #: Nothing may wait on an event loop: there is none.
-        self.by_hand = by_hand
+        self.without_loop = without_loop
         #: For runs that are kept in a storage.
         self.durable = durable
-        #: Inside parallel work, so that even a plain node has to ask before it runs.
-        self.gated = False
+        #: Whether branches run side by side here, so that every ``exec`` needs the limiter.
+        self.concurrent = False
         self.stages: list[Stage] = []
         self.wants: list[str] = []
         self.waits: list[str] = []
@@ -182,7 +182,7 @@ class Build:
         """Compile one node and what is inside it, without its edges."""
         stage = Stage(node, name, f"{prefix}{name}", len(self.stages))
         self.stages.append(stage)
-        stage.gates = tuple(reversed(self._around))
+        stage.limits = tuple(reversed(self._around))
         for hook in ("prep", "post", "exec", "fallback"):
             if stage.is_async(hook):
                 self.want_loop(f"{stage.path}.{getattr(node._hooks, hook)} is async")
@@ -211,9 +211,9 @@ class Build:
         return graph
 
 
-def compile_flow(node: BaseNode, *, by_hand: bool, durable: bool = False) -> Program:
+def compile_flow(node: BaseNode, *, without_loop: bool, durable: bool = False) -> Program:
     """Compile a flow (or a single node) for a loop, or for being driven by hand; raise if it cannot run."""
-    build = Build(by_hand=by_hand, durable=durable)
+    build = Build(without_loop=without_loop, durable=durable)
     name = node.name or type(node).__name__
     root = build.stage(node, name, "")
     if build.problems:

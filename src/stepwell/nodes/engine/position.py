@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,14 +11,9 @@ from stepwell.errors import UsageError
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.branch import Branch
-    from stepwell.nodes.engine.runner import Run
+    from stepwell.nodes.engine.execution import Execution
 
-__all__ = ["Cursor", "Step", "current", "enter", "leave", "new_flow_id", "step"]
-
-
-def new_flow_id(prefix: str) -> str:
-    """A new id for a run: the prefix, and enough chance that no two are ever equal."""
-    return f"{prefix}_{secrets.token_hex(8)}"
+__all__ = ["Cursor", "Step", "current", "enter", "leave", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +48,7 @@ class Cursor:
 
     def __init__(
         self,
-        run: Run,
+        run: Execution,
         node: str,
         visit: int = 1,
         item: int | None = None,

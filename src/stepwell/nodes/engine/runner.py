@@ -3,134 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Mapping
 from types import CoroutineType
 from typing import Any, TypeVar
 
 from stepwell.errors import TooManySteps, UsageError
+from stepwell.nodes.engine.base import END, BaseNode
 from stepwell.nodes.engine.branch import Branch, Park
-from stepwell.nodes.engine.failure import inside_cancelled
-from stepwell.nodes.engine.gate import Gate
+from stepwell.nodes.engine.execution import Execution
 from stepwell.nodes.engine.journal import Journal
-from stepwell.nodes.engine.plan import Graph, Program, Stage
-from stepwell.nodes.engine.position import Cursor, enter, leave, new_flow_id
-from stepwell.nodes.engine.workgroup import group_of, marks_of, was_marked_by
-from stepwell.nodes.events import Emit
-from stepwell.nodes.node import END, BaseNode
+from stepwell.nodes.engine.on_error import inside_cancelled
+from stepwell.nodes.engine.plan import Graph, Stage
+from stepwell.nodes.engine.position import Cursor, enter, leave
 
-__all__ = ["Run", "copy_node", "drive", "run_nested", "run_nested_durable", "run_root", "walk"]
+__all__ = ["copy_node", "drive", "run_nested", "run_nested_durable", "run_root", "walk"]
 
 T = TypeVar("T")
 
 _new = object.__new__
 
 
-class Run:
-    """What the parts of one run share; it lives exactly as long as the run."""
-
-    __slots__ = (
-        "_flow_id",
-        "_marked",
-        "_program",
-        "_steps",
-        "_task",
-        "by_hand",
-        "concurrency",
-        "emit",
-        "gates",
-        "max_steps",
-        "name",
-        "visits",
-    )
-
-    def __init__(
-        self,
-        program: Program,
-        *,
-        name: str,
-        by_hand: bool,
-        flow_id: str | None = None,
-        concurrency: int | None = None,
-        emit: Emit | None = None,
-    ) -> None:
-        self.name = name
-        self.by_hand = by_hand
-        self.emit = emit
-        #: How often each stage was visited, by its index.
-        self.visits = [0] * len(program.stages)
-        #: How many nodes it may visit in all, those of nested flows and branches among them.
-        self._program = program
-        self._steps: int | None = None
-        self.max_steps = None if program.root.graph is None else program.root.graph.max_steps
-        #: The run's own bound, which takes the place of its outermost flow's.
-        self.concurrency = concurrency
-        self.gates: dict[Graph, asyncio.Semaphore] = {}
-        #: The task that began the run, and how often it was cancelled before that.
-        self._task = None if by_hand else asyncio.current_task()
-        self._marked = 0 if self._task is None else marks_of(self._task)
-        # In a list, since it is made when it is first asked for: most runs never need it.
-        self._flow_id = [] if flow_id is None else [flow_id]
-
-    @property
-    def flow_id(self) -> str:
-        if not self._flow_id:
-            # Two threads may get here together: append is atomic, and the first one counts.
-            self._flow_id.append(new_flow_id(self.name))
-        return self._flow_id[0]
-
-    async def sleep(self, seconds: float) -> None:
-        if self.by_hand:
-            time.sleep(seconds)  # noqa: ASYNC251 - driven by hand there is no loop to hold up
-        else:
-            await asyncio.sleep(seconds)
-
-    def cancelling(self, error: BaseException | None = None) -> bool:
-        """Whether somebody wants the running task to end; ``error`` is what its work has just raised."""
-        if self.by_hand:
-            return False
-        task = asyncio.current_task()
-        if task is None:
-            return False
-        if task is not self._task and (group := group_of(task)) is not None:
-            return group.ending()
-        count = task.cancelling() - (self._marked if task is self._task else 0)
-        if count == 1 and was_marked_by(error):
-            count -= 1
-            task.uncancel()
-        return count > 0
-
-    def bound(self, graph: Graph) -> int | None:
-        """How many nodes one walk of a graph may visit. The outermost is bounded together with all that is inside."""
-        return None if graph is self._program.root.graph else graph.max_steps
-
-    def check_steps(self, stage: Stage) -> None:
-        """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
-        if self.max_steps is None or stage.graph is not None:
-            return
-        if self._steps is None:
-            # A run that is resumed has some already.
-            self._steps = sum([self.visits[known.index] for known in self._program.stages if known.graph is None])
-        if self._steps >= self.max_steps:
-            raise TooManySteps(self.name, self.max_steps, stage.name)
-        self._steps += 1
-
-    def gate(self, stage: Stage) -> Gate | None:
-        """What an ``exec`` of this stage has to pass, or ``None`` if nothing bounds it."""
-        if self.by_hand or not stage.gates:
-            return None
-        passes = []
-        for graph in stage.gates:
-            limit = graph.limit
-            if graph is stage.gates[-1] and self.concurrency is not None:
-                limit = self.concurrency
-            if limit is not None:
-                passes.append(self.gates.get(graph) or self.gates.setdefault(graph, asyncio.Semaphore(limit)))
-        return Gate(passes) if passes else None
-
-
 async def run_root(
-    root: Stage, run: Run, shared: Any, params: Mapping[str, Any], journal: Journal | None = None
+    root: Stage, run: Execution, shared: Any, params: Mapping[str, Any], journal: Journal | None = None
 ) -> Any:
     """Run the outermost stage, from ``prep`` to ``post``, and return what its ``post`` returned.
 
@@ -303,9 +197,9 @@ async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: An
     return prep_res, action
 
 
-def failure_of(stage: Stage, run: Run, error: BaseException) -> BaseException:
+def failure_of(stage: Stage, run: Execution, error: BaseException) -> BaseException:
     """What a node ends with: a cancellation that nobody asked the run for is a failure of its own."""
-    if isinstance(error, asyncio.CancelledError) and not run.by_hand and not run.cancelling():
+    if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
     return error
 

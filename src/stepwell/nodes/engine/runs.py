@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
 
 from stepwell.codec.values import conform
 from stepwell.errors import (
@@ -21,11 +21,12 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes.engine.branch import Park
-from stepwell.nodes.engine.failure import attach
-from stepwell.nodes.engine.journal import Journal, Retention, table_of
-from stepwell.nodes.engine.position import Cursor, new_flow_id
-from stepwell.nodes.engine.runner import Run, run_root
-from stepwell.nodes.engine.wait_id import WaitId, flow_of_wait
+from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
+from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.engine.on_error import attach
+from stepwell.nodes.engine.position import Cursor
+from stepwell.nodes.engine.run_format import Retention, table_of
+from stepwell.nodes.engine.runner import run_root
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -33,13 +34,13 @@ from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Program
-    from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.engine.execution import Execution
+    from stepwell.nodes.engine.plan import Program, Stage
 
 __all__ = [
     "LEASE",
     "IfExists",
-    "NewRun",
+    "NewExecution",
     "check_unkept",
     "checked_retention",
     "checked_storage",
@@ -47,18 +48,29 @@ __all__ = [
     "resume",
     "start",
     "storage_of",
-    "take_over",
 ]
 
 IfExists = Literal["raise", "resume"]
-NewRun = Callable[["Program", str], "Run"]
+NewExecution = Callable[["Program", str], "Execution"]
 
 #: A runner that dies holds its run for so many seconds at most; renewed with each node, and by a timer.
 LEASE = 10.0
 
 
+class DurableFlow(Protocol):
+    """The parts of a ``NodeFlow`` that its durable runs use."""
+
+    storage: Storage | None
+
+    def _title(self) -> str: ...
+
+    def _program(self, *, without_loop: bool, durable: bool = False) -> Program: ...
+
+    def _take_updates(self, stage: Stage, result: tuple[Any, ...], shared: Any) -> Any: ...
+
+
 async def start(
-    flow: NodeFlow,
+    flow: DurableFlow,
     shared: dict[str, Any],
     *,
     storage: Storage,
@@ -66,15 +78,15 @@ async def start(
     params: Mapping[str, Any],
     if_exists: IfExists,
     keep: Retention,
-    new_run: NewRun,
+    new_execution: NewExecution,
 ) -> dict[str, Any]:
     """Begin a run with its start row, and run it to its end."""
     if if_exists not in get_args(IfExists):
         raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
-    program = flow._program(by_hand=False, durable=True)
+    program = flow._program(without_loop=False, durable=True)
     if flow_id is None:
         flow_id = new_flow_id(flow._title())
-    run = new_run(program, flow_id)
+    run = new_execution(program, flow_id)
     loop = asyncio.get_running_loop()
     asked_at, patience = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
     try:
@@ -83,7 +95,7 @@ async def start(
                 if if_exists == "raise":
                     await slot.confirm()
                     raise RunExists(flow_id, state_only=await _table(slot) is None)
-                return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_run=new_run)
+                return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
             finished_at = _finished_at(slot)
             if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
                 # It was under way when we were asked, and has finished while we waited for it.
@@ -97,7 +109,13 @@ async def start(
 
 
 async def resume(
-    flow: NodeFlow, given: str, value: Any, *, storage: Storage, new_run: NewRun, wait: float | None = None
+    flow: DurableFlow,
+    given: str,
+    value: Any,
+    *,
+    storage: Storage,
+    new_execution: NewExecution,
+    wait: float | None = None,
 ) -> dict[str, Any]:
     """Go on with a run, given by its id or by that of a wait."""
     flow_id = flow_of_wait(given)
@@ -107,14 +125,9 @@ async def resume(
     patience = LEASE + 2 if wait is None else wait
     try:
         async with hold(storage, flow_id, wait=patience) as slot:
-            return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_run=new_run)
+            return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_execution=new_execution)
     except Busy as busy:
         raise RunBusy(flow_id, patience, answer=value is not ...) from busy
-
-
-async def take_over(flow: NodeFlow, storage: Storage, flow_id: str) -> dict[str, Any]:
-    """Go on with a run that nobody runs; ``RunBusy`` at once if somebody does."""
-    return await resume(flow, flow_id, ..., storage=storage, new_run=flow._maker(None, None), wait=0)
 
 
 def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
@@ -125,7 +138,7 @@ def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 
 
 async def _go_on(
-    flow: NodeFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_run: NewRun
+    flow: DurableFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
 ) -> dict[str, Any]:
     # Some answers below repeat what an earlier runner wrote, and write nothing themselves.
     await slot.confirm()
@@ -143,7 +156,7 @@ async def _go_on(
         if value is not ... and wait_id is None:
             raise RunFinished(flow_id)
         return dict(slot.data)
-    program = flow._program(by_hand=False, durable=True)
+    program = flow._program(without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
     params = await journal.load()
     if wait_id is not None:
@@ -154,7 +167,7 @@ async def _go_on(
         raise journal.parked()
     journal.status = "running"
     await journal.save(slot.state or "")
-    return await _run(flow, new_run(program, flow_id), journal, params)
+    return await _run(flow, new_execution(program, flow_id), journal, params)
 
 
 async def _table(slot: Slot) -> dict[str, Any] | None:
@@ -214,7 +227,7 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
         return
 
 
-async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
+async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from where the journal stands, and write down how it ends."""
     root = journal.program.root
     run.visits = journal.visits.copy()
@@ -247,7 +260,7 @@ async def _run(flow: NodeFlow, run: Run, journal: Journal, params: Mapping[str, 
 
 
 @asynccontextmanager
-async def storage_for(flow: NodeFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
+async def storage_for(flow: DurableFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
     """Give the storage for one call; one that was made from a URL for it is closed at the end."""
     found = storage_of(flow, storage)
     try:
@@ -257,7 +270,7 @@ async def storage_for(flow: NodeFlow, storage: Storage | str | None) -> AsyncIte
             await found.close()
 
 
-def storage_of(flow: NodeFlow, storage: Storage | str | None) -> Storage:
+def storage_of(flow: DurableFlow, storage: Storage | str | None) -> Storage:
     """Where the runs of a flow are: what is given, else the flow's own, else what is configured."""
     return checked_storage(storage) or flow.storage or default_storage()
 

@@ -1,14 +1,20 @@
-"""The id of a wait: whose question it is, so that an answer reaches that one and no other."""
+"""Ids of runs and of their waits."""
 
 from __future__ import annotations
 
 import re
+import secrets
 from typing import NamedTuple, Self
 
-__all__ = ["WaitId", "flow_of_wait"]
+__all__ = ["WaitId", "flow_of_wait", "new_flow_id"]
 
 _WAIT = re.compile(r"wait:(\d{1,9}):(.*)", re.DOTALL)
 _PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d{1,18})(:(?P<run>[^/.]{1,8}))?(\.(?P<attempt>\d{1,18}))?", re.DOTALL)
+
+
+def new_flow_id(prefix: str) -> str:
+    """Return a new id for a run: the prefix and 64 random bits."""
+    return f"{prefix}_{secrets.token_hex(8)}"
 
 
 class WaitId(NamedTuple):

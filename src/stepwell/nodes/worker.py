@@ -20,8 +20,8 @@ from stepwell.errors import (
     StoredDataError,
     UnknownRun,
 )
-from stepwell.nodes.batch import check_concurrency
 from stepwell.nodes.engine import runs
+from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.record import RUNS, Address
 from stepwell.storage.operations import Get
 from stepwell.storage.poller import DueTasks
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
-__all__ = ["Worker", "worker"]
+__all__ = ["worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ PAUSES = (0.5, 8.0)
 FOREIGN_PAUSES = (8.0, 300.0)
 
 
-def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32) -> Worker:
+def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32) -> RunWorker:
     """``async with worker([flow], storage=storage):`` looks after the runs of these flows while the block lasts.
 
     It resumes runs whose runner died and fires sleeps and timeouts of waits. Any number of workers, in any
@@ -52,10 +52,10 @@ def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, c
         given as a URL is opened and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     """
-    return Worker(flows, storage, concurrency)
+    return RunWorker(flows, storage, concurrency)
 
 
-class Worker:
+class RunWorker:
     """The background task of one worker."""
 
     def __init__(self, flows: Iterable[NodeFlow], storage: Storage | str | None, concurrency: int) -> None:
@@ -110,7 +110,9 @@ class Worker:
             if flow is None:
                 self._due.pause(address, FOREIGN_PAUSES)
                 return False
-            await runs.take_over(flow, self._storage, flow_id)
+            await runs.resume(
+                flow, flow_id, ..., storage=self._storage, new_execution=flow._execution_factory(None, None), wait=0
+            )
         except (Parked, RunFinished, UnknownRun):
             pass
         except RunBusy:

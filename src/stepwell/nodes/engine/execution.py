@@ -1,0 +1,171 @@
+"""One execution of a flow: what its nodes, branches and items share, and the limits that they run under."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from stepwell.errors import InvalidOption, TooManySteps
+from stepwell.nodes.engine.ids import new_flow_id
+from stepwell.nodes.engine.workgroup import group_of, marks_of, was_marked_by
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.plan import Graph, Program, Stage
+    from stepwell.nodes.engine.position import Cursor
+
+__all__ = ["Emit", "Execution", "Limiter", "check_concurrency"]
+
+
+class Emit(Protocol):
+    """Passes one event to the subscribers."""
+
+    def __call__(
+        self,
+        kind: str,
+        cursor: Cursor,
+        *,
+        error: BaseException | None = None,
+        done: int | None = None,
+        total: int | None = None,
+    ) -> None: ...
+
+
+class Execution:
+    """What the parts of one run share; it lives exactly as long as the run."""
+
+    __slots__ = (
+        "_flow_id",
+        "_marked",
+        "_program",
+        "_steps",
+        "_task",
+        "concurrency",
+        "emit",
+        "gates",
+        "max_steps",
+        "name",
+        "visits",
+        "without_loop",
+    )
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        name: str,
+        without_loop: bool,
+        flow_id: str | None = None,
+        concurrency: int | None = None,
+        emit: Emit | None = None,
+    ) -> None:
+        self.name = name
+        self.without_loop = without_loop
+        self.emit = emit
+        #: How often each stage was visited, by its index.
+        self.visits = [0] * len(program.stages)
+        #: How many nodes it may visit in all, those of nested flows and branches among them.
+        self._program = program
+        self._steps: int | None = None
+        self.max_steps = None if program.root.graph is None else program.root.graph.max_steps
+        #: The run's own bound, which takes the place of its outermost flow's.
+        self.concurrency = concurrency
+        self.gates: dict[Graph, asyncio.Semaphore] = {}
+        #: The task that began the run, and how often it was cancelled before that.
+        self._task = None if without_loop else asyncio.current_task()
+        self._marked = 0 if self._task is None else marks_of(self._task)
+        # In a list, since it is made when it is first asked for: most runs never need it.
+        self._flow_id = [] if flow_id is None else [flow_id]
+
+    @property
+    def flow_id(self) -> str:
+        if not self._flow_id:
+            # Two threads may get here together: append is atomic, and the first one counts.
+            self._flow_id.append(new_flow_id(self.name))
+        return self._flow_id[0]
+
+    async def sleep(self, seconds: float) -> None:
+        if self.without_loop:
+            time.sleep(seconds)  # noqa: ASYNC251 - driven by hand there is no loop to hold up
+        else:
+            await asyncio.sleep(seconds)
+
+    def cancelling(self, error: BaseException | None = None) -> bool:
+        """Whether somebody wants the running task to end; ``error`` is what its work has just raised."""
+        if self.without_loop:
+            return False
+        task = asyncio.current_task()
+        if task is None:
+            return False
+        if task is not self._task and (group := group_of(task)) is not None:
+            return group.ending()
+        count = task.cancelling() - (self._marked if task is self._task else 0)
+        if count == 1 and was_marked_by(error):
+            count -= 1
+            task.uncancel()
+        return count > 0
+
+    def bound(self, graph: Graph) -> int | None:
+        """How many nodes one walk of a graph may visit. The outermost is bounded together with all that is inside."""
+        return None if graph is self._program.root.graph else graph.max_steps
+
+    def check_steps(self, stage: Stage) -> None:
+        """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
+        if self.max_steps is None or stage.graph is not None:
+            return
+        if self._steps is None:
+            # A run that is resumed has some already.
+            self._steps = sum([self.visits[known.index] for known in self._program.stages if known.graph is None])
+        if self._steps >= self.max_steps:
+            raise TooManySteps(self.name, self.max_steps, stage.name)
+        self._steps += 1
+
+    def limiter(self, stage: Stage) -> Limiter | None:
+        """What an ``exec`` of this stage has to pass, or ``None`` if nothing bounds it."""
+        if self.without_loop or not stage.limits:
+            return None
+        passes = []
+        for graph in stage.limits:
+            limit = graph.limit
+            if graph is stage.limits[-1] and self.concurrency is not None:
+                limit = self.concurrency
+            if limit is not None:
+                passes.append(self.gates.get(graph) or self.gates.setdefault(graph, asyncio.Semaphore(limit)))
+        return Limiter(passes) if passes else None
+
+
+class Limiter:
+    """Takes one permit of each semaphore, always in the same order, and gives them back.
+
+    Only an ``exec`` holds permits, and it waits for nothing that needs one: so no two gates can
+    wait for each other.
+    """
+
+    __slots__ = ("_passes",)
+
+    def __init__(self, passes: list[asyncio.Semaphore]) -> None:
+        self._passes = passes
+
+    async def __aenter__(self) -> None:
+        held = 0
+        try:
+            for semaphore in self._passes:
+                await semaphore.acquire()
+                held += 1
+        except BaseException:
+            for semaphore in self._passes[:held]:
+                semaphore.release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for semaphore in self._passes:
+            semaphore.release()
+
+
+def check_concurrency(concurrency: object) -> None:
+    """Raise ``InvalidOption`` unless this is a whole number of at least 1."""
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+        raise InvalidOption(f"concurrency={concurrency!r}: give a whole number of at least 1")
