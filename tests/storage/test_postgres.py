@@ -1,4 +1,4 @@
-"""PostgreSQL keeps the contract, however it is reached, and does so without waste."""
+"""Tests of the PostgreSQL storage: the contract, connections, plans and the fast path."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_path
-from stepwell.storage.postgres.client import Link
+from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.schema import migrations
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
-from tests.storage.test_differential import Script, play
+from tests.storage.test_differential import TEXTS, Script, plain, play
 
 _numbers = itertools.count(1)
 
@@ -330,7 +330,7 @@ async def _step(storage: Storage, n: int) -> None:
 async def _use_everything(storage: Storage, n: int) -> None:
     await _conversation(storage, n)
     await _conversation(storage, n)
-    # The usual batches: alone, and several at once.
+    # Fast path batches: alone, and several at once.
     await _step(storage, n)
     for _ in range(2):
         await asyncio.gather(*(_step(storage, other) for other in range(n, n + 4)))
@@ -347,7 +347,7 @@ async def _use_everything(storage: Storage, n: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-async def test_plain_statements_look_rows_up_also_where_the_table_was_analyzed_nearly_empty(count: int) -> None:
+async def test_the_fast_path_uses_index_lookups_after_the_table_was_analyzed_nearly_empty(count: int) -> None:
     server = _explaining().start()
     try:
         async with open_storage(server.url(), sweep_every=None) as storage:
@@ -362,7 +362,7 @@ async def test_plain_statements_look_rows_up_also_where_the_table_was_analyzed_n
         explained = _explained(server.log.read_text())
     finally:
         server.stop()
-    for beginning in ("-- Claims of", "-- usual_claims.sql", "-- Holders write"):
+    for beginning in ("-- Fast path for claims", "-- Fast path for writes"):
         plans = [each["Plan"] for each in explained if each["Query Text"].startswith(beginning)]
         nodes = [node for plan in plans for node in _nodes(plan) if node.get("Relation Name") in ("records", "memos")]
         assert [node for node in nodes if node["Node Type"] == "Index Scan" and "Index Cond" in node]
@@ -414,7 +414,7 @@ async def test_the_same_batch_again_gives_the_same_answers_and_changes_nothing()
             await storage.run(Batch.of(batch, "lane", 6))
 
 
-# The usual batches, which are plain statements
+# The fast path
 
 
 def small_write(address: Address, token: str, number: int, base: str = "") -> Apply:
@@ -432,7 +432,7 @@ async def held(storage: Storage, *keys: int) -> list[Address]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_usual_writes_sent_again_give_the_same_answers_and_change_nothing(count: int) -> None:
+async def test_fast_writes_sent_again_give_the_same_results_and_change_nothing(count: int) -> None:
     async with open_storage(fresh()) as storage:
         addresses = await held(storage, *range(count))
         await storage.run(Batch.of([Apply(addresses[0], Change("first", set={}))], "lane", 6))
@@ -450,8 +450,10 @@ async def test_usual_writes_sent_again_give_the_same_answers_and_change_nothing(
         assert [each.version for each in stored] == [result.version for result in first]
 
 
-async def test_one_write_that_is_refused_leaves_the_others_of_its_batch_alone() -> None:
-    async with open_storage(fresh()) as storage:
+async def test_one_write_that_is_refused_does_not_affect_the_others_of_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         addresses = await held(storage, 0, 1, 2)
         before = [await storage.perform(Get(each)) for each in addresses]
         batch = [
@@ -460,14 +462,17 @@ async def test_one_write_that_is_refused_leaves_the_others_of_its_batch_alone() 
         ]
         await storage.run(Batch.of([Apply(addresses[0], Change("first", set={}))], "lane", 1))
         before[0] = await storage.perform(Get(addresses[0]))
+        sent = _sent(storage, monkeypatch)
         results = await storage.run(Batch.of(batch, "lane", 2))
         assert [type(result) for result in results] == [Applied, LeaseLost, Applied]
+        assert sent == ["fast writes", "function"]
+        monkeypatch.undo()
         after = [await storage.perform(Get(each)) for each in addresses]
         assert [each.version.number - old.version.number for each, old in zip(after, before, strict=True)] == [1, 0, 1]
         assert [each.fields["n"] for each in after] == ["00000000 0", before[1].fields["n"], "00000000 2"]
 
 
-async def test_names_of_any_kind_come_through_the_usual_batches() -> None:
+async def test_the_fast_path_keeps_names_with_special_characters() -> None:
     odd = [
         'say "hi"',
         "back\\slash",
@@ -517,49 +522,90 @@ async def test_one_token_may_claim_several_keys_in_one_batch() -> None:
 
 
 def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What goes to the server from now on: a word for each statement."""
-    assert storage._usual is not None
+    """Record the statements that are sent from now on, by name."""
+    assert storage._fast_path is not None
     words = {
-        storage._usual.known_claims_sql: "known",
-        storage._usual.claims_sql: "claims",
-        storage._usual.writes_sql: "writes",
-        storage._usual.write_sql: "write",
+        storage._fast_path.claims_sql: "fast claims",
+        storage._fast_path.writes_sql: "fast writes",
         storage._run_batch_sql: "function",
     }
     sent: list[str] = []
 
-    async def fetch(link: Link, query: str, *args: Any) -> list[Any]:
+    async def fetch(connection: PostgresConnection, query: str, *args: Any) -> list[Any]:
         sent.append(words[query])
-        return await original(link, query, *args)
+        return await original(connection, query, *args)
 
-    original = Link.fetch
-    monkeypatch.setattr(Link, "fetch", fetch)
+    original = PostgresConnection.fetch
+    monkeypatch.setattr(PostgresConnection, "fetch", fetch)
     return sent
 
 
-async def test_a_claim_is_one_round_trip_whether_its_record_is_known_or_new(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fast_path_gives_what_memory_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    pick, clock = random.Random(seed), Clock()
+    addresses = [Address("bot", str(n)) for n in range(6)]
+    holders: dict[Address, tuple[str, str]] = {}
+    async with (
+        MemoryStorage(clock=clock, sweep_every=None) as ours,
+        PostgresStorage(shared().url(), schema=schema(), clock=clock, sweep_every=None) as theirs,
+    ):
+        sent = _sent(theirs, monkeypatch)
+
+        def write(address: Address, n: int) -> Apply:
+            token, base = holders.get(address, ("none", "")) if pick.random() < 0.9 else ("wrong", "wrong")
+            fields = {name: pick.choice(TEXTS[:3]) for name in pick.sample("abc", pick.randrange(3))}
+            times = {name: 20.0 for name in ("expiry", "deadline") if pick.random() < 0.1}
+            memo = {"memo": f"m{n}"} if pick.random() < 0.5 else {}
+            change = Change(f"w{n}-{address.key}", set=fields, **times, **memo)
+            return Apply(address, change, Guard(token, base), pick.choice(["release", "keep"]), 30.0)
+
+        for n in range(1, 400):
+            clock.advance(pick.choice([0.0, 1.0, 7.5]))
+            chosen = pick.sample(addresses, pick.choice([1, 1, 2, 4]))
+            kind = pick.choice(["claims", "writes", "writes", "others"])
+            batch: list[Operation]
+            if kind == "claims":
+                batch = [Claim(each, pick.choice(["t1", "t2"]), 30.0) for each in chosen]
+            elif kind == "writes":
+                batch = [write(each, n) for each in chosen]
+            else:
+                batch = [Apply(each, Change(f"w{n}", delete=pick.random() < 0.1, set={})) for each in chosen]
+            expected = await ours.run(batch)
+            found = await theirs.run(Batch.of(batch, "claims" if kind == "claims" else "writes", n))
+            for operation, one, other in zip(batch, expected, found, strict=True):
+                assert plain(one) == plain(other), operation
+                if isinstance(operation, Claim) and isinstance(one, Claimed):
+                    holders[operation.address] = operation.token, one.base
+        monkeypatch.undo()
+        for address in addresses:
+            assert plain(await ours.perform(Get(address))) == plain(await theirs.perform(Get(address)))
+        assert min(sent.count(name) for name in ("fast claims", "fast writes", "function")) > 20
+
+
+async def test_a_claim_is_one_round_trip_for_known_and_for_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         one, two = [key for key in range(50) if hash(storage.address("bot", key)) & 1][:2]
-        # The lanes are made, and the first record becomes known.
+        # Create the lanes, and let the storage remember the first record.
         for _ in range(2):
             await _step(storage, one)
         sent = _sent(storage, monkeypatch)
         await _step(storage, one)
-        assert sent == ["known", "write"]
+        assert sent == ["fast claims", "fast writes"]
         sent.clear()
         async with Slot(storage, "bot", two):
             pass
         async with Slot(storage, "bot", two):
             pass
-        # What was claimed and left empty has no row any more.
-        assert sent == ["claims", "function", "claims", "function"]
+        # A claim without a write leaves no row.
+        assert sent == ["function"] * 4
         sent.clear()
         for _ in range(3):
             await _step(storage, two)
-        assert sent == ["claims", "function", "claims", "write", "known", "write"]
+        assert sent == ["function", "function", "function", "fast writes", "fast claims", "fast writes"]
 
 
-async def test_a_known_record_that_is_gone_or_held_elsewhere_is_claimed_as_any_other(
+async def test_known_records_that_were_deleted_or_leased_elsewhere_are_claimed_by_the_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = schema()
@@ -580,35 +626,37 @@ async def test_a_known_record_that_is_gone_or_held_elsewhere_is_claimed_as_any_o
         sent.clear()
         claims = [Claim(ours.address("bot", key), f"mine {key}", 30) for key in keys]
         found = dict(zip(keys, await asyncio.gather(*map(ours.perform, claims)), strict=True))
-        assert sent == ["known", "claims"]
+        assert sent == ["fast claims", "function"]
         assert found[there].record.fields["n"].endswith(" 0")
         assert isinstance(found[taken], Taken) and 25 < found[taken].remaining <= 30
         assert (found[gone].record, found[gone].base, found[gone].memo) == (None, "", None)
-        # A tombstone has no record, but the memo and the base of its removal.
+        # A tombstone has no record, but a memo and a base.
         assert found[cleared].record is None and found[cleared].base and found[cleared].memo
         sent.clear()
-        # What was not there, or not ours, is not known any more; nobody asks in vain twice.
-        assert isinstance(await ours.perform(Claim(ours.address("bot", taken), "mine", 30)), Taken)
-        assert sent == ["claims"]
+        # The storage no longer treats these as known, so it skips the fast path.
+        for key in (taken, gone):
+            await ours.perform(Claim(ours.address("bot", key), f"mine {key}", 30))
+        await ours.perform(Claim(ours.address("bot", there), f"mine {there}", 30))
+        assert sent == ["function", "function", "fast claims"]
 
 
-def _known_or_not(storage: PostgresStorage, address: Address, known: bool) -> None:
-    """It is known by now; let it be forgotten, if it is not to be."""
-    assert storage._usual is not None and storage._usual._there == {hash(address)}
+def _set_known(storage: PostgresStorage, address: Address, known: bool) -> None:
+    """Make the storage forget a known record, unless it should stay known."""
+    assert storage._fast_path is not None and storage._fast_path._known == {hash(address)}
     if not known:
-        storage._usual._there.clear()
+        storage._fast_path._known.clear()
 
 
-async def test_what_is_remembered_of_claimed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_remembered_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_path, "_MOST_KNOWN", 10)
-    monkeypatch.setattr(fast_path, "_FORGOTTEN", 10)
+    monkeypatch.setattr(fast_path, "_DROPPED", 10)
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         known = []
         for turn in range(18):
             await asyncio.gather(*(_step(storage, turn // 3 * 20 + n) for n in range(20)))
-            assert storage._usual is not None
-            known.append(len(storage._usual._there))
-        # Beyond the bound by a batch at most.
+            assert storage._fast_path is not None
+            known.append(len(storage._fast_path._known))
+        # At most one batch above the bound.
         assert 0 < max(known) <= 10 + 20
         assert await storage.get_data("bot", 119) == {"steps": 3}
 
@@ -623,7 +671,7 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
         # Free, as far as the claim can see, and the lane is known: what follows is the plain statement.
         await storage.perform(Claim(address, "x", 30))
         await storage.perform(Release(address, "x"))
-        _known_or_not(storage, address, known)
+        _set_known(storage, address, known)
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
@@ -647,7 +695,7 @@ async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(ad
         address = storage.address("bot", 1)
         for _ in range(2):
             await _step(storage, 1)
-        _known_or_not(storage, address, known)
+        _set_known(storage, address, known)
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
@@ -672,7 +720,7 @@ async def test_known_records_that_expired_are_not_seen() -> None:
                 await slot.commit(expiry=60, memo=["m"])
         address = storage.address("bot", 1)
         clock.advance(61)
-        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        assert storage._fast_path is not None and storage._fast_path._known == {hash(address)}
         claimed = await storage.perform(Claim(address, "t", 30))
         assert (claimed.record, claimed.memo is None) == (None, False)
 
@@ -684,7 +732,7 @@ async def test_a_claim_of_a_known_record_that_comes_late_claims_nothing() -> Non
         for turn in (1, 2):
             await storage.run(Batch.of([Claim(address, "first", 30)], "lane", turn))
         await storage.run([Release(address, "first")])
-        assert storage._usual is not None and storage._usual._there == {hash(address)}
+        assert storage._fast_path is not None and storage._fast_path._known == {hash(address)}
         storage._sent = 0  # as if this were the first sending, on its way for all this time
         with pytest.raises(Exception, match="SW001"):
             await storage.run(Batch.of([Claim(address, "late", 30)], "lane", 1))
@@ -701,15 +749,18 @@ async def test_claims_that_were_made_before_their_call_failed_are_given_back(mon
         for _ in range(2):
             await asyncio.gather(_step(ours, there), _step(ours, gone))
         await theirs.forget(theirs.address("bot", gone))
-        original = Link.fetch
+        original = PostgresConnection.fetch
+        failed = False
 
-        async def full(link: Link, query: str, *args: Any) -> list[Any]:
-            if ours._usual is not None and query == ours._usual.claims_sql:
+        async def full(connection: PostgresConnection, query: str, *args: Any) -> list[Any]:
+            nonlocal failed
+            if query == ours._run_batch_sql and not failed:
+                failed = True
                 raise StorageFull("no room")
-            return await original(link, query, *args)
+            return await original(connection, query, *args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Link, "fetch", full)
+            patch.setattr(PostgresConnection, "fetch", full)
             claims = [ours.perform(Claim(ours.address("bot", key), f"mine {key}", 30)) for key in (there, gone)]
             found = await asyncio.gather(*claims, return_exceptions=True)
             assert [type(each) for each in found] == [StorageFull, StorageFull]
@@ -741,6 +792,36 @@ async def test_a_write_that_waited_is_judged_by_what_it_finds_then(admin: Any, c
         assert [new.version.number - old.version.number for new, old in zip(after, before, strict=True)] == [0, 1][
             :count
         ]
+        await connection.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_fast_write_that_waited_for_a_lock_keeps_the_other_change(
+    admin: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
+        addresses = await held(storage, *range(count))
+        await storage.run(Batch.of([Apply(storage.address("bot", "other"), Change("first", set={}))], "lane", 1))
+        before = [await storage.perform(Get(each)) for each in addresses]
+        writes = [small_write(address, str(n), n, before[n].base) for n, address in enumerate(addresses)]
+        sent = _sent(storage, monkeypatch)
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("update records set version = version + 1, deadline = 7 where key = '0'")
+        waiting = asyncio.create_task(storage.run(Batch.of(writes, "lane", 2)))
+        await _until_somebody_waits(admin)
+        await transaction.commit()
+        results: list[Any] = await waiting
+        assert sent == ["fast writes"]
+        growth = [result.version.number - old.version.number for result, old in zip(results, before, strict=True)]
+        assert growth == [2, 1, 1][:count]
+        after = await connection.fetch(
+            "select version, deadline from records where token is null and alive order by key"
+        )
+        assert [row[0] for row in after][-count:] == [result.version.number for result in results]
+        assert [row[1] for row in after][-count:] == [7, None, None][:count]
         await connection.close()
 
 
@@ -789,8 +870,8 @@ async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_th
         # The first claim makes the lane known.
         await storage.perform(Claim(address, "first", 30))
         await storage.perform(Release(address, "first"))
-        link = storage._links[storage.lane_of(Claim(address, "", 30))]
-        fetch, calls = link.fetch, 0
+        connection = storage._connections[storage.lane_of(Claim(address, "", 30))]
+        fetch, calls = connection.fetch, 0
 
         async def once(query: str, *args: Any) -> list[Any]:
             nonlocal calls
@@ -800,9 +881,9 @@ async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_th
             return await fetch(query, *args)
 
         with monkeypatch.context() as patch:
-            # As if a memo had been missed.
-            patch.setattr(fast_path.Usual, "_claimed", lambda self, operations, rows: None)
-            patch.setattr(link, "fetch", once)
+            # As if the claim had waited for a lock.
+            patch.setattr(fast_path.FastPath, "_claimed", lambda self, operations, rows: None)
+            patch.setattr(connection, "fetch", once)
             with pytest.raises(StorageUnavailable, match="no connection"):
                 await storage.perform(Claim(address, "mine", 30))
         # Behind the release in the same lane.
@@ -821,7 +902,7 @@ async def test_a_claim_that_comes_late_claims_nothing_also_if_the_later_one_foun
             await storage.run(Batch.of([Claim(address, "mine", 30)], "lane", 2))
 
 
-async def test_a_name_that_no_database_can_hold_is_refused_in_a_usual_write_too() -> None:
+async def test_the_fast_path_refuses_a_name_with_a_lone_surrogate() -> None:
     async with open_storage(fresh()) as storage:
         (address,) = await held(storage, 1)
         base = (await storage.perform(Get(address))).base
@@ -836,7 +917,7 @@ def test_a_call_that_a_closed_loop_left_behind_does_not_end_the_use_of_the_next(
 
     async def leave() -> asyncio.Task[Any]:
         await storage.open()
-        task = asyncio.ensure_future(storage._aside.fetch("select pg_sleep(5)"))
+        task = asyncio.ensure_future(storage._other.fetch("select pg_sleep(5)"))
         await asyncio.sleep(0.1)
         return task
 
@@ -845,22 +926,22 @@ def test_a_call_that_a_closed_loop_left_behind_does_not_end_the_use_of_the_next(
 
     async def go_on() -> None:
         await storage.open()
-        link = storage._aside
-        using = asyncio.ensure_future(link.fetch("select pg_sleep(0.3)"))
+        connection = storage._other
+        using = asyncio.ensure_future(connection.fetch("select pg_sleep(0.3)"))
         await asyncio.sleep(0.1)
         left[0]._log_destroy_pending = False
         left.clear()
         gc.collect()
-        assert link._lock.locked()
-        await asyncio.gather(using, link.fetch("select 1"))
+        assert connection._lock.locked()
+        await asyncio.gather(using, connection.fetch("select 1"))
         await storage.close()
 
     asyncio.run(go_on())
 
 
-async def test_usual_batches_of_several_workers_never_wait_in_a_circle_and_lose_nothing(admin: Any) -> None:
-    await admin.execute("create database usual_circles")
-    url = shared().url("usual_circles")
+async def test_fast_path_batches_of_several_workers_do_not_deadlock_and_lose_nothing(admin: Any) -> None:
+    await admin.execute("create database fast_circles")
+    url = shared().url("fast_circles")
     workers = [open_storage(url, sweep_every=None) for _ in range(4)]
     chance = random.Random(11)
     written = 0
@@ -887,7 +968,7 @@ async def test_usual_batches_of_several_workers_never_wait_in_a_circle_and_lose_
                     written += len(results)
 
         await asyncio.gather(*(work(storage, n) for n, storage in enumerate(workers)))
-        assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'usual_circles'") == 0
+        assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'fast_circles'") == 0
         found = [await workers[0].perform(Get(workers[0].address("bot", key))) for key in range(25)]
         assert sum(int(stored.fields["n"][9:]) for stored in found) == written > 500
     finally:

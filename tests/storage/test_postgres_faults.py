@@ -27,7 +27,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Query, Release
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres import schema as schema_module
-from stepwell.storage.postgres.client import Link, Options, UrlSource
+from stepwell.storage.postgres.client import Options, PostgresConnection, UrlSource
 from stepwell.storage.postgres.schema import migrate, migrations
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
@@ -341,12 +341,12 @@ class StoppingConnection:
 async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_starting(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_module, "_STOPPED", 0.5)
-    link = Link(UrlSource(server.url(), Options()), Options())
+    monkeypatch.setattr(schema_module, "_IDLE_LIMIT", 0.5)
+    postgres = PostgresConnection(UrlSource(server.url(), Options()), Options())
     stopping: asyncio.Future[StoppingConnection] = asyncio.get_running_loop().create_future()
 
     async def worker() -> None:
-        async with link.connection() as connection:
+        async with postgres.driver() as connection:
             stopping.set_result(StoppingConnection(connection))
             await migrate(stopping.result(), "half_made", "here", 5.0)
 
@@ -362,7 +362,7 @@ async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_star
 async def test_a_session_that_holds_up_a_migration_is_named(
     server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_module, "_LOCKED", 0.3)
+    monkeypatch.setattr(schema_module, "_LOCK_WAIT", 0.3)
     pid = admin.get_server_pid()
     named = rf"within 0.3 s: process {pid} of the server \(.* from 127.0.0.1, idle in transaction\)"
     async with admin.transaction():

@@ -83,7 +83,7 @@ declare
     f_returning constant integer := 128;
     f_renew constant integer := 256;
     f_parts constant integer := 512;
-    f_usual constant integer := 1024;
+    f_simple constant integer := 1024;
     f_needs_row constant integer := 2048;
 
     t double precision;
@@ -93,7 +93,7 @@ declare
     v_claims constant boolean := 2 = any (p_kinds);
     v_count constant integer := cardinality(p_keys);
     v_claimed bigint;
-    v_usual bigint;
+    v_simple bigint;
     -- The operations whose rows we have locked. A row that somebody makes later is not there for this batch:
     -- to wait for it would be out of order.
     v_ours bigint[] := '{}';
@@ -248,10 +248,10 @@ begin
                 r_.tags, r_.expires_at, r_.deadline, null::text, null::double precision, null::text[], null::text[]
             from unnest(p_kinds, p_namespaces, p_keys, p_flags) with ordinality as u(kind, namespace, key, flags, at)
             join @schema@.records r_ on r_.namespace = u.namespace and r_.key = u.key
-            where u.kind = 1 and u.flags & f_usual <> 0
+            where u.kind = 1 and u.flags & f_simple <> 0
                 and r_.alive and (r_.expires_at is null or r_.expires_at > t);
         select v_made + count(*) into v_made
-            from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 1 and u.flags & f_usual <> 0;
+            from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 1 and u.flags & f_simple <> 0;
     end if;
 
     if v_claims then
@@ -260,7 +260,7 @@ begin
                 set token = u.token, leased_until = t + u.lease
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags, p_tokens, p_leases)
                     with ordinality as u(kind, namespace, key, flags, token, lease, at)
-                where u.kind = 2 and u.flags & f_usual <> 0
+                where u.kind = 2 and u.flags & f_simple <> 0
                     and r_.namespace = u.namespace and r_.key = u.key
                     and (r_.token is null or r_.leased_until <= t or r_.token = u.token)
                 returning u.at, c_claimed, t,
@@ -274,10 +274,10 @@ begin
                     end,
                     null::double precision, null::text[], null::text[];
         get diagnostics v_claimed = row_count;
-        select count(*) into v_usual
-            from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 2 and u.flags & f_usual <> 0;
-        v_made := v_made + v_usual;
-        if v_claimed < v_usual then
+        select count(*) into v_simple
+            from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 2 and u.flags & f_simple <> 0;
+        v_made := v_made + v_simple;
+        if v_claimed < v_simple then
             return query
                 select u.at, c_taken, t, null::bigint, null::text, null::text, null::double precision, null::text,
                     null::jsonb, null::jsonb, null::text[], null::double precision, null::double precision,
@@ -285,7 +285,7 @@ begin
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags, p_tokens)
                     with ordinality as u(kind, namespace, key, flags, token, at)
                 join @schema@.records r_ on r_.namespace = u.namespace and r_.key = u.key
-                where u.kind = 2 and u.flags & f_usual <> 0 and r_.token <> u.token and r_.leased_until > t;
+                where u.kind = 2 and u.flags & f_simple <> 0 and r_.token <> u.token and r_.leased_until > t;
         end if;
     end if;
 
@@ -314,7 +314,7 @@ begin
                 namespace, key, flags, token, lease, write, base, flow, state, head,
                 data, deadline, expiry, memo, weight, allowed, at
             )
-            where u.flags & f_usual <> 0 and u.weight is not null
+            where u.flags & f_simple <> 0 and u.weight is not null
                 and u.at = any (v_ours) and r_.namespace = u.namespace and r_.key = u.key
                 and r_.alive and (r_.expires_at is null or r_.expires_at > t)
                 and r_.token = u.token and r_.leased_until > t and r_.base = u.base
@@ -353,7 +353,7 @@ begin
                 version_write, flow, state, head, data, large, unset, tags, deadline,
                 expiry, memo, parts, weight, allowed, at
             )
-            where u.flags & f_usual = 0 or (u.kind = 3 and u.at <> all (d_ats))
+            where u.flags & f_simple = 0 or (u.kind = 3 and u.at <> all (d_ats))
             order by u.at
         loop
             at := op.at;

@@ -1,117 +1,100 @@
-"""What most batches are, claims or a holder's small writes, as one plain statement: a third quicker than the function.
+"""The fast path beside the batch function: one plain statement for claims of known records, one for simple writes.
 
-Writes are made as the function would make them, or none is. Claims are, or some are and the next statement or the
-function is asked: a claim may be repeated.
+The statements apply the rules of ``002_run_batch.sql`` or return too few rows; the caller then calls the function.
+A write statement writes the whole batch or nothing. A claim statement may claim some of the records, which is safe to
+repeat. ``docs/decisions/020-postgresql-batches.md`` has the measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from stepwell.record import KEEP, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
 from stepwell.storage.postgres.rows import (
     DEADLINE_FLAG,
     EXPIRY_FLAG,
     KEEP_FLAG,
     escaped,
-    is_usual,
+    is_simple_write,
     small_fields,
     stored,
 )
 
-__all__ = ["Statement", "Usual"]
+__all__ = ["FastPath", "Statement"]
 
 _FOLDER = files("stepwell.storage.postgres")
 
-#: The columns of a claim's row, as claimed_columns.sql begins it: a record is from ``_RECORD`` on.
-_KEY, _TIME, _RECORD, _BASE, _MEMO, _REMAINING, _MISSED = 0, 1, 2, 4, 12, 13, 14
-#: How many addresses are remembered, and how many are forgotten to make room.
-_MOST_KNOWN, _FORGOTTEN = 50_000, 1_000
+#: Columns of fast_claims.sql; the record starts at ``_RECORD``.
+_KEY, _TIME, _RECORD, _BASE, _MEMO, _STALE = 0, 1, 2, 4, 12, 13
+#: How many addresses are remembered, and how many are dropped when there are more.
+_MOST_KNOWN, _DROPPED = 50_000, 1_000
 
 
 class Statement(NamedTuple):
-    """A statement for a batch."""
+    """A fast path statement for one batch."""
 
     sql: str
-    #: After lane, number and time.
+    #: Arguments after lane, number and time.
     args: tuple[Any, ...]
-    #: What its rows say, in the order of the operations; ``None`` if the next one, or the function, must be asked.
+    #: Turns rows into results in the order of the operations; ``None`` if the function must run the batch.
     results: Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]
 
 
-class Usual:
-    """The statements for a schema."""
+class FastPath:
+    """The fast path of one schema."""
 
     def __init__(self, schema: str) -> None:
-        columns = (_FOLDER / "claimed_columns.sql").read_text("utf-8").rstrip()
-        self.known_claims_sql, self.claims_sql, self.writes_sql, self.write_sql = (
-            (_FOLDER / name).read_text("utf-8").replace("@claimed@", columns).replace("@schema@", schema)
-            for name in ("known_claims.sql", "usual_claims.sql", "usual_writes.sql", "usual_write.sql")
+        self.claims_sql, self.writes_sql = (
+            (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
+            for name in ("fast_claims.sql", "fast_writes.sql")
         )
-        #: Where there was a record when it was last claimed, so that very likely there still is a row. Hashes: if two
-        #: addresses have the same, that costs a round trip at most.
-        self._there: set[int] = set()
+        #: Hashes of addresses that had a record when they were last claimed. A collision costs one round trip.
+        self._known: set[int] = set()
 
-    def statements(self, operations: Sequence[Any]) -> Iterator[Statement]:
-        """Those for a batch, to be sent until one has results; none for what only the function can do."""
+    def statement(self, operations: Sequence[Any]) -> Statement | None:
+        """Return the statement for a batch, or ``None`` if only the function can run it."""
         addresses = {operation[0] for operation in operations}
         if len(addresses) < len(operations):
-            # One statement cannot do two things to one row.
-            return
+            # One statement cannot change a row twice.
+            return None
         if type(operations[0]) is Claim:
+            if not self._known.issuperset(map(hash, addresses)):
+                return None
             args = _claims(operations)
-            if args is not None:
-                if self._there.issuperset(map(hash, addresses)):
-                    yield Statement(self.known_claims_sql, args, self._all_claimed)
-                yield Statement(self.claims_sql, args, self._claimed)
-            return
+            return None if args is None else Statement(self.claims_sql, args, self._claimed)
         rows = _rows(operations)
         if rows is None:
-            return
+            return None
         first = operations[0]
-        namespace, lease, limit = first.address.namespace, first.lease, first.change.limit
-        if len(rows) == 1:
-            yield Statement(self.write_sql, (namespace, *rows[0], lease, limit), _applied)
-        else:
-            yield Statement(self.writes_sql, (namespace, *_columns(rows), lease, limit, len(rows)), _applied)
+        args = (first.address.namespace, *_columns(rows), first.lease, first.change.limit, len(rows))
+        return Statement(self.writes_sql, args, _applied)
 
-    def _all_claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
-        if len(rows) == len(operations):
-            return self._claimed(operations, rows)
-        if rows:
-            # Without any, its lane is not known: that says nothing about them.
-            self._there.difference_update([hash(operation.address) for operation in operations])
-        return None
+    def remember(self, operations: Sequence[Any], results: Sequence[Result]) -> None:
+        """Remember the addresses at which the function claimed a record."""
+        if len(self._known) > _MOST_KNOWN:
+            for _ in range(_DROPPED):
+                self._known.pop()
+        self._known.update(
+            [
+                hash(operation[0])
+                for operation, result in zip(operations, results, strict=True)
+                if type(result) is Claimed and result.record is not None
+            ]
+        )
 
     def _claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
-        if not rows:
+        if len(rows) < len(operations) or True in [row[_STALE] for row in rows]:
+            # The function reports which of them have a record.
+            self._known.difference_update([hash(operation[0]) for operation in operations])
             return None
-        places = {operation.address.key: at for at, operation in enumerate(operations)}
-        found: list[Result] = [None] * len(operations)
-        there = []
+        found = {}
         for row in rows:
-            if row[_MISSED]:
-                return None
-            at = places[row[_KEY]]
-            if row[_REMAINING] is not None:
-                found[at] = Taken(row[_REMAINING])
-                continue
-            record = None
-            if row[_RECORD] is not None:
-                record = stored(row, _RECORD)
-                there.append(hash(operations[at].address))
-            found[at] = Claimed(record, row[_BASE], row[_MEMO], row[_TIME])
-        if None in found:
-            # A row was made while this statement ran, perhaps by an earlier sending of these very claims.
-            return None
-        if len(self._there) > _MOST_KNOWN:
-            for _ in range(_FORGOTTEN):
-                self._there.pop()
-        self._there.update(there)
-        return found
+            record = None if row[_RECORD] is None else stored(row, _RECORD)
+            found[row[_KEY]] = Claimed(record, row[_BASE], row[_MEMO], row[_TIME])
+        return [found[operation[0].key] for operation in operations]
 
 
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -133,12 +116,12 @@ def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
     first = operations[0]
     namespace = first.address.namespace
     for operation in operations:
-        if type(operation) is not Apply or operation.guard is None or not is_usual(operation):
+        if type(operation) is not Apply or operation.guard is None or not is_simple_write(operation):
             return None
         guard = operation.guard
         (its_namespace, key), change, _, then, lease, _ = operation
-        alike = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
-        if change.fresh or not alike:
+        same = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
+        if change.fresh or not same:
             return None
         data, size = small_fields(change.set)
         flow = state = head = None
@@ -186,7 +169,7 @@ def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _array(texts: Iterable[str | None]) -> str:
-    """An array of short texts as one: the driver looks at each item of a list several times."""
+    """Return an array literal, which asyncpg encodes faster than a list."""
     items = list(texts)
     if None not in items:
         joined = '","'.join(map(str, items))
@@ -203,7 +186,7 @@ def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | N
     if not rows:
         return None
     found: list[Result] = [None] * len(operations)
-    for at, version, now, *_ in rows:
+    for at, version, now in rows:
         operation = operations[at - 1]
         found[at - 1] = Applied(Version(version, operation.change.write), operation.guard.base, now)
     return found

@@ -1,4 +1,4 @@
-"""Operations as the columns that the batch function takes, and its rows as results."""
+"""Conversion of operations to the columns of the batch function, and of its rows to results."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = [
     "STORED",
     "columns",
     "escaped",
-    "is_usual",
+    "is_simple_write",
     "results",
     "small_fields",
     "stored",
 ]
 
-#: A field whose text is longer is kept apart, so that changes of the others do not write it again.
+#: Longer fields are stored in a column of their own, so that changes of other fields do not rewrite them.
 LARGE: Final = 1024
 
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
 _KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
 _REPLACE, _DELETE, _FORGET, _FRESH, DEADLINE_FLAG, EXPIRY_FLAG = 1, 2, 4, 8, 16, 32
-KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _USUAL, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
+KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _SIMPLE, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
 _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
 
-#: How many columns there are, and how many of them only Apply fills.
+#: The number of columns, and how many of them are only for Apply.
 COLUMNS: Final = 23
 _APPLY_COLUMNS: Final = 17
 
@@ -54,7 +54,7 @@ STORED: Final = "r.version, r.write, r.base, r.written_at, r.head, r.data, r.lar
 
 
 def escaped(name: str) -> str:
-    """A name without NUL, which PostgreSQL's text cannot hold; different names stay different."""
+    """Escape NUL, which PostgreSQL's text type does not support."""
     return name.replace("\\", "\\\\").replace("\0", "\\0") if "\\" in name or "\0" in name else name
 
 
@@ -65,9 +65,9 @@ def _unescaped(text: str) -> str:
 
 
 def columns(operations: Sequence[Operation]) -> list[Any]:
-    """On how many keys there must be a row, and one sequence per column of the function.
+    """Return the number of keys that need a row, then one sequence per column of the function.
 
-    A sequence of nothing but nulls is left empty, one that may be shortened is, where all are alike.
+    A column of nulls is sent empty; some columns are sent as one item if all items are equal.
     """
     kinds = [_KINDS[type(operation)] for operation in operations]
     writes = _APPLY in kinds
@@ -75,36 +75,36 @@ def columns(operations: Sequence[Operation]) -> list[Any]:
     if len({operation[0] for operation in operations}) < len(operations):
         times = Counter([operation[0] for operation in operations])
     needing: set[Address] = set()
-    places = []
+    common = []
     rows = []
     for operation, kind in zip(operations, kinds, strict=True):
         address = operation[0]
         flags, token, lease = _FLAGS[kind](operation)
         if times is not None and times[address] > 1:
-            # One statement cannot do two things to one row: these go one by one, in order.
-            flags &= ~_USUAL
+            # One statement cannot change a row twice: the function runs these one by one, in order.
+            flags &= ~_SIMPLE
         if flags & _NEEDS_ROW:
             if address in needing:
                 flags &= ~_NEEDS_ROW
             needing.add(address)
-        places.append((*address, flags, token, lease))
+        common.append((*address, flags, token, lease))
         if writes:
             rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
-    namespaces, keys, flags_, tokens, leases = zip(*places, strict=True)
-    placed = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
+    namespaces, keys, flags_, tokens, leases = zip(*common, strict=True)
+    shared = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
     if not writes:
-        return [len(needing), *placed, *([()] * _APPLY_COLUMNS)]
+        return [len(needing), *shared, *([()] * _APPLY_COLUMNS)]
     *written, limits = zip(*rows, strict=True)
     return [
         len(needing),
-        *placed,
+        *shared,
         *(column if column.count(None) < len(column) else () for column in written),
         _short(limits),
     ]
 
 
 def _short(column: Sequence[Any]) -> Sequence[Any]:
-    """A column in which all are alike is sent as one."""
+    """Return a column of equal items as one item."""
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
@@ -112,11 +112,11 @@ _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
 
 
 def _get(get: Any) -> tuple[int, None, None]:
-    return _PARTS if get.parts else _USUAL, None, None
+    return _PARTS if get.parts else _SIMPLE, None, None
 
 
 def _claim(claim: Any) -> tuple[int, str, float]:
-    return _RENEW if claim.renew else _USUAL | _NEEDS_ROW, claim.token, claim.lease
+    return _RENEW if claim.renew else _SIMPLE | _NEEDS_ROW, claim.token, claim.lease
 
 
 def _release(release: Any) -> tuple[int, str, None]:
@@ -146,8 +146,8 @@ def _apply(apply: Any) -> tuple[int, str | None, float]:
     if token is None:
         if not change.delete or change.memo is not KEEP:
             flags |= _NEEDS_ROW
-    elif is_usual(apply):
-        flags |= _USUAL
+    elif is_simple_write(apply):
+        flags |= _SIMPLE
     return flags, token, apply.lease
 
 
@@ -159,8 +159,8 @@ _FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] 
 }
 
 
-def is_usual(apply: Apply) -> bool:
-    """A holder changes small fields, and perhaps flow, state, times and memo."""
+def is_simple_write(apply: Apply) -> bool:
+    """Return whether a holder changes only small fields, the head, times and the memo."""
     _, change, guard, _, _, returning = apply
     return (
         guard is not None
@@ -178,7 +178,7 @@ def is_usual(apply: Apply) -> bool:
 
 
 def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:
-    """Fields that are kept together, as JSON, and what they weigh."""
+    """Return small fields as JSON, and their size."""
     size = 0
     for name, text in fields.items():
         size += weight(name, text)
@@ -227,7 +227,7 @@ def _json(value: Any) -> str:
 
 
 def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result]:
-    """What the function's rows say, in the order of the operations."""
+    """Return the results of the function's rows in the order of the operations."""
     found: list[Result] = [None] * len(operations)
     for row in rows:
         at, code, clock = row[0] - 1, row[1], row[2]
@@ -252,7 +252,7 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
 
 def _applied(operation: Operation, row: Any, clock: float, record: Stored | None) -> Applied:
     version, write, base = row[3:6]
-    # Neither is sent where it is what the operation itself said.
+    # The function returns null for values that the operation already has.
     change, guard = cast("Apply", operation)[1:3]
     if write is None:
         write = change.write
@@ -262,7 +262,7 @@ def _applied(operation: Operation, row: Any, clock: float, record: Stored | None
 
 
 def stored(row: Any, first: int) -> Stored:
-    """A record from the columns of ``STORED``, the first of which is number ``first`` of the row."""
+    """Return the record whose columns, in the order of ``STORED``, start at index ``first`` of the row."""
     version, write, base, written_at, head, data, large, tags, expires_at, deadline = row[first : first + 10]
     fields: dict[str, str] = from_json(data)
     if large is not None:

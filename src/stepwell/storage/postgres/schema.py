@@ -1,4 +1,4 @@
-"""The tables and functions in PostgreSQL: made once, whoever comes first, and brought up to date."""
+"""Creation and migration of the PostgreSQL schema."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["checked", "migrate", "migrations"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that all steps may take.
+#: Seconds for all migrations.
 _MIGRATING = 60.0
-#: Seconds to wait for a lock of another session, such as a worker that makes the same steps.
-_LOCKED = 30.0
-#: Seconds after which the server ends the session of a worker that has stopped in the middle of its steps.
-_STOPPED = 10.0
+#: Seconds to wait for a lock of another session, such as another migrating worker.
+_LOCK_WAIT = 30.0
+#: Seconds after which the server ends the session of a worker that stops during a migration.
+_IDLE_LIMIT = 10.0
 _LOCK_NOT_AVAILABLE = "55P03"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class Migration(NamedTuple):
-    """One step of the schema."""
+    """One migration of the schema."""
 
     number: int
     name: str
@@ -34,18 +34,18 @@ class Migration(NamedTuple):
 
 
 def checked(schema: str) -> str:
-    """A schema's name, quoted; ``InvalidOption`` for one that would need more than quotes."""
+    """Return the quoted name of a schema. Raises ``InvalidOption`` if the name is not allowed."""
     if not isinstance(schema, str) or not _NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise InvalidOption(
-            f"schema is {schema!r}; it takes lower-case letters, digits and underscores, at most 63, "
-            "starts with a letter or an underscore, and not with pg_"
+            f"schema is {schema!r}; use at most 63 lower-case letters, digits and underscores, "
+            "starting with a letter or an underscore, and not with pg_"
         )
     return f'"{schema}"'
 
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """All steps, in order."""
+    """Return all migrations in order."""
     folder = files("stepwell.storage.postgres")
     found = []
     for file in folder.iterdir():
@@ -55,52 +55,52 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found))
 
 
-async def migrate(connection: Any, schema: str, place: str, timeout: float) -> None:
-    """Make sure that the schema is the one this release works with."""
+async def migrate(connection: Any, schema: str, server: str, timeout: float) -> None:
+    """Create the schema or migrate it to this release."""
     last = migrations()[-1].number
     async with asyncio.timeout(timeout):
-        if await _reached(connection, schema, place, last) == last:
-            # Also the way for a role that may not create anything.
+        if await _current(connection, schema, server, last) == last:
+            # Works for a role without the right to create.
             return
     try:
-        async with asyncio.timeout(_LOCKED + _MIGRATING), connection.transaction():
-            await _make_steps(connection, schema, place, last)
+        async with asyncio.timeout(_LOCK_WAIT + _MIGRATING), connection.transaction():
+            await _run_migrations(connection, schema, server, last)
     except Exception as error:
         if getattr(error, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
             raise
-        raise await _blocked(connection, schema, place) from error
+        raise await _blocked(connection, schema, server) from error
 
 
-async def _make_steps(connection: Any, schema: str, place: str, last: int) -> None:
+async def _run_migrations(connection: Any, schema: str, server: str, last: int) -> None:
     quoted = checked(schema)
     await connection.execute(
-        f"set local statement_timeout = 0; set local lock_timeout = {_LOCKED * 1000:.0f}; "
-        f"set local idle_in_transaction_session_timeout = {_STOPPED * 1000:.0f}"
+        f"set local statement_timeout = 0; set local lock_timeout = {_LOCK_WAIT * 1000:.0f}; "
+        f"set local idle_in_transaction_session_timeout = {_IDLE_LIMIT * 1000:.0f}"
     )
     # One worker at a time; the lock ends with the transaction, also behind PgBouncer.
     await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", _lock_name(schema))
-    reached = await _reached(connection, schema, place, last)
+    current = await _current(connection, schema, server, last)
     if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
         await connection.execute(f"create schema {quoted}")
-    if reached == 0:
+    if current == 0:
         await connection.execute(
             f"create table if not exists {quoted}.migrations "
             "(number integer primary key, name text not null, made_at timestamptz not null default now())"
         )
     for migration in migrations():
-        if migration.number > reached:
+        if migration.number > current:
             await connection.execute(migration.sql.replace("@schema@", quoted))
             await connection.execute(
                 f"insert into {quoted}.migrations (number, name) values ($1, $2)",  # noqa: S608 checked and quoted
                 migration.number,
                 migration.name,
             )
-            logger.info("made step %s (%s) of the schema %s", migration.number, migration.name, schema)
+            logger.info("ran migration %s (%s) of the schema %s", migration.number, migration.name, schema)
 
 
-async def _blocked(connection: Any, schema: str, place: str) -> StorageUnavailable:
-    """The error that names the session which holds the lock of the steps, or a lock on one of the tables."""
-    what = f"the schema {schema} of {place} could not be made or migrated within {_LOCKED:g} s"
+async def _blocked(connection: Any, schema: str, server: str) -> StorageUnavailable:
+    """Return an error that names the session holding the migration lock or a lock on one of the tables."""
+    what = f"the schema {schema} of {server} could not be created or migrated within {_LOCK_WAIT:g} s"
     holder = await connection.fetchrow(
         "select a.pid, coalesce(nullif(a.application_name, ''), 'an unnamed program') as program, "
         "coalesce(host(a.client_addr), 'the same machine') as client, coalesce(a.state, 'state hidden') as state, "
@@ -114,11 +114,11 @@ async def _blocked(connection: Any, schema: str, place: str) -> StorageUnavailab
         schema,
     )
     if holder is None:
-        return StorageUnavailable(f"{what}, because of a lock that is gone by now; try again", sent=False)
+        return StorageUnavailable(f"{what} because of a lock that has been released since; try again", sent=False)
     pid, program, client, state, seconds = holder
     return StorageUnavailable(
-        f"{what}: process {pid} of the server ({program} from {client}, {state}) holds a lock, in a transaction that "
-        f"began {seconds:.0f} s ago; see what it does, or end it with select pg_terminate_backend({pid})",
+        f"{what}: process {pid} of the server ({program} from {client}, {state}) holds a lock in a transaction that "
+        f"started {seconds:.0f} s ago; wait for it, or end it with select pg_terminate_backend({pid})",
         sent=False,
     )
 
@@ -127,16 +127,16 @@ def _lock_name(schema: str) -> str:
     return f"stepwell {schema}"
 
 
-async def _reached(connection: Any, schema: str, place: str, last: int) -> int:
-    # Not to_regclass: it may answer from a cache that is older than the lock we waited for.
-    there = await connection.fetchval(
+async def _current(connection: Any, schema: str, server: str, last: int) -> int:
+    # to_regclass may answer from a cache that is older than the lock.
+    exists = await connection.fetchval(
         "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where n.nspname = $1 and c.relname = 'migrations')",
         schema,
     )
-    if not there:
+    if not exists:
         return 0
     number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {checked(schema)}.migrations")  # noqa: S608
     if number > last:
-        raise NewerSchema(f"the schema {schema} of {place}", number, last)
+        raise NewerSchema(f"the schema {schema} of {server}", number, last)
     return number

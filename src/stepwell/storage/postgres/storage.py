@@ -1,4 +1,4 @@
-"""PostgreSQL: many workers, durable, queryable with SQL."""
+"""The PostgreSQL storage."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from stepwell.record import Address, Limits
 from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
 from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres.client import Link, Options, Pool, PoolSource, Source, UrlSource, split_url
-from stepwell.storage.postgres.fast_path import Usual
+from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource, split_url
+from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, migrate
 
 __all__ = ["PostgresStorage"]
 
-#: What a URL may carry for us after its ``?``; everything else there is for asyncpg.
+#: Our options in the query of a URL; all others are passed to asyncpg.
 _IN_URL = ("schema", "timeout", "connect_timeout", "prepared_statements")
+#: Seconds between attempts to open.
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class PostgresStorage(Storage):
-    """Keeps records in a schema of a PostgreSQL database, shared by any number of workers.
+    """Stores records in a schema of a PostgreSQL database, shared by any number of workers.
 
-    ``source`` is a URL, or an ``asyncpg.Pool``, which is used and never closed. With a URL it has up to five
-    connections of its own. ``prepared_statements=False`` is for PgBouncer. A call takes at most ``timeout``
-    seconds; what cannot be delivered is tried again for ``patience`` seconds.
+    ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. With a URL the storage opens up to five
+    connections. Use ``prepared_statements=False`` with PgBouncer. A call takes at most ``timeout`` seconds; calls
+    that do not reach the server are retried for ``patience`` seconds.
     """
 
     def __init__(
@@ -47,25 +48,29 @@ class PostgresStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         options = Options(timeout=timeout, connect_timeout=connect_timeout, prepared_statements=prepared_statements)
-        # A batch is one statement, or two if the first cannot make it.
+        # A batch is one statement, or two if the fast path cannot run it.
         check_patience(patience, connect_timeout + 2 * timeout)
         self.schema = schema
         self._timeout = timeout
         self._quoted = checked(schema)
         self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
-        #: A lane has its own: what it sends next need not wait for anything but its own last answer. Each half of the
-        #: keys has its lanes: the server works for one half while we work for the other.
-        self._links = {(writes, half): Link(self._source, options) for writes in (True, False) for half in (0, 1)}
-        self._aside = Link(self._source, options)
-        places = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
-        self._run_batch_sql = f"select * from {self._quoted}.run_batch({places})"  # noqa: S608 checked and quoted
-        # Plans that are made once must fit tables of any size, and only our own connections are set up for that.
-        self._usual = Usual(self._quoted) if self._source.lock_timeout is None else None
+        #: One connection per lane. Each half of the keys has its own lanes, so that the server works on one batch
+        #: while the client prepares another.
+        self._connections = {
+            (writes, half): PostgresConnection(self._source, options) for writes in (True, False) for half in (0, 1)
+        }
+        #: For everything else: migrations, listing and sweeping.
+        self._other = PostgresConnection(self._source, options)
+        parameters = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
+        self._run_batch_sql = f"select * from {self._quoted}.run_batch({parameters})"  # noqa: S608 checked and quoted
+        # The plans of the fast path need the planner settings of our own connections.
+        self._fast_path = FastPath(self._quoted) if self._source.lock_timeout is None else None
+        #: Numbers every sending of a batch without writes.
         self._sent = 0
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """``postgresql://user@host/database?schema=bot``, and what else asyncpg takes in a URL."""
+        """Open ``postgresql://user@host/database?schema=bot``. Other options of the URL are passed to asyncpg."""
         dsn, found = split_url(url, _IN_URL)
         return cls(dsn, **(_typed(found) | options))
 
@@ -75,14 +80,14 @@ class PostgresStorage(Storage):
         attempt = 0
         while True:
             try:
-                async with self._aside.connection() as connection:
-                    await migrate(connection, self.schema, self._source.place, self._timeout)
+                async with self._other.driver() as connection:
+                    await migrate(connection, self.schema, self._source.server, self._timeout)
                 return
             except BaseException as error:
-                await self._aside.close()
+                await self._other.close()
                 if not isinstance(error, StorageUnavailable):
                     raise
-                # The server may be just starting, as we are.
+                # The server may still be starting.
                 pause = _PAUSES[min(attempt, len(_PAUSES) - 1)]
                 if error.final or loop.time() + pause >= give_up:
                     raise
@@ -90,8 +95,8 @@ class PostgresStorage(Storage):
             await asyncio.sleep(pause)
 
     async def _close(self) -> None:
-        for link in (*self._links.values(), self._aside):
-            await link.close()
+        for connection in (*self._connections.values(), self._other):
+            await connection.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
         return type(operation) is Apply, _half(operation.address)
@@ -104,43 +109,46 @@ class PostgresStorage(Storage):
         if isinstance(operations, Batch) and any(type(operation) is not Get for operation in operations):
             lane, number = operations.lane, operations.number
             if not writes:
-                # Claims may be repeated, but not after a later batch: every sending has its own number.
+                # Every sending has its own number, so that one that arrives late claims nothing.
                 self._sent = number = self._sent + 1
-        link = self._links[writes, _half(operations[0].address)]
+        connection = self._connections[writes, _half(operations[0].address)]
         if self._closing is None:
-            # A lane's last batches are sent while the storage closes, and must not wait for that to end.
+            # The last batches of a lane are sent while the storage closes, so they must not wait for that.
             await self.ensure_open()
+        fast_path = None if lane is None else self._fast_path
         claimed = False
         try:
-            if lane is not None and self._usual is not None:
-                for statement in self._usual.statements(operations):
-                    rows = await link.fetch_whole(statement.sql, lane, number, self._now(), *statement.args)
-                    found = statement.results(operations, rows)
-                    if found is not None:
-                        return found
-                    if not writes:
-                        claimed = claimed or bool(rows)
-                        self._sent = number = self._sent + 1
-            sent = columns(operations)
-            rows = await link.fetch(self._run_batch_sql, lane, number, self._now(), self._source.lock_timeout, *sent)
+            if fast_path is not None and (statement := fast_path.statement(operations)) is not None:
+                rows = await connection.fetch(statement.sql, lane, number, self._now(), *statement.args)
+                found = statement.results(operations, rows)
+                if found is not None:
+                    return found
+                if not writes:
+                    claimed = bool(rows)
+                    self._sent = number = self._sent + 1
+            args = (lane, number, self._now(), self._source.lock_timeout, *columns(operations))
+            rows = await connection.fetch(self._run_batch_sql, *args)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
         except StorageUnavailable as error:
-            # What was claimed before must be given back.
+            # The fast path may have claimed some records, which must be released.
             error.sent = error.sent or claimed
             raise
-        return results(operations, rows)
+        found = results(operations, rows)
+        if fast_path is not None and not writes:
+            fast_path.remember(operations, found)
+        return found
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         sql, args = self._page_sql(query, after, limit)
-        rows = await self._fetch(self._aside, sql, *args)
+        rows = await self._fetch(sql, *args)
         records = [(Address(query.namespace, row[0]), stored(row, 1)) for row in rows[:limit]]
         return Page(records, records[-1][0] if len(rows) > limit else None)
 
     def _page_sql(self, query: Query, after: Address | None, limit: int) -> tuple[str, list[Any]]:
         args: list[Any] = [query.namespace, self._now(), limit + 1]
 
-        def place(value: Any) -> str:
+        def parameter(value: Any) -> str:
             args.append(value)
             return f"${len(args)}"
 
@@ -151,28 +159,27 @@ class PostgresStorage(Storage):
             where.append(
                 f"r.{name} is null"
                 if wanted is None
-                else f"r.{name} = {self._quoted}.indexed({place(escaped(str(wanted)))})"
+                else f"r.{name} = {self._quoted}.indexed({parameter(escaped(str(wanted)))})"
             )
         namespace, key = "r.namespace", "r.key"
         if query.tag is not None:
-            # Of the two tables the one with the tag leads: it has few rows.
+            # Start from the tags: there are few rows per tag.
             tables = f"{self._quoted}.tags g join {tables} on r.namespace = g.namespace and r.key = g.key"
-            tag = place(escaped(query.tag))
+            tag = parameter(escaped(query.tag))
             where += [f"g.tag = {self._quoted}.indexed({tag})", f"{tag} = any (r.tags)"]
             namespace, key = "g.namespace", "g.key"
         elif named:
-            # As the index by state has them.
+            # Matches the index by state.
             namespace, key = 'r.namespace collate "POSIX"', 'r.key collate "POSIX"'
         where.append(f"{namespace} = $1")
         if after is not None:
-            where.append(f"{key} > {place(after.key)}")
+            where.append(f"{key} > {parameter(after.key)}")
         sql = f"select r.key, {STORED} from {tables} where {' and '.join(where)} order by {key} limit $3"  # noqa: S608
         return sql, args
 
     async def namespaces(self) -> list[str]:
-        # One look into the index a namespace, however many records it has.
+        # One index lookup per namespace, however many records it has.
         rows = await self._fetch(
-            self._aside,
             "with recursive found (namespace) as ("  # noqa: S608 checked and quoted
             f"(select r.namespace from {self._quoted}.records r order by r.namespace limit 1) union all "
             f"select (select r.namespace from {self._quoted}.records r where r.namespace > f.namespace "
@@ -183,7 +190,6 @@ class PostgresStorage(Storage):
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         rows = await self._fetch(
-            self._aside,
             f"select g.key from {self._quoted}.tags g "  # noqa: S608 checked and quoted
             f"where g.namespace = $1 and g.tag = {self._quoted}.indexed($2) order by g.key limit $3",
             namespace,
@@ -198,7 +204,6 @@ class PostgresStorage(Storage):
         now = self._now()
         last: tuple[float, str] = (float("-inf"), "") if after is None else (after.deadline, after.address.key)
         rows = await self._fetch(
-            self._aside,
             f"select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608 checked and quoted
             f"where r.namespace = $1 and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
             "and (r.deadline, r.key) > ($4::float8, $5::text) "
@@ -212,40 +217,40 @@ class PostgresStorage(Storage):
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        rows = await self._fetch(self._aside, f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
+        rows = await self._fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
 
-    async def _fetch(self, link: Link, sql: str, *args: Any) -> list[Any]:
+    async def _fetch(self, sql: str, *args: Any) -> list[Any]:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await link.fetch(sql, *args)
+        return await self._other.fetch(sql, *args)
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()
 
 
-#: Our clock if there is one, else the server's. ``now()`` is constant in a statement, so an index can be used.
+#: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.
 _NOW = "coalesce(${}::float8, date_part('epoch', now()))"
 
 
 def _half(address: Address) -> int:
-    """Which half of the keys an address belongs to, in this process."""
+    """Return the half of the keys, 0 or 1, that an address belongs to in this process."""
     return hash(address) & 1
 
 
 def _typed(found: dict[str, str]) -> dict[str, Any]:
-    """Options of a URL as what they mean."""
+    """Convert the options of a URL to their types."""
     typed: dict[str, Any] = dict(found)
     for name in ("timeout", "connect_timeout"):
         if name in typed:
             try:
                 typed[name] = float(typed[name])
             except ValueError:
-                raise InvalidOption(f"{name} in a PostgreSQL URL is a number of seconds") from None
+                raise InvalidOption(f"{name} in a PostgreSQL URL must be a number of seconds") from None
     if "prepared_statements" in typed:
         words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
         try:
             typed["prepared_statements"] = words[typed["prepared_statements"].lower()]
         except KeyError:
-            raise InvalidOption("prepared_statements is true or false") from None
+            raise InvalidOption("prepared_statements in a PostgreSQL URL must be true or false") from None
     return typed

@@ -1,0 +1,67 @@
+-- Fast path for writes: merge small fields into existing records that the writers hold, as run_batch does. It writes all of
+-- the batch or nothing. Without a row nothing was written, and the caller sends the batch to run_batch.
+with lane as materialized (
+    -- First, so that a repeated batch waits here while the first one still runs.
+    select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
+), at as materialized (
+    select coalesce($3, date_part('epoch', clock_timestamp())) as t,
+        case
+            when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
+        end as setting
+    from lane
+), locked as materialized (
+    -- The writes whose guards hold. After a wait for a lock, the server checks the conditions again on the new row.
+    select u.*, at.t
+    from at, (
+        select $4::text as namespace, u.*
+        from unnest(
+            $5::text::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[],
+            $10::text::integer[], $11::text::text[], $12::text::text[], $13::text[], $14::jsonb[], $15::text[],
+            $16::double precision[], $17::double precision[]
+        ) with ordinality as u(
+            key, token, write, base, weight, flags, flow, state, head, data, memo, deadline, expiry, at
+        )
+        -- Order, limit and any (array[...]) as in fast_claims.sql.
+        order by u.key collate "C"
+        limit $20
+    ) u, @schema@.records r
+    where r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
+        and r.alive and (r.expires_at is null or r.expires_at > at.t)
+        and r.token = u.token and r.leased_until > at.t and r.base = u.base and r.size + u.weight <= $19
+        and case
+            when r.large is null then true
+            else not r.large ?| array(select jsonb_object_keys(u.data))
+        end
+    for update of r
+), done as (
+    update @schema@.records r set
+        version = r.version + 1,
+        write = u.write,
+        written_at = u.t,
+        size = r.size + u.weight,
+        expires_at = case when u.flags & 32 <> 0 then u.t + u.expiry else r.expires_at end,
+        removable_at = case when u.flags & 32 <> 0 then u.t + u.expiry else r.expires_at end,
+        deadline = case when u.flags & 16 <> 0 then u.t + u.deadline else r.deadline end,
+        memo_until = case when u.memo is not null then u.t + 86400 else r.memo_until end,
+        token = case when u.flags & 64 <> 0 then r.token end,
+        leased_until = case when u.flags & 64 <> 0 then coalesce($3, date_part('epoch', clock_timestamp())) + $18 else 0 end,
+        flow = case when u.head is not null then @schema@.indexed(u.flow) else r.flow end,
+        state = case when u.head is not null then @schema@.indexed(u.state) else r.state end,
+        head = coalesce(u.head, r.head),
+        data = case when u.data is null then r.data else r.data || u.data end
+    from locked u
+    where (select count(*) from locked) = $20
+        and r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
+    returning u.at, r.version, u.t, r.key, u.memo
+), memos as (
+    insert into @schema@.memos as m (namespace, key, body)
+        select $4, d.key, d.memo from done d where d.memo is not null
+        on conflict (namespace, key) do update set body = excluded.body
+), journal as (
+    update @schema@.lanes l
+        set number = $2, used_at = clock_timestamp(), done = d.ats, done_versions = d.versions,
+            codes = '{}', versions = '{}', writes = '{}', bases = '{}'
+        from (select array_agg(d.at) as ats, array_agg(d.version) as versions from done d) d
+        where l.id = $1 and d.ats is not null
+)
+select d.at, d.version, d.t from done d
