@@ -12,7 +12,7 @@ import pytest
 from stepwell import SQLiteStorage
 from stepwell.fsm import FSM
 from stepwell.slot import Slot
-from stepwell.storage import sqlite
+from stepwell.storage.sqlite import storage as storage_module
 from tests.fsm.conftest import Form, message
 
 SECRET = b"SECRET"
@@ -56,7 +56,6 @@ async def test_a_forgotten_users_words_are_in_no_file(path: str) -> None:
     async with SQLiteStorage(path, synchronous="NORMAL") as storage:
         fsm = machine(storage)
         await fill(fsm)
-        key = storage.address("bot", (1, 1))
         async with Slot(storage, "bot", (1, 1)) as slot:
             slot.data["text"] = "SECRET"
             await slot.commit(memo=["SECRET"], parts={"SECRET": "SECRET"}, tags=("user:1",))
@@ -73,7 +72,6 @@ async def test_a_forgotten_users_words_are_in_no_file(path: str) -> None:
             assert forgotten.erased
         assert found_in(path) == []
         assert await storage.traces("bot", "user:1") == []
-        assert key not in storage._rows.known._records
         assert {entry.key: entry.state async for entry in fsm.find()} == others
     assert found_in(path) == []
 
@@ -135,7 +133,7 @@ async def test_free_space_of_a_file_of_an_earlier_release_is_erased_too(path: st
 async def test_a_large_file_is_written_anew_only_when_that_is_asked_for(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "QUICK", 1024)
+    monkeypatch.setattr(storage_module, "QUICK_ERASE_BYTES", 1024)
     async with SQLiteStorage(path, synchronous="NORMAL") as storage:
         fsm = machine(storage)
         await fill(fsm)

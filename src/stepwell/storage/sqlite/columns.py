@@ -13,7 +13,7 @@ from zlib import crc32
 
 from stepwell.record import KEEP, Change
 
-__all__ = ["Row", "checksum", "name_hash", "sealed", "update", "updates", "written"]
+__all__ = ["Row", "checksum", "name_hash", "update", "written"]
 
 
 class Row(NamedTuple):
@@ -73,11 +73,6 @@ def checksum(address: Sequence[str], row: Row) -> int:
     return crc32(numbers, crc32(text.encode()))
 
 
-def sealed(address: Sequence[str], row: Row) -> Row:
-    """The row with its checksum."""
-    return Row._make((*row[:-1], checksum(address, row)))
-
-
 def written(
     row: Row, change: Change, now: float, *, contents: tuple[int, int, int], held: bool, anew: bool = False
 ) -> Row:
@@ -102,7 +97,7 @@ def written(
         expires_at = None
     number = row.number + 1
     size, names, part_names = contents
-    return Row(
+    columns = (
         number if alive else max(number, int(now * 1e6)),
         change.write,
         change.write if change.replace or anew else row.base,
@@ -117,47 +112,32 @@ def written(
         deadline,
         names,
         part_names,
+        None,
     )
+    # Much faster than calling the class.
+    return tuple.__new__(Row, columns)
 
 
-class Updates(NamedTuple):
-    """The statements that set some columns of a record."""
+def update(old: Row, new: Row) -> tuple[str, Sequence[Any]]:
+    """Return the statement that writes the columns that differ, and their values.
 
-    always: str
-    #: Only if its version is the one that is given.
-    unchanged: str
-    #: And only if a lease runs.
-    held: str
-
-
-def updates(columns: str) -> Updates:
-    """The statements for some columns, as ``number = ?, write = ?``."""
-    # Column names are ours; values are always bound.
-    update = f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
-    unchanged = f"{update} AND number = ? AND write = ?"
-    lease = "lease.namespace = record.namespace AND lease.key = record.key AND token = ?"
-    lease += " AND until > ? AND until <= ? + length"
-    return Updates(update, unchanged, f"{unchanged} AND EXISTS (SELECT 1 FROM lease WHERE {lease})")  # noqa: S608
-
-
-def update(old: Row, new: Row) -> tuple[Updates, Sequence[Any]]:
-    """The statements that write what differs, and the values to write."""
+    SQLite writes every index of a column that a statement names, so an indexed column is named only if it differs.
+    """
     number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, check = (
         new
     )
     if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline):
-        return _UNINDEXED, (number, write, base, written_at, head, tags, size, names, parts, check)
+        return _UPDATE_UNINDEXED, (number, write, base, written_at, head, tags, size, names, parts, check)
     changed = tuple(map(ne, old, new))
-    return _differing(changed), tuple(compress(new, changed))
+    return _update_of(changed), tuple(compress(new, changed))
 
 
 @cache
-def _differing(changed: tuple[bool, ...]) -> Updates:
-    return updates(", ".join(f"{name} = ?" for name in compress(Row._fields, changed)))
+def _update_of(changed: tuple[bool, ...]) -> str:
+    columns = ", ".join([f"{name} = ?" for name in compress(Row._fields, changed)])
+    # Only names of columns are formatted in; values are always bound.
+    return f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
 
 
-#: Those for the columns that are in no index.
-_UNINDEXED = updates(
-    "number = ?, write = ?, base = ?, written_at = ?, head = ?, tags = ?, bytes = ?, "
-    "names = ?, part_names = ?, checksum = ?"
-)
+_INDEXED = ("alive", "flow", "state", "expires_at", "deadline")
+_UPDATE_UNINDEXED = _update_of(tuple([name not in _INDEXED for name in Row._fields]))

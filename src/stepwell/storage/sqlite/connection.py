@@ -56,6 +56,8 @@ class SQLiteFile:
         self.wal_pages = 0
         #: The next write may be the first of a WAL that starts anew, which waits for the disk however it commits.
         self.restarts = True
+        #: The WAL has grown enough to be copied into the file.
+        self.wants_checkpoint = False
         #: Durable commits since the WAL was last copied into the file.
         self._commits = 0
         self._patience = patience
@@ -67,7 +69,8 @@ class SQLiteFile:
         self._pid = os.getpid()
         if not self.memory:
             _find(path)
-            self._identity = _identity(path)
+            found = Path(path).stat()
+            self._identity = found.st_dev, found.st_ino
             if any(file._identity == self._identity and file._pid != self._pid for file in list(_OPEN)):
                 raise UsageError(
                     f"{path} was open when this process was forked, and SQLite's locks do not survive that; close "
@@ -116,8 +119,10 @@ class SQLiteFile:
         self.check()
         self._until = time.monotonic() + self._patience if wait else 0.0
         writer, committing = self.writer, False
+        level = self._durable if durable else _NORMAL
         try:
-            self._set_level(self._durable if durable else _NORMAL)
+            if level != self._level:
+                self._set_level(level)
             writer.execute("BEGIN IMMEDIATE")
             result = work()
             committing = True
@@ -133,6 +138,8 @@ class SQLiteFile:
         if durable:
             self._commits += not self.memory
             self.check(written=True)
+        if self.wal_pages >= self._checkpoint_at or self._commits >= CHECKPOINT_COMMITS:
+            self.wants_checkpoint = True
         return result
 
     def read(self, work: Callable[[], T]) -> T:
@@ -148,10 +155,9 @@ class SQLiteFile:
             self._roll_back()
 
     def _set_level(self, level: int) -> None:
-        if level != self._level:
-            # SQLite may run it while compiling it, so it must not come from the cache of statements.
-            self.writer.execute(f"PRAGMA synchronous = {level}", can_cache=False)
-            self._level = level
+        # SQLite may run a PRAGMA while compiling it, so it must not come from the statement cache.
+        self.writer.execute(f"PRAGMA synchronous = {level}", can_cache=False)
+        self._level = level
 
     def _roll_back(self) -> None:
         if self.writer.in_transaction:
@@ -166,10 +172,6 @@ class SQLiteFile:
 
     # The WAL
 
-    def wants_checkpoint(self) -> bool:
-        """The WAL has grown enough to be worth copying into the file."""
-        return self.wal_pages >= self._checkpoint_at or self._commits >= CHECKPOINT_COMMITS
-
     def checkpoint(self, *, cut: bool = False) -> bool:
         """Copy the WAL into the file, and cut it off if asked to. What fails is tried again after some more writes."""
         # Where readers always overlap, the WAL never can start anew: then wait for a gap between them.
@@ -177,7 +179,7 @@ class SQLiteFile:
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
         self._commits = 0
-        self.restarts = True
+        self.restarts, self.wants_checkpoint = True, False
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
         except apsw.BusyError:
@@ -221,7 +223,8 @@ class SQLiteFile:
         if self._identity is None:
             return
         try:
-            if _identity(self.path) == self._identity:
+            found = os.stat(self.path)  # noqa: PTH116 called twice for each commit
+            if (found.st_dev, found.st_ino) == self._identity:
                 return
         except OSError:
             pass
@@ -319,11 +322,6 @@ class SQLiteFile:
         for pragma in ("query_only = 1", "trusted_schema = 0", "cell_size_check = 1", "cache_size = -4096"):
             reader.execute(f"PRAGMA {pragma}")
         return reader
-
-
-def _identity(path: str) -> tuple[int, int]:
-    found = os.stat(path)  # noqa: PTH116 on the way of every batch
-    return found.st_dev, found.st_ino
 
 
 def has_wal_reset_bug(version: tuple[int, ...]) -> bool:

@@ -36,12 +36,12 @@ FROM memo WHERE namespace = ?1 AND key = ?2;
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
 
 -- name: record
-SELECT number, write, base, written_at, alive, flow, state, head, tags, bytes,
+SELECT 0, number, write, base, written_at, alive, flow, state, head, tags, bytes,
        expires_at, deadline, names, part_names, checksum
 FROM record WHERE namespace = ?1 AND key = ?2;
 
 -- name: fields
-SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
+SELECT 1, name, value FROM field WHERE namespace = ?1 AND key = ?2;
 
 -- name: part_names
 SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
@@ -51,10 +51,10 @@ SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
     OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);
 
 -- name: field_size
-SELECT octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+SELECT octet_length(name) + octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 
 -- name: part_size
-SELECT octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+SELECT octet_length(name) + octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 
 -- name: take_lease
 INSERT INTO lease (namespace, key, token, until, length) VALUES (?1, ?2, ?3, ?4, ?5)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from stepwell.errors import CorruptRecord, LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Damage, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result, Taken
 from stepwell.storage.reference import weight
-from stepwell.storage.sqlite.cache import Known, KnownRecords
-from stepwell.storage.sqlite.columns import Row, checksum, name_hash, sealed, update, written
+from stepwell.storage.sqlite.columns import Row, checksum, name_hash, update, written
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.schema import QUERIES
 
@@ -28,83 +27,52 @@ class LargeRecord(StepwellError):
 
 
 class Rows:
-    """The operations on a connection's rows. ``lease_clock`` is the clock that leases are kept on, in seconds."""
+    """The rules of get, claim, apply and release, on one connection.
 
-    def __init__(self, connection: Connection, lease_clock: Callable[[], float]) -> None:
+    ``lease_clock`` gives the seconds that leases are measured in. Reading a record of more than ``most`` bytes raises
+    ``LargeRecord``.
+    """
+
+    def __init__(self, connection: Connection, lease_clock: Callable[[], float], most: int | None = None) -> None:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.cursor().execute
+        self._most = most
         self.lease_clock = lease_clock
-        self.known = KnownRecords()
-        #: Reading a record with more bytes raises ``LargeRecord``.
-        self.most: int | None = None
 
     def do(self, operation: Operation, now: float) -> Result:
-        """Make one operation; an error is returned, with nothing changed."""
+        """Make one operation. An error is returned, not raised, and then nothing was changed."""
         if isinstance(operation, Apply):
             return self._apply(operation, now)
         if isinstance(operation, Claim):
             return self._claim(operation, now)
         if isinstance(operation, Get):
             return self.get(operation, now)
-        self._execute(_END_LEASE, (*operation.address, operation.token))
-        if self._connection.changes():
-            self._execute(_DROP_MARK, (*operation.address, now))
+        self._release(operation, now)
         return None
 
     def get(self, get: Get, now: float) -> Stored | None:
-        """A record as readers see it. One statement, so that it needs no transaction."""
-        query = _GET_WITH_PARTS if get.parts else _GET
-        rows = self._read_record(query, get.address)
-        row = Row._make(rows[0][1:]) if rows and rows[0][0] == _IS_RECORD else None
-        fields = _texts({found[1]: found[2] for found in rows if found[0] == _IS_FIELD})
-        if not get.parts:
-            return stored(get.address, row, fields, now)
-        parts = _texts({found[1]: found[2] for found in rows if found[0] == _IS_PART})
-        return stored(get.address, row, fields, now, parts)
+        """Return a record as readers see it. This is one statement, so it needs no transaction."""
+        rows = self._read_record(_GET_WITH_PARTS if get.parts else _GET, get.address)
+        row = _row_of(rows)
+        fields = _texts(rows, _IS_FIELD)
+        return stored(get.address, row, fields, now, _texts(rows, _IS_PART) if get.parts else None)
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
-        """All fields of a record."""
-        return _texts(dict(self.read(_FIELDS, address)))
+        """Return all fields of a record."""
+        return _texts(self.read(_FIELDS, address), _IS_FIELD)
 
     def put(self, address: Sequence[str], old: Row | None, new: Row) -> Row:
-        """Write what differs of a record's row: an index is touched only if one of its columns is."""
-        new = sealed(address, new)
+        """Write the columns of a record that differ, and its checksum; return the row as written."""
+        new = tuple.__new__(Row, (*new[:-1], checksum(address, new)))
         if old is None:
             self._execute(_ADD_RECORD, (*new, *address))
-            return new
-        updates, values = update(old, new)
-        self._execute(updates.always, (*values, *address))
+        else:
+            statement, values = update(old, new)
+            self._execute(statement, (*values, *address))
         return new
 
-    def _put_known(self, address: Sequence[str], old: Row, new: Row, token: str | None, at: float) -> bool:
-        """The same, if the row is the old one, and the lease of the token, if there is one, runs."""
-        updates, values = update(old, new)
-        if token is None:
-            self._execute(updates.unchanged, (*values, *address, old.number, old.write))
-        else:
-            self._execute(updates.held, (*values, *address, old.number, old.write, token, at, at))
-        return bool(self._connection.changes())
-
-    def _read_record(self, query: str, address: Address) -> list[Any]:
-        """All rows of a query that begins with the row of the record."""
-        if self.most is None:
-            return self.read(query, address)
-        try:
-            cursor = self._execute(query, address)
-            first = cursor.fetchone()
-            if first is None:
-                return []
-            if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > self.most:
-                # Not read to its end, it would go on looking at an old snapshot.
-                cursor.close(True)
-                self._execute = self._connection.cursor().execute
-                raise LargeRecord
-            return [first, *cursor.fetchall()]
-        except UnicodeDecodeError:
-            return self.read(query, address)
-
     def read(self, query: str, bindings: Any) -> list[Any]:
-        """All rows of a query. Text whose bytes were damaged comes back changed: its checksum tells."""
+        """Return all rows of a query. Text that is not UTF-8 any more comes back changed: its checksum fails."""
         try:
             found: list[Any] = self._execute(query, bindings).fetchall()
         except UnicodeDecodeError:
@@ -118,13 +86,31 @@ class Rows:
         self._execute(_DROP_PARTS, address)
 
     def retag(self, address: Sequence[str], old: str | None, new: Sequence[str]) -> None:
-        """Make the index of tags say what the record says."""
+        """Update the index of tags after the tags of a record have changed."""
         before = set(_tags(old))
         for tag in before.difference(new):
             self._execute(_UNSET_TAG, (*address, tag))
         for tag in new:
             if tag not in before:
                 self._execute(_SET_TAG, (*address, tag))
+
+    def _read_record(self, query: str, address: Address) -> list[Any]:
+        """Return all rows of a query whose first row is the one of the record."""
+        if self._most is None:
+            return self.read(query, address)
+        try:
+            cursor = self._execute(query, address)
+            first = cursor.fetchone()
+            if first is None:
+                return []
+            if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > self._most:
+                # A statement that is left unfinished would keep its snapshot.
+                cursor.close(True)
+                self._execute = self._connection.cursor().execute
+                raise LargeRecord
+            return [first, *cursor.fetchall()]
+        except UnicodeDecodeError:
+            return self.read(query, address)
 
     def _claim(self, claim: Claim, now: float) -> Result:
         address, token, lease, renew = claim
@@ -142,47 +128,23 @@ class Rows:
                 memo = None
         if not rows:
             return Claimed(None, "", memo, now)
-        row = Row._make(rows[0][1:]) if rows[0][0] == _IS_RECORD else None
-        fields = _texts({found[1]: found[2] for found in rows if found[0] == _IS_FIELD})
-        record = stored(address, row, fields, now)
-        if row is not None and record is not None and not isinstance(record.head, Damage):
-            self.known.put(address, Known.of(row, fields.copy()))
+        row = _row_of(rows)
+        record = stored(address, row, _texts(rows, _IS_FIELD), now)
         return Claimed(record, row.base if row is not None and type(row.base) is str else "", memo, now)
 
+    def _release(self, release: Release, now: float) -> None:
+        address, token = release
+        self._execute(_END_LEASE, (*address, token))
+        if self._connection.changes():
+            self._execute(_DROP_MARK, (*address, now))
+
     def _apply(self, apply: Apply, now: float) -> Result:
-        # Forgotten with that: work that is rolled back is done again, with the same write id.
-        known = self.known.take(apply.address)
-        applied = None if known is None else self._apply_to_known(apply, known, now)
-        return self._apply_to_any(apply, now) if applied is None else applied
-
-    def _apply_to_known(self, apply: Apply, known: Known, now: float) -> Applied | None:
-        """A usual write, without reading the record first; ``None``, and nothing changed, if it is not usual."""
-        address, change, guard, _, _, _ = apply
-        row = known.row
-        token = None
-        if change.delete or change.replace or row.expired(now):
-            return None
-        if guard is not None:
-            token, base, version = guard
-            if version is not None or base not in (None, row.base):
-                return None
-        contents = self._contents_after(address, change, row, False, known.fields)
-        if contents[0] > change.limit and contents[0] > row.bytes:
-            return None
-        at = 0.0 if token is None else self.lease_clock()
-        new = sealed(address, written(row, change, now, contents=contents, held=token is not None))
-        if not self._put_known(address, row, new, token, at):
-            return None
-        if token is not None:
-            self._holds(apply, token, at, refused=False)
-        return self._finish(apply, row, new, known.after(change, new), now)
-
-    def _apply_to_any(self, apply: Apply, now: float) -> Result:
         address, change, guard, _, _, returning = apply
-        found = self.read(_RECORD, address)
-        old = Row._make(found[0]) if found else None
+        found = self.read(_GET if returning else _RECORD, address)
+        old = _row_of(found)
         row = old or _NOTHING
-        token = fields = refused = damage = None
+        refused: StepwellError | None = None
+        damage = token = None
         if old is not None and not is_sound(address, old):
             damage = _NOT_AS_WRITTEN
         elif not row.alive and self.read(_HAS_CONTENTS, address)[0][0]:
@@ -193,54 +155,47 @@ class Rows:
             # A write that replaces or removes the whole record is allowed: it repairs the damage.
             row = _salvaged(row)
         if guard is not None:
-            token = guard.token
-            refused = _refused(address, guard, row, now)
-        contents, anew = (0, 0, 0), False
+            token, base, version = guard
+            if base is not None and base != row.base:
+                refused = RecordReplaced(address.text)
+            elif version is not None and (version != (row.number, row.write) or not row.alive or row.expired(now)):
+                refused = VersionChanged(address.text)
+        # An expired record is only hidden: its holder brings it back, any other writer starts a new one.
+        anew = bool(row.alive) and row.expired(now) and (change.fresh or token is None)
+        drops = change.replace or anew or not row.alive
+        fields = None if not returning else {} if drops else _texts(found, _IS_FIELD)
+        contents = (0, 0, 0)
         if refused is None and not change.delete:
-            if returning:
-                # Read now, they also tell how large they are.
-                fields = self.fields(address) if row.alive else {}
-            # An expired record is only hidden: its holder brings it back, anybody else starts anew.
-            anew = bool(row.alive) and row.expired(now) and (change.fresh or token is None)
-            contents = self._contents_after(address, change, row, anew or change.replace, fields)
+            contents = _new_contents(change) if drops else self._contents_after(address, change, row, fields)
             if contents[0] > change.limit and contents[0] > row.bytes:
                 refused = TooLarge("the record", contents[0], change.limit)
-        if token is not None and not self._holds(apply, token, self.lease_clock(), refused=refused is not None):
+        if token is not None and not self._holds(apply, token, refused is not None):
             return LeaseLost(address.text)
         if refused is not None:
             return refused
         if change.delete:
             return self._delete(apply, old, row, now)
         new = self.put(address, old, written(row, change, now, contents=contents, anew=anew, held=token is not None))
-        if change.replace or anew or not row.alive:
-            if row.alive:
-                self.drop_contents(address)
-            fields = {}
-        known = None if fields is None else Known.of(row, fields).after(change, new)
-        return self._finish(apply, row, new, known, now)
-
-    def _finish(self, apply: Apply, old: Row, new: Row, known: Known | None, now: float) -> Applied:
-        """Write what belongs to a row that was written, and remember the record if all of it is known."""
-        address, change = apply.address, apply.change
-        if new.tags != old.tags:
-            self.retag(address, old.tags, _tags(new.tags))
+        if drops and row.alive:
+            self.drop_contents(address)
+        if new.tags != row.tags:
+            self.retag(address, row.tags, _tags(new.tags))
         self._write_contents(address, change)
         if change.memo is not KEEP:
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
         record = None
-        if known is not None:
-            whole = not apply.returning or sum(map(name_hash, known.fields)) == new.names
-            if whole:
-                self.known.put(address, known)
-            if apply.returning:
-                record = _stored(new, known.fields.copy(), None if whole else _FIELDS_DIFFER)
+        if fields is not None:
+            for name in change.unset:
+                fields.pop(name, None)
+            fields.update(change.set)
+            record = _stored(new, fields, None if _hash_of(fields) == new.names else _FIELDS_DIFFER)
         return Applied(Version(new.number, new.write), new.base, now, record)
 
-    def _holds(self, apply: Apply, token: str, at: float, refused: bool) -> bool:
-        """Whether the token's lease runs; if so, it is ended or extended, unless the write is refused."""
-        address = apply.address
+    def _holds(self, apply: Apply, token: str, refused: bool) -> bool:
+        """Return whether the token's lease runs; end or extend it, unless the write is refused."""
+        address, at = apply.address, self.lease_clock()
         if refused:
-            return any(mine == token for mine, _ in self.read(_LEASE, (*address, at)))
+            return any(holder == token for holder, _ in self.read(_LEASE, (*address, at)))
         if apply.then == "keep":
             self._execute(_EXTEND_LEASE, (*address, token, at + apply.lease, apply.lease, at))
         else:
@@ -256,13 +211,13 @@ class Rows:
         return Applied(Version(row.number, row.write), row.base, now, None)
 
     def _bury(self, apply: Apply, old: Row | None, row: Row, now: float) -> Row:
-        """Leave a tombstone."""
+        """Replace a record by its tombstone."""
         address, change = apply.address, apply.change
         if row.alive:
             self.drop_contents(address)
             row = Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
         if change.memo is not KEEP:
-            # A memo always has a row to be swept with.
+            # The sweep finds a memo by the row of its record.
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
             self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
         if row is not _NOTHING and row != old:
@@ -270,7 +225,7 @@ class Rows:
         return row
 
     def _forget(self, apply: Apply, old: Row, held: bool, now: float) -> Row:
-        """Leave nothing."""
+        """Remove a record without a tombstone."""
         address = apply.address
         self.drop_contents(address)
         self.retag(address, old.tags, ())
@@ -280,7 +235,7 @@ class Rows:
         self._execute(_DROP_MEMO, address)
         if held or not self.read(_LEASE, (*address, self.lease_clock())):
             return _NOTHING
-        # While somebody else holds it, the base says that what they saw is gone; this mark goes with the lease.
+        # The base tells the current holder that its record was removed. This row is dropped with the lease.
         row = _NOTHING._replace(base=apply.change.write, expires_at=now)
         self.put(address, None, row)
         return row
@@ -299,39 +254,42 @@ class Rows:
                 execute(_SET_PART, (namespace, key, name, part))
 
     def _contents_after(
-        self, address: Address, change: Change, row: Row, dropped: bool, fields: dict[str, str] | None
+        self, address: Address, change: Change, row: Row, fields: dict[str, str] | None
     ) -> tuple[int, int, int]:
-        """The columns ``bytes``, ``names`` and ``part_names`` after a change."""
-        if dropped or not row.alive:
-            parts = {name: text for name, text in change.parts.items() if text is not None}
-            size = sum([weight(name, text) for name, text in (*change.set.items(), *parts.items())])
-            return size, sum(map(name_hash, change.set)), sum(map(name_hash, parts))
+        """Return the columns ``bytes``, ``names`` and ``part_names`` of a record after a change.
+
+        ``fields``: all fields before the change, if they were read.
+        """
         size, names, part_names = row.bytes, row.names, row.part_names
         if names is None or part_names is None:
-            names = sum(map(name_hash, self.fields(address) if fields is None else fields))
-            part_names = sum([name_hash(name) for (name,) in self.read(_PART_NAMES, address)])
-        for name in set(change.unset):
-            if name not in change.set and (before := self._weight(_FIELD_SIZE, address, name, fields)):
+            names = _hash_of(self.fields(address) if fields is None else fields)
+            part_names = _hash_of([name for (name,) in self.read(_PART_NAMES, address)])
+        for name in set(change.unset).difference(change.set) if change.unset else ():
+            before = self._field_size(address, name) if fields is None else weight(name, fields.get(name))
+            if before:
                 size -= before
                 names -= name_hash(name)
         for name, text in change.set.items():
-            before = self._weight(_FIELD_SIZE, address, name, fields)
+            before = self._field_size(address, name) if fields is None else weight(name, fields.get(name))
             size += weight(name, text) - before
             if not before:
                 names += name_hash(name)
         for name, part in change.parts.items():
-            before = self._weight(_PART_SIZE, address, name)
+            before = self._execute(_PART_SIZE, (*address, name)).get or 0
             size += weight(name, part) - before
             if (part is None) == bool(before):
                 part_names += name_hash(name) if part is not None else -name_hash(name)
         return size, names, part_names
 
-    def _weight(self, query: str, address: Address, name: str, known: dict[str, str] | None = None) -> int:
-        if known is not None:
-            return weight(name, known.get(name))
-        found = self._execute(query, (*address, name)).fetchall()
-        length: int = found[0][0] + weight(name, "") if found else 0
-        return length
+    def _field_size(self, address: Address, name: str) -> int:
+        return self._execute(_FIELD_SIZE, (*address, name)).get or 0
+
+
+def _new_contents(change: Change) -> tuple[int, int, int]:
+    """Return the columns ``bytes``, ``names`` and ``part_names`` of a record that has only what a change sets."""
+    parts = {name: text for name, text in change.parts.items() if text is not None}
+    size = sum([weight(name, text) for name, text in (*change.set.items(), *parts.items())])
+    return size, _hash_of(change.set), _hash_of(parts)
 
 
 def stored(
@@ -349,11 +307,11 @@ def stored(
         if not fields and not parts:
             return None
         damage = _MISSING
-    elif row.names is not None and sum(map(name_hash, fields)) != row.names:
+    elif row.names is not None and _hash_of(fields) != row.names:
         damage = _FIELDS_DIFFER
     elif row.expires_at is not None and row.expires_at <= now:
         return None
-    if parts is not None and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
+    if parts is not None and row.part_names is not None and _hash_of(parts) != row.part_names:
         parts = {**parts, DAMAGED: Damage(*_PARTS_DIFFER)}
     return _stored(row, fields, damage, parts)
 
@@ -393,21 +351,24 @@ def _salvaged(row: Row) -> Row:
     )
 
 
-def _texts(texts: dict[Any, Any]) -> dict[str, str]:
-    """Names and texts. What is not even text is made one: its checksum tells."""
+def _row_of(rows: list[Any]) -> Row | None:
+    """Return the row of the record from the result of a query that begins with it."""
+    return tuple.__new__(Row, rows[0][1:]) if rows and rows[0][0] == _IS_RECORD else None
+
+
+def _texts(rows: list[Any], kind: int) -> dict[str, str]:
+    """Return names and texts of the fields or parts in a result. Values that are not text fail their checksums."""
+    texts = {}
+    for row in rows:
+        if row[0] == kind:
+            texts[row[1]] = row[2]
     if _TEXT.issuperset(map(type, texts)) and _TEXT.issuperset(map(type, texts.values())):
         return texts
     return {str(_text(name)): str(_text(text)) for name, text in texts.items()}
 
 
-def _refused(address: Address, guard: Guard, row: Row, now: float) -> StepwellError | None:
-    """What the guard says of the record; who holds it is not looked at here."""
-    _, base, version = guard
-    if base is not None and base != row.base:
-        return RecordReplaced(address.text)
-    if version is not None and (version != (row.number, row.write) or not row.alive or row.expired(now)):
-        return VersionChanged(address.text)
-    return None
+def _hash_of(names: Iterable[str]) -> int:
+    return sum(map(name_hash, names))
 
 
 @lru_cache(maxsize=4096)
@@ -484,8 +445,8 @@ _UNSET_TAG = QUERIES["unset_tag"]
 _WIDTHS = {
     **dict.fromkeys((_GET, _GET_WITH_PARTS, _CLAIMED), 16),
     **{QUERIES[name]: 16 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
-    _RECORD: 15,
-    _FIELDS: 2,
+    _RECORD: 16,
+    _FIELDS: 3,
     _PART_NAMES: 1,
     _HAS_CONTENTS: 1,
     _LEASE: 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Due, Page, Query, Storage, Swept
+from stepwell.storage.lane import elapsed
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
@@ -23,17 +24,12 @@ __all__ = ["SQLiteStorage"]
 
 T = TypeVar("T")
 
-#: How much a sweep removes before it lets others write.
-SWEEP_AT_ONCE = 100
-#: Files with more bytes are written anew by ``erase`` only if it may take its time: it takes about 20 ms a megabyte.
-QUICK = 8 * 1024 * 1024
-#: Records with more bytes are read in the thread: reading one in the loop's thread would hold up everything else.
-LARGE = 128 * 1024
-
-
-def _uptime() -> float:
-    """Seconds since the machine was started, the same in all of its processes. Setting the time leaves it alone."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+#: Records that a sweep removes in one transaction.
+SWEEP_BATCH = 100
+#: ``erase(only_if_quick=True)`` does not rewrite a file with more bytes: that takes about 20 ms a megabyte.
+QUICK_ERASE_BYTES = 8 * 1024 * 1024
+#: Records with more bytes are read in the thread, so that they do not block the loop.
+INLINE_BYTES = 128 * 1024
 
 
 _NOT_A_FILE = (
@@ -71,11 +67,14 @@ class SQLiteStorage(Storage):
         self._now = clock or time.time
         self._thread: StorageThread | None = None
         self._file: SQLiteFile
+        #: The same rules in the thread, inline on the writer's connection, and inline on the reader's.
         self._rows: Rows
-        self._reading: Rows
+        self._inline_rows: Rows
+        self._reader_rows: Rows
         self._listing: Listing
-        self._crowded = False
-        #: Where the last write went.
+        #: The last batch had more than one operation.
+        self._batching = False
+        #: The address of the last write.
         self._last_address: Address | None = None
 
     @classmethod
@@ -95,17 +94,17 @@ class SQLiteStorage(Storage):
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")
         try:
-            file = await thread.call(lambda: SQLiteFile(self.path, self.synchronous, self._patience))
+            self._file = await thread.call(SQLiteFile, self.path, self.synchronous, self._patience)
         except BaseException:
             thread.end()
             raise
-        self._thread, self._file = thread, file
-        # An injected clock is the only one there is.
-        lease_clock = _uptime if self.clock is None else self._now
-        self._rows = Rows(file.writer, lease_clock)
-        self._reading = Rows(file.reader, lease_clock)
-        self._reading.most = LARGE
-        self._listing = Listing(file.writer.cursor().execute, self._rows)
+        self._thread = thread
+        # A clock that was passed in also measures the leases.
+        lease_clock = self.clock or elapsed
+        self._rows = Rows(self._file.writer, lease_clock)
+        self._inline_rows = Rows(self._file.writer, lease_clock, INLINE_BYTES)
+        self._reader_rows = Rows(self._file.reader, lease_clock, INLINE_BYTES)
+        self._listing = Listing(self._file.writer.cursor().execute, self._rows)
 
     async def _close(self) -> None:
         thread, self._thread = self._thread, None
@@ -117,112 +116,140 @@ class SQLiteStorage(Storage):
         finally:
             thread.end()
 
-    async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        if all(type(operation) is Get for operation in operations):
-            # They wait for no writer of another process, not even for one that was stopped in the middle of a commit.
-            return await self._snapshot(lambda now: self._do(operations, now))
-        # Who holds what may be forgotten by a machine that crashes: nobody holds anything then.
-        durable = any(type(operation) is Apply for operation in operations)
-        results = None if durable else self._at_once(operations)
-        if results is None:
-            results = await self._write(lambda now: self._do(operations, now), durable)
-            self._keep_small()
-        self._crowded = len(operations) > 1
-        return results
+    # Operations
 
-    def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
-        do = self._rows.do
+    async def perform(self, operation: Operation) -> Any:
+        """Make one operation; its error is raised. This is where it is decided what the caller waits for.
+
+        - Inline: reads, and claims and releases that are alone. They take microseconds and no wait for the disk, less
+          than a switch to the thread and back.
+        - The thread: a write that is alone, such as the next step of a run. Queueing it would cost two more
+          turns of the loop.
+        - The lane: everything else. Concurrent writes share a batch, and so one wait for the disk.
+        """
+        if self._loop is not asyncio._get_running_loop():
+            await self.ensure_open()
+        lane = self._lanes.get(None) or self._new_lane(None, self._run_batch)
+        result = None
+        if isinstance(operation, Get):
+            result = self._read_inline(operation)
+        else:
+            # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.
+            alone = not self._batching and lane.idle and self._idle
+            if isinstance(operation, Apply):
+                last, self._last_address = self._last_address, operation.address
+                if alone and last == operation.address:
+                    result = await self._write_alone(operation)
+            elif alone:
+                result = self._run_inline(operation)
+        if result is None:
+            return await lane.submit(operation)
+        if isinstance(result[0], StepwellError):
+            raise result[0]
+        return result[0]
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        """Make a batch of the lane in the thread."""
+        kinds = set(map(type, operations))
+        if kinds == {Get}:
+            # Reads do not wait for the lock of another process.
+            return await self._read(self._do, operations)
+        self._batching = len(operations) > 1
+        return await self._write(self._do, operations, durable=Apply in kinds)
+
+    def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
+        # The clock is read inside the transaction, so that times grow in the order of the commits.
+        now, do = self._now(), (self._inline_rows if inline else self._rows).do
         return [do(operation, now) for operation in operations]
 
-    def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        # In a crowd all are better off together: one that went ahead would split the next commit in two.
-        if type(operation) is Apply:
-            last, self._last_address = self._last_address, operation.address
-            if last == operation.address and not self._crowded:
-                return self._apply_alone(operation)
-            return super().perform(operation)
-        if self._crowded and type(operation) is not Get:
-            return super().perform(operation)
-        return self._perform_at_once(operation)
-
-    async def _apply_alone(self, apply: Apply) -> Any:
-        """The only one that writes, such as a run, goes straight to the thread: a lane turns the loop twice more."""
-        if self._loop is not asyncio.get_running_loop() or not self._nobody_ahead():
-            return await super().perform(apply)
+    async def _write_alone(self, apply: Apply) -> list[Result]:
         try:
-            (result,) = await self._write(lambda now: self._do((apply,), now), durable=True)
+            return await self._write(self._do, (apply,), durable=True)
         except StorageUnavailable as error:
             if error.sent:
                 raise OutcomeUnknown(apply.address.text, str(error)) from error
             raise
-        finally:
-            self._keep_small()
-        if isinstance(result, StepwellError):
-            raise result
-        return result
 
-    async def _perform_at_once(self, operation: Operation) -> Any:
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
-        results = None
-        if isinstance(operation, Get):
-            results = self._read(operation)
-        elif self._nobody_ahead():
-            results = self._at_once((operation,))
-        if results is None:
-            return await super().perform(operation)
-        if isinstance(results[0], StepwellError):
-            raise results[0]
-        return results[0]
-
-    def _read(self, get: Get) -> list[Result] | None:
-        if self._file.memory and not self._idle():
+    def _read_inline(self, get: Get) -> list[Result] | None:
+        """Read on the loop; ``None`` if the read has to wait, or if it failed: then the thread raises the error."""
+        file = self._file
+        if file.memory and not self._idle:
             return None
         try:
-            self._file.check()
-            return [self._reading.get(get, self._now())]
+            file.check()
+            return [self._reader_rows.get(get, self._now())]
         except (SQLiteError, StepwellError):
-            # Whatever is in the way, the thread can wait for it, or finds the words.
             return None
 
-    def _at_once(self, operations: Sequence[Operation]) -> list[Result] | None:
-        """Claims do not wait for the disk: with nobody ahead of them, a hop to the thread would cost more."""
-        if not self._idle() or self._file.restarts:
+    def _run_inline(self, operation: Operation) -> list[Result] | None:
+        """Make a claim or a release on the loop; ``None`` if it has to wait, or if it failed.
+
+        Leases need not survive a crash of the machine, so the commit does not wait for the disk, except for the first
+        one after a checkpoint.
+        """
+        file = self._file
+        if file.restarts:
             return None
-        self._rows.most = LARGE
         try:
-            results = self._file.write(lambda: self._do(operations, self._now()), durable=False, wait=False)
+            results = file.write(partial(self._do, (operation,), True), durable=False, wait=False)
         except (SQLiteError, StepwellError):
             return None
-        finally:
-            self._rows.most = None
-        self._keep_small()
+        if file.wants_checkpoint:
+            self._start_checkpoint()
         return results
 
+    async def _write(self, work: Callable[..., T], *args: Any, durable: bool) -> T:
+        """Do some work in the thread, in one transaction."""
+        thread, file = self._opened_thread(), self._file
+        try:
+            result: T = await thread.call(partial(file.write, partial(work, *args), durable=durable))
+            return result
+        finally:
+            if file.wants_checkpoint:
+                self._start_checkpoint()
+
+    async def _read(self, work: Callable[..., T], *args: Any) -> T:
+        """Do some work in the thread, on one snapshot."""
+        result: T = await self._opened_thread().call(self._file.read, partial(work, *args))
+        return result
+
+    def _start_checkpoint(self) -> None:
+        if self._thread is not None:
+            self._file.wants_checkpoint = False
+            self._thread.call(self._file.checkpoint)
+
+    @property
     def _idle(self) -> bool:
         return self._thread is not None and self._thread.pending == 0
 
-    def _nobody_ahead(self) -> bool:
-        lane = self._lanes.get(None)
-        return self._idle() and (lane is None or lane.idle)
+    def _opened_thread(self) -> StorageThread:
+        if self._thread is None:
+            raise StorageClosed
+        return self._thread
 
-    def _keep_small(self) -> None:
-        if self._thread is not None and self._file.wants_checkpoint():
-            self._thread.start(self._file.checkpoint)
+    # Lists, sweeps and erasing
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        return await self._look(lambda now: self._listing.page(query, after, limit, now))
+        return await self._list(lambda now: self._listing.page(query, after, limit, now))
 
     async def namespaces(self) -> list[str]:
-        return await self._look(lambda now: self._listing.namespaces())
+        return await self._list(lambda now: self._listing.namespaces())
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        return await self._look(lambda now: self._listing.traces(namespace, tag, limit))
+        return await self._list(lambda now: self._listing.traces(namespace, tag, limit))
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
-        return await self._look(lambda now: self._listing.due(namespace, before, limit, after, now))
+        return await self._list(lambda now: self._listing.due(namespace, before, limit, after, now))
+
+    async def _list(self, work: Callable[[float], T]) -> T:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        return await self._read(self._at_now, work)
+
+    def _at_now(self, work: Callable[[float], T]) -> T:
+        return work(self._now())
 
     async def sweep(self, limit: int = 1000) -> Swept:
         expired: list[tuple[Address, str | None]] = []
@@ -230,8 +257,8 @@ class SQLiteStorage(Storage):
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
         while removed < limit:
-            most = min(SWEEP_AT_ONCE, limit - removed)
-            swept = await self._write(partial(self._listing.sweep, most), durable=False)
+            most = min(SWEEP_BATCH, limit - removed)
+            swept = await self._write(self._at_now, partial(self._listing.sweep, most), durable=False)
             expired += swept.expired
             removed += swept.removed
             if swept.removed < most:
@@ -245,26 +272,9 @@ class SQLiteStorage(Storage):
         """
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        most = QUICK if only_if_quick else None
-        return await self._opened_thread().call(lambda: self._file.erase(most))
-
-    async def _write(self, work: Callable[[float], T], durable: bool) -> T:
-        thread = self._opened_thread()
-        # The clock is read under the lock: times then grow in the order of the commits.
-        return await thread.call(lambda: self._file.write(lambda: work(self._now()), durable=durable))
-
-    async def _look(self, work: Callable[[float], T]) -> T:
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
-        return await self._snapshot(work)
-
-    async def _snapshot(self, work: Callable[[float], T]) -> T:
-        return await self._opened_thread().call(lambda: self._file.read(lambda: work(self._now())))
-
-    def _opened_thread(self) -> StorageThread:
-        if self._thread is None:
-            raise StorageClosed
-        return self._thread
+        most = QUICK_ERASE_BYTES if only_if_quick else None
+        erased: bool = await self._opened_thread().call(self._file.erase, most)
+        return erased
 
 
 def _url_options(query: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whoever writes alone skips the queue, and notices nothing else of it."""
+"""Where an operation runs: inline on the loop, straight in the thread, or in a batch of the lane."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from stepwell.record import Limits
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result, sqlite
+from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.sqlite import connection
+from stepwell.storage.sqlite.storage import INLINE_BYTES
 
 BOT, KEY = "bot", 1
 
 
 class Watched(SQLiteStorage):
-    """Counts what goes through the queue, and can hold the thread up."""
+    """Counts the writes in batches of the lane, and can block the thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -33,10 +34,10 @@ class Watched(SQLiteStorage):
         self.queued += sum(type(operation) is Apply for operation in operations)
         return await super().run(operations)
 
-    def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
+    def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
         if threading.current_thread() is not threading.main_thread():
             assert self.gate.wait(10)
-        return super()._do(operations, now)
+        return super()._do(operations, inline)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def storage(tmp_path: Path) -> AsyncIterator[Watched]:
         storage.gate.set()
 
 
-async def test_one_that_writes_alone_is_not_queued(storage: Watched) -> None:
+async def test_writes_of_one_holder_skip_the_lane(storage: Watched) -> None:
     async with Slot(storage, BOT, KEY) as slot:
         for number in range(5):
             slot.data["n"] = number
@@ -57,12 +58,12 @@ async def test_one_that_writes_alone_is_not_queued(storage: Watched) -> None:
     assert await storage.get_data(BOT, KEY) == {"n": 4}
 
 
-async def test_many_are_gathered_from_the_first_on(storage: Watched) -> None:
+async def test_concurrent_writes_share_a_batch_from_the_first_one_on(storage: Watched) -> None:
     await asyncio.gather(*(storage.update_data(BOT, key, {"n": 1}) for key in range(10, 30)))
     assert storage.queued == 20
 
 
-async def test_nobody_is_overtaken_between_two_batches(storage: Watched) -> None:
+async def test_writes_keep_their_order_between_two_batches(storage: Watched) -> None:
     storage.gate.clear()
     first = [asyncio.create_task(storage.update_data(BOT, key, {"n": 1})) for key in range(10, 13)]
     await asyncio.sleep(0.01)
@@ -74,7 +75,7 @@ async def test_nobody_is_overtaken_between_two_batches(storage: Watched) -> None
 
 
 @pytest.mark.parametrize("sent", [True, False])
-async def test_a_commit_that_fails_says_whether_it_may_have_been_made(
+async def test_the_error_of_a_failed_commit_says_whether_it_may_have_been_made(
     storage: Watched, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
     write = storage._file.write
@@ -90,7 +91,7 @@ async def test_a_commit_that_fails_says_whether_it_may_have_been_made(
     assert storage.queued == 0
 
 
-async def test_a_write_whose_caller_gave_up_is_made_and_others_go_on(
+async def test_a_write_is_finished_after_its_caller_was_cancelled(
     storage: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 3)
@@ -102,28 +103,28 @@ async def test_a_write_whose_caller_gave_up_is_made_and_others_go_on(
         with pytest.raises(asyncio.CancelledError):
             await task
         storage.gate.set()
-        while not storage._idle():
+        while not storage._idle:
             await asyncio.sleep(0.001)
         assert await storage.get_data(BOT, KEY) == {"n": number}
     assert storage.queued == 0
-    assert storage._file._commits <= 3, "the WAL is kept small all the same"
+    assert storage._file._commits <= 3, "the WAL is still checkpointed"
 
 
-async def test_the_first_claim_after_a_checkpoint_does_not_wait_for_the_disk_in_the_loop(storage: Watched) -> None:
-    in_the_loop: list[bool] = []
+async def test_the_first_claim_after_a_checkpoint_runs_in_the_thread(storage: Watched) -> None:
+    inlined: list[bool] = []
     do = storage._do
 
-    def watched(operations: Sequence[Operation], now: float) -> list[Result]:
-        in_the_loop.append(threading.current_thread() is threading.main_thread())
-        return do(operations, now)
+    def watched(operations: Sequence[Operation], inline: bool = False) -> list[Result]:
+        inlined.append(threading.current_thread() is threading.main_thread())
+        return do(operations, inline)
 
     storage._do = watched  # type: ignore[method-assign]
-    storage._thread.start(storage._file.checkpoint)  # type: ignore[union-attr]
-    while not storage._idle():
+    storage._thread.call(storage._file.checkpoint)  # type: ignore[union-attr]
+    while not storage._idle:
         await asyncio.sleep(0.001)
     for number in range(3):
         assert isinstance(await storage.perform(Claim(storage.address(BOT, number), "t", 30.0)), Claimed)
-    assert in_the_loop == [False, True, True]
+    assert inlined == [False, True, True]
 
 
 async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:
@@ -141,9 +142,9 @@ async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> 
 
 
 async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_read", lambda get: None)
+    monkeypatch.setattr(storage, "_read_inline", lambda get: None)
     storage.gate.clear()
-    writing = asyncio.create_task(storage.update_data(BOT, "somebody else", {"n": 1}))
+    writing = asyncio.create_task(storage.update_data(BOT, "another key", {"n": 1}))
     await asyncio.sleep(0.01)
     reading = [asyncio.create_task(storage.get_data(BOT, KEY)) for _ in range(3)]
     await asyncio.sleep(0.01)
@@ -155,9 +156,10 @@ async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeyp
         await closing
 
 
-async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it could not be made at once, as while another process is closing the file."""
-    monkeypatch.setattr(storage, "_read", lambda get: None)
+async def test_a_read_in_the_thread_does_not_wait_for_the_lock_of_another_connection(
+    storage: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_read_inline", lambda get: None)
     other = connection.Connection(storage.path)
     other.execute("BEGIN IMMEDIATE")
     async with asyncio.timeout(5):
@@ -165,25 +167,25 @@ async def test_a_read_does_not_wait_for_somebody_elses_lock(storage: Watched, mo
     other.close()
 
 
-async def test_large_records_are_read_in_the_thread_and_small_ones_at_once(
+async def test_large_records_are_read_in_the_thread_and_small_ones_inline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[str] = []
 
     class Read(SQLiteStorage):
-        def _do(self, operations: Sequence[Operation], now: float) -> list[Result]:
-            results = super()._do(operations, now)
+        def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
+            results = super()._do(operations, inline)
             readers.append(threading.current_thread().name)
             return results
 
-        def _read(self, get: Get) -> list[Result] | None:
-            results = super()._read(get)
+        def _read_inline(self, get: Get) -> list[Result] | None:
+            results = super()._read_inline(get)
             if results is not None:
                 readers.append(threading.current_thread().name)
             return results
 
     async with Read(str(tmp_path / "bot.db"), limits=Limits(record=4_000_000)) as storage:
-        for key, name, size in ((1, "fields", sqlite.LARGE + 1), (2, "parts", sqlite.LARGE + 1), (3, "small", 100)):
+        for key, name, size in ((1, "fields", INLINE_BYTES + 1), (2, "parts", INLINE_BYTES + 1), (3, "small", 100)):
             async with Slot(storage, BOT, key) as slot:
                 slot.data["text"] = "x" * (size if name != "parts" else 1)
                 await slot.commit(parts={"text": "x" * size} if name != "fields" else {})
@@ -195,6 +197,6 @@ async def test_large_records_are_read_in_the_thread_and_small_ones_at_once(
                 assert readers == ["stepwell-sqlite" if large else threading.main_thread().name], (name, operation)
                 stored = result.record if isinstance(result, Claimed) else result
                 assert storage.seal(address).data(stored.fields) == {"text": "x" * (size if name != "parts" else 1)}
-            # Nothing is left open on the reader: it sees what is written next.
+            # The reader has no statement open, so it sees the next write.
             await storage.set_data(BOT, key, {"n": 1})
             assert await storage.get_data(BOT, key) == {"n": 1}
