@@ -46,12 +46,12 @@ def test_the_demo_plays_a_registration_and_shows_the_record_after_each_step() ->
     assert "The bot is examples/registration.py" in done.stdout
     assert "registration / get_email   {'name': 'Alice'}" in done.stdout
     assert "no record" in done.stdout
-    assert "Everything as it should be." in done.stdout
+    assert "All answers were as expected." in done.stdout
 
 
 def test_a_bot_process_is_killed_in_the_middle_and_another_goes_on() -> None:
     done = stepwell("demo")
-    killed = re.search(r"kill -9 (\d+): the bot is dead. Another one starts, process (\d+)", done.stdout)
+    killed = re.search(r"kill -9 (\d+): the bot was killed. A new one starts as process (\d+)", done.stdout)
     assert killed is not None
     assert killed[1] != killed[2]
     for pid in killed.groups():
@@ -83,7 +83,7 @@ def test_a_wrong_answer_is_told_and_is_the_exit_code(
 ) -> None:
     monkeypatch.setattr(script, "SCRIPT", [("/register", "What is your name?"), *script.SCRIPT[1:]])
     assert script.play(url) == 1
-    assert "An answer was not what it should be." in capsys.readouterr().out
+    assert "An answer was not as expected." in capsys.readouterr().out
 
 
 def test_a_reader_who_leaves_gets_no_traceback() -> None:
@@ -195,12 +195,12 @@ def terminals() -> Iterator[list[Terminal]]:
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
 def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(first := Terminal(tmp_path))
-    first.expect(f"kept in {tmp_path}/stepwell/demo.db")
+    first.expect(f"stored in {tmp_path}/stepwell/demo.db")
     first.expect("http://127.0.0.1:")
     first.expect("/?token=")
-    first.expect("Open this address: chat on the left")
-    first.expect(f"Kill me (kill -9 {first.process.pid}) and start me again: the conversation goes on.")
-    first.expect("Or chat right here")
+    first.expect("Open this link: the chat is on the left")
+    first.expect(f"kill this process (kill -9 {first.process.pid}) and start it again: the conversation continues")
+    first.expect("Or chat here")
     first.expect("you   ")
     first.type("/register\n")
     first.expect("bot   What's your name?")
@@ -211,7 +211,7 @@ def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, ter
     os.kill(first.process.pid, signal.SIGKILL)
 
     terminals.append(second := Terminal(tmp_path))
-    second.expect("You are in the middle of one:")
+    second.expect("You have an open conversation:")
     second.expect("registration / get_email   {'name': 'Alice'}")
     second.type("alice@example.com\nyes\n")
     second.expect("bot   Registered! Welcome, Alice!")
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_politely_and_an_error_does_not_end_at_all(tmp_path: Path, t
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
 def test_the_script_can_be_asked_for_in_a_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(terminal := Terminal(tmp_path, "--script", "--storage", "memory://"))
-    terminal.expect("Everything as it should be.")
+    terminal.expect("All answers were as expected.")
     assert terminal.process.wait(10) == 0
 
 
@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path, terminal
     (tmp_path / "file").touch()
     terminals.append(terminal := Terminal(tmp_path / "file"))
     terminal.expect("stepwell: ")
-    terminal.expect("say where with --storage sqlite:///demo.db")
+    terminal.expect("choose another file with --storage sqlite:///demo.db")
     assert terminal.process.wait(10) == 1
 
 
@@ -283,6 +283,12 @@ def test_the_page_of_the_demo_lets_in_whoever_has_its_address(tmp_path: Path, te
         assert browser.get(address.partition("?")[0]).status_code == 401
         assert browser.get(address).status_code == 200
         assert "Stepwell playground" in browser.get(address.partition("?")[0]).text
+    terminal.expect("you   ")
+    terminal.type("/link\n")
+    terminal.expect("  http://")
+    with httpx.Client() as other:
+        assert other.get(address).status_code == 401
+        assert other.get("http://" + terminal.expect("\r\n")).status_code == 200
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
@@ -291,7 +297,7 @@ def test_without_the_extra_the_demo_chats_in_the_terminal_and_says_how_to_get_th
 ) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no uvicorn')")
     terminals.append(terminal := Terminal(tmp_path, path=tmp_path))
-    terminal.expect("Without the page in the browser:")
+    terminal.expect("The page in the browser is not available:")
     terminal.expect("stepwell[playground]")
     terminal.expect("you   ")
     terminal.type("/register\n")
@@ -303,11 +309,16 @@ def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Pa
     bot_file = tmp_path / "my_bot.py"
     bot_file.write_text("import os, time; print('storage:', os.environ['STEPWELL_STORAGE']); time.sleep(60)")
     terminals.append(terminal := Terminal(tmp_path, str(bot_file), command="play"))
-    terminal.expect("is started again when its file changes")
-    terminal.expect("  http://127.0.0.1:")
+    terminal.expect("it restarts when its file changes")
+    terminal.expect("  http://")
+    link = "http://" + terminal.expect("\r\n")
     # Bots of the same name in different folders have different files.
     named = sha256(str(bot_file.resolve()).encode()).hexdigest()[:8]
     terminal.expect(f"storage: sqlite:///{tmp_path}/stepwell/play-my_bot-{named}.db")
+    assert httpx.get(link).status_code == 200
+    terminal.expect("The link was used. This one opens another browser:")
+    terminal.expect("  http://")
+    assert httpx.get("http://" + terminal.expect("\r\n")).status_code == 200
     os.kill(terminal.process.pid, signal.SIGINT)
     terminal.expect("Bye.")
     assert terminal.process.wait(10) == 0
@@ -348,7 +359,7 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line_in_a_terminal_too(
 def test_a_port_that_is_none_is_refused_by_the_parser(command: list[str], port: str) -> None:
     done = stepwell(*command, f"--port={port}")
     assert done.returncode == 2
-    assert f"a port is a number from 0 to 65535, got {port!r}" in done.stderr
+    assert f"a port must be a number from 0 to 65535, got {port!r}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -359,7 +370,7 @@ def test_the_help_of_a_command_is_a_sentence() -> None:
 
 def test_play_says_what_it_cannot_do() -> None:
     done = stepwell("play", "nowhere.py", "--storage", "memory://")
-    assert (done.returncode, done.stderr) == (1, "stepwell: there is no file nowhere.py\n")
+    assert (done.returncode, done.stderr) == (1, "stepwell: file nowhere.py does not exist\n")
     done = stepwell(
         "play",
         str(ROOT / "examples" / "registration.py"),

@@ -146,14 +146,16 @@ async def test_the_whole_registration_with_each_state_lighting_up(visits: Any) -
     await visit.say("yes")
     await visit.hear("Registered! Welcome, Alice!")
     await visit.stands_at(None)
-    await expect(visit.page.locator("#record")).to_contain_text("the conversation has ended")
+    await expect(visit.page.locator("#record")).to_contain_text("The conversation has ended")
     await expect(visit.page.locator("g.state.visited")).to_have_count(3)
 
 
 async def test_a_first_visit_explains_itself(visits: Any) -> None:
     visit = await visits(REGISTRATION)
-    await expect(visit.page.locator(".welcome")).to_contain_text("Talk to your bot. Nothing leaves this machine.")
-    await expect(visit.page.locator("#record")).to_contain_text("nothing has begun")
+    await expect(visit.page.locator(".welcome")).to_contain_text(
+        "Chat with your bot. Everything stays on this machine."
+    )
+    await expect(visit.page.locator("#record")).to_contain_text("no conversation has started")
 
 
 async def test_keyboards_below_and_inside_and_the_notice_of_a_button(visits: Any) -> None:
@@ -178,7 +180,7 @@ async def test_a_timer_counts_down_and_can_be_let_run_out(visits: Any) -> None:
     await expect(timer).to_contain_text("left, then drink")
     first = await timer.locator(".left").inner_text()
     await expect(timer.locator(".left")).not_to_have_text(first)
-    await timer.get_by_role("button", name="Let it time out now").click()
+    await timer.get_by_role("button", name="Fire timer now").click()
     await visit.stands_at("drink")
     await expect(timer).to_be_hidden()
     await expect(visit.page.locator('path.timeout.taken[data-edge="size>drink"]')).to_have_count(1)
@@ -194,7 +196,7 @@ async def test_an_update_that_is_sent_twice_changes_the_record_once(visits: Any)
     await visit.hear("Anything else to say?")
     await visit.say("hot")
     await visit.hear("Noted 1: hot")
-    await visit.page.get_by_role("button", name="Send it twice").click()
+    await visit.page.get_by_role("button", name="Repeat last update").click()
     await expect(visit.page.locator("#timeline li.again")).to_have_count(1)
     # The same answer again, for the first may have been lost; nothing is stored.
     await expect(visit.page.locator(".messages .theirs p", has_text="Noted 1: hot")).to_have_count(2)
@@ -209,7 +211,7 @@ async def test_ten_messages_at_once_are_handled_one_after_the_other(visits: Any)
     await visit.hear("Which size?")
     await visit.page.locator(".inline").get_by_role("button", name="Small").click()
     await visit.hear("Anything else to say?")
-    await visit.page.get_by_role("button", name="Send ten at once").click()
+    await visit.page.get_by_role("button", name="Send 10 messages").click()
     await expect(visit.field("count")).to_contain_text("10")
     answers = visit.page.locator(".messages .theirs p", has_text="Noted")
     await expect(answers).to_have_text([f"Noted {n}: Message {n}" for n in range(1, 11)])
@@ -253,7 +255,7 @@ async def test_a_changed_file_starts_the_bot_again_and_its_errors_are_shown(visi
     await visit.hear("What's your name?")
     good = path.read_text()
     path.write_text("raise SystemExit('broken on purpose')")
-    await expect(visit.page.locator("#banner")).to_contain_text("ended with an error")
+    await expect(visit.page.locator("#banner")).to_contain_text("exited with an error")
     await expect(visit.page.locator("#output")).to_contain_text("broken on purpose")
     path.write_text(good.replace("What's your email?", "And your email?"))
     await expect(visit.page.locator("#banner")).to_be_hidden()
@@ -321,7 +323,7 @@ async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -
     await visit.stands_at("stars")
     await page.get_by_role("button", name="+ Add").click()
     await page.get_by_label("Name").fill("Tea house")
-    await page.get_by_role("button", name="Add a group").click()
+    await page.get_by_role("button", name="Add group").click()
     await expect(page.locator(".pane.group h2")).to_have_text("Tea house")
     await page.get_by_role("button", name="+ Topic").click()
     await expect(page.get_by_label("Topic", exact=True)).to_contain_text("Topic 1")
@@ -332,7 +334,7 @@ async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -
     await visit.stands_at(None)
     await page.get_by_label("Topic", exact=True).select_option(label="General")
     await expect(page.locator(".welcome")).to_be_visible()
-    await page.get_by_role("button", name="Show another beside").click()
+    await page.get_by_role("button", name="Open second chat").click()
     await expect(page.locator(".pane")).to_have_count(2)
     await visit.stands_at("drink")  # Alice's own chat, beside the group
 

@@ -198,7 +198,7 @@ async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match=r"there is no file nowhere\.py"):
+    with pytest.raises(UsageError, match=r"nowhere\.py does not exist"):
         Playground("nowhere.py", storage="memory://")
 
 

@@ -143,18 +143,35 @@ async def test_who_has_the_token_is_let_in_and_keeps_a_cookie_that_scripts_and_o
         assert (await browser.get("/")).status_code == 200
 
 
-async def test_the_token_lets_one_browser_in(play: Playground, http: httpx.AsyncClient) -> None:
+async def test_a_link_works_in_one_browser(play: Playground) -> None:
     address = f"/?token={play.auth.token}"
-    for _ in range(2):
-        # The browser that was let in may load the address again.
-        assert (await http.get(address)).content == FILES["/index.html"].read_bytes()
-        assert (await http.get("/")).status_code == 200
-        async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as other:
-            answer = await other.get(address)
-            assert answer.status_code == 401
-            assert "works once" in answer.text
-            assert "set-cookie" not in answer.headers
-            assert (await other.get("/")).status_code == 401
+    transport = httpx.ASGITransport(app=play.auth)
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as first:
+        assert (await first.get(address)).status_code == 200
+        for _ in range(2):
+            # The browser with the session may load the link again.
+            assert (await first.get(address)).content == FILES["/index.html"].read_bytes()
+            async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as other:
+                answer = await other.get(address)
+                assert answer.status_code == 401
+                assert "each link works once" in answer.text
+                assert "set-cookie" not in answer.headers
+                assert (await other.get("/")).status_code == 401
+
+
+async def test_a_used_link_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    links: list[str] = []
+    play = Playground(BOT, storage="memory://", port=8642, new_link=links.append)
+    used = {play.url}
+    for _ in range(3):
+        transport = httpx.ASGITransport(app=play.auth)
+        async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as browser:
+            assert (await browser.get(f"/?token={play.auth.token}")).status_code == 200
+            assert (await browser.get("/")).status_code == 200
+        assert links[-1] == play.url
+        assert play.url not in used
+        used.add(play.url)
+    assert len(links) == 3
 
 
 async def test_a_request_for_the_headers_does_not_use_the_token_up(play: Playground) -> None:
@@ -369,7 +386,7 @@ def test_large_values_are_cut() -> None:
 
 async def test_a_chat_and_the_timeline_show_the_newest_only(play: Playground) -> None:
     person = play.api.chat(play.bot, 42)
-    play._unwatch = play.world.watch(play._happened)
+    play._unwatch = play.world.watch(play._on_event)
     for n in range(300):
         await person.send(f"message {n}")
     following = play.board.follow()

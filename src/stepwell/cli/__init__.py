@@ -24,20 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     demo_command = commands.add_parser("demo", help=about, description=_sentence(about))
     demo_command.add_argument(
-        "--storage", metavar="URL", help="where to keep the conversation (default: an SQLite file, whose path is shown)"
+        "--storage",
+        metavar="URL",
+        help="where to store the conversation (default: an SQLite file; its path is printed)",
     )
     demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
     demo_command.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
-    about = "run a bot without Telegram, chat with it in the browser, and watch its state move"
+    about = "run a bot without Telegram, chat with it in the browser, and watch its state change"
     play_command = commands.add_parser("play", help=about, description=_sentence(about))
     play_command.add_argument(
         "file",
-        help="the bot: a file with a router or make_router(storage), or any bot that takes its Bot API from BOT_API",
+        help="a file with a router or make_router(storage), or any bot that reads its Bot API address from BOT_API",
     )
     play_command.add_argument(
         "--storage",
         metavar="URL",
-        help="what the bot finds in STEPWELL_STORAGE (default: an SQLite file, whose path is shown)",
+        help="the bot's STEPWELL_STORAGE (default: an SQLite file; its path is printed)",
     )
     play_command.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME",
         action="append",
         default=[],
-        help="another name that browsers may know this machine by",
+        help="another host name or address that browsers may use; may be repeated",
     )
     options = parser.parse_args(arguments)
     try:
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever was reading has gone; nothing is left to be said, also not at exit.
+        # The reader of stdout has ended; discard the rest, also what is flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -77,5 +79,5 @@ def _sentence(about: str) -> str:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a port must be a number from 0 to 65535, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""``stepwell play bot.py``: a bot in the playground."""
+"""``stepwell play bot.py``: run a bot in the playground."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stepwell.cli.state_files import state_url
 
 __all__ = ["free_port", "run"]
 
-#: The port of the page, if nobody else has it.
+#: The port of the page, if it is free.
 PORT = 8642
 
 
 def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> int:
-    """Serve until Ctrl-C; the exit code."""
+    """Serve until Ctrl-C, and return the exit code."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(file, storage, host, free_port() if port is None else port, hosts))
     print()
@@ -29,7 +29,7 @@ def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: t
 
 
 def free_port() -> int:
-    """The usual port, or 0 for any other if it is taken."""
+    """Return the usual port, or 0 (any free port) if it is taken."""
     try:
         with socket.create_server(("127.0.0.1", PORT)):
             return PORT
@@ -38,13 +38,13 @@ def free_port() -> int:
 
 
 def _name_of(file: str) -> str:
-    """A name for the bot in a file: half of all bots are called bot.py."""
+    """Return a name for the bot in a file, unique by path because many bots are called bot.py."""
     path = Path(file).resolve()
     return f"play-{path.stem}-{sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tuple[str, ...]) -> None:
-    # Not above: it needs an extra, the other commands do not.
+    # Imported here because only this command needs the playground extra.
     from stepwell.playground.play import Playground
 
     storage = storage or os.environ.get("STEPWELL_STORAGE") or state_url(_name_of(file))
@@ -58,12 +58,13 @@ async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tu
         port=port,
         hosts=hosts,
         output=lambda line: print(line, flush=True),
+        new_link=lambda url: print(f"The link was used. This one opens another browser:\n\n  {url}\n", flush=True),
     ) as play:
-        tell(f"{file} runs, and is started again when its file changes; STEPWELL_STORAGE is {place}.")
+        tell(f"Running {file}; it restarts when its file changes. STEPWELL_STORAGE is {place}.")
         print(f"\n  {play.url}\n", flush=True)
-        tell("Open this address. Ctrl-C ends it. What the bot prints comes here:")
+        tell("Open this link; it works in one browser. Ctrl-C stops the playground. Output of the bot:")
         ended = asyncio.Event()
-        # On Windows Ctrl-C comes as KeyboardInterrupt.
+        # On Windows Ctrl-C raises KeyboardInterrupt instead.
         with contextlib.suppress(NotImplementedError):
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -1,6 +1,6 @@
-"""Who is let in to the page: this machine's person with the token, from this page, under an allowed name.
+"""Access to the page: a token that works once, then a session cookie; allowed host names; same origin only.
 
-The guard stands before every route, those that do not exist included.
+The checks run before every route, unknown ones included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-#: Sent with every answer. There is no CORS header among them, and none is ever added.
+#: Sent with every response. There is no CORS header.
 HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -40,27 +40,32 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-_DOOR = "Open the address that the terminal shows: it ends in ?token=... and lets this browser in.\n"
-# A page of ours that leads on, not a redirect: after a redirect from elsewhere a Strict cookie is not sent.
-_USED = (
-    "This address has let a browser in already, and works once. Use that browser, or start the playground again "
-    "for a new address.\n"
-)
-_WELCOME = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title>
-<link rel="icon" href="/icon.svg"><a href="/">Go on</a></html>
+_NO_SESSION = "This browser has no session. Open the link that the terminal shows; it ends in ?token=...\n"
+_USED = "This link was already used, and each link works once. The terminal shows a new one; in the demo, type /link.\n"
+# A page, not a redirect: after a redirect from another site the browser would not send a Strict cookie.
+_OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title>
+<link rel="icon" href="/icon.svg"><a href="/">Continue</a></html>
 """
 
 
 class AuthMiddleware:
-    """An ASGI application around another."""
+    """ASGI middleware that authenticates every request."""
 
-    def __init__(self, app: Any, hosts: Callable[[], Iterable[str]], *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        hosts: Callable[[], Iterable[str]],
+        *,
+        token: str | None = None,
+        on_new_token: Callable[[], None] | None = None,
+    ) -> None:
         self._app = app
         self._hosts = hosts
-        #: What the address carries. The first browser that opens the address is let in; nobody after it.
+        #: Opens a session in one browser. It is replaced when it was used.
         self.token = token or secrets.token_urlsafe(24)
-        self._used = False
-        # What the browser keeps is another secret: the token of an address gets into histories.
+        self._used: list[str] = []
+        self._on_new_token = on_new_token
+        # A second secret for the cookie, because browsers keep the token in their history.
         self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,50 +82,58 @@ class AuthMiddleware:
         await (self._app if answer is None else answer)(scope, receive, with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """What to say instead of letting a request in."""
+        """Return the response that refuses a request or opens a session; ``None`` if the request is allowed."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         host = headers.get("host", [])
         if len(host) != 1 or host[0] not in set(self._hosts()):
-            return PlainTextResponse("This name is not allowed here.\n", 403)
+            return PlainTextResponse(
+                "This host name is not allowed; start the playground with --allow-host NAME.\n", 403
+            )
         writes = scope["method"] not in ("GET", "HEAD")
         origins = headers.get("origin", [])
         if any(origin != f"http://{host[0]}" for origin in origins) or (writes and len(origins) != 1):
-            return PlainTextResponse("Only this page itself may ask.\n", 403)
+            return PlainTextResponse("Requests from other origins are not allowed.\n", 403)
         kinds = headers.get("content-type", [])
         if any(kind.partition(";")[0].strip().lower() != "application/json" for kind in kinds) or (
             writes and not kinds
         ):
-            return PlainTextResponse("Only application/json is read here.\n", 415)
+            return PlainTextResponse("The content type must be application/json.\n", 415)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if _same(self._cookie(headers.get("cookie", []), host[0]), self._session):
             return None
-        if token and scope["path"] == "/" and scope["method"] == "GET" and _same(token[0], self.token):
-            return PlainTextResponse(_USED, 401) if self._used else self._let_in(host[0])
-        return PlainTextResponse(_DOOR, 401)
+        if token and scope["path"] == "/" and scope["method"] == "GET":
+            if _same(token[0], self.token):
+                return self._open_session(host[0])
+            if any(_same(token[0], used) for used in self._used):
+                return PlainTextResponse(_USED, 401)
+        return PlainTextResponse(_NO_SESSION, 401)
 
-    def _let_in(self, host: str) -> Response:
-        self._used = True
-        response = Response(_WELCOME, media_type="text/html")
-        response.set_cookie(_name(host), self._session, httponly=True, samesite="strict", path="/")
+    def _open_session(self, host: str) -> Response:
+        self._used.append(self.token)
+        self.token = secrets.token_urlsafe(24)
+        if self._on_new_token is not None:
+            self._on_new_token()
+        response = Response(_OPENED, media_type="text/html")
+        response.set_cookie(_cookie_name(host), self._session, httponly=True, samesite="strict", path="/")
         return response
 
-    def _cookie(self, given: list[str], host: str) -> str:
+    def _cookie(self, headers: list[str], host: str) -> str:
         cookies: SimpleCookie = SimpleCookie()
         try:
-            for each in given:
-                cookies.load(each)
+            for header in headers:
+                cookies.load(header)
         except CookieError:
             return ""
-        found = cookies.get(_name(host))
+        found = cookies.get(_cookie_name(host))
         return "" if found is None else found.value
 
 
-def _name(host: str) -> str:
-    # Cookies do not know ports: two playgrounds must not throw each other out.
+def _cookie_name(host: str) -> str:
+    # Browsers share cookies between ports: with one name, two playgrounds would overwrite each other's.
     return f"stepwell-{host.rpartition(':')[2]}"
 
 
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())

@@ -1,4 +1,4 @@
-"""The playground: a bot in its process, the Bot API that it talks to, and the page that shows both."""
+"""The playground: the bot's process, the local Bot API, and the page that shows both."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from stepwell.playground.timeline import Timeline
 
 __all__ = ["Playground"]
 
-#: Places whose records are looked up.
-PLACES = 200
-#: Who is there from the start.
+#: The most chats and topics, times users, whose records are looked up.
+MAX_LOOKUPS = 200
+#: The users at the start.
 PEOPLE = {42: "Alice", 43: "Bob"}
 
 
 class Playground:
-    """``async with Playground("bot.py", storage="sqlite:///bot.db") as play: print(play.url)``."""
+    """A bot in the playground: ``async with Playground("bot.py", storage="sqlite:///bot.db") as play``.
+
+    ``play.url`` opens the page in one browser; ``new_link`` is called with the next link when it was used.
+    ``output`` is called with each line that the bot prints.
+    """
 
     def __init__(
         self,
@@ -45,13 +49,14 @@ class Playground:
         hosts: tuple[str, ...] = (),
         token: str | None = None,
         output: Callable[[str], None] | None = None,
+        new_link: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = Path(path).resolve()
         if not self.path.is_file():
-            raise UsageError(f"there is no file {path}")
+            raise UsageError(f"file {path} does not exist")
         self.host, self.port, self.hosts = host, port, hosts
-        #: What the page says of where the records are.
+        #: The location of the records as the page shows it.
         self.place = place
         self.board = Board()
         self.api = BotAPI(clock=clock)
@@ -60,7 +65,7 @@ class Playground:
         self.records = Records()
         self.runs = Runs()
         self.timeline = Timeline(clock)
-        self.reports = ReportServer(self._told)
+        self.reports = ReportServer(self._on_report)
         self.process: BotProcess | None = None
         self._storage = storage
         self._output = output
@@ -70,22 +75,23 @@ class Playground:
         self._notice: dict[str, Any] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], None] | None = None
-        self.auth = AuthMiddleware(make_app(self), self._hosts, token=token)
+        self._new_link = new_link
+        self.auth = AuthMiddleware(make_app(self), self._hosts, token=token, on_new_token=self._token_replaced)
         self._serving = Serving(self.auth, name="playground")
 
     @property
     def address(self) -> str:
-        """Where the page is, for a browser that was let in."""
+        """The address of the page, for a browser with a session."""
         return f"http://{self._netloc(self.host if self.host not in ('0.0.0.0', '::') else '127.0.0.1')}/"  # noqa: S104
 
     @property
     def url(self) -> str:
-        """Where the page is, with the token that lets a browser in."""
+        """The link that opens the page in one browser. It changes when it was used."""
         return f"{self.address}?token={self.auth.token}"
 
     @property
     def output(self) -> list[str]:
-        """The last lines that the bot has printed."""
+        """The last lines that the bot printed."""
         return [] if self.process is None else list(self.process.lines)
 
     async def __aenter__(self) -> Self:
@@ -94,7 +100,7 @@ class Playground:
         await self.reports.start()
         for user, name in PEOPLE.items():
             self.api.chat(self.bot, user, first_name=name)
-        self._unwatch = self.world.watch(self._happened)
+        self._unwatch = self.world.watch(self._on_event)
         env = {
             "BOT_API": self.api.url,
             "TELEGRAM_API_BASE": self.api.url,
@@ -121,33 +127,33 @@ class Playground:
         await self.reports.stop()
         await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
-    # What people do
+    # Users
 
     def room(self, room_id: str) -> Room:
-        """A chat that the page names."""
+        """Return a chat by its id as text."""
         for room in self.world.rooms.values():
             if str(room.id) == room_id and self.bot.id in room.members:
                 return room
-        raise UsageError(f"there is no chat {room_id}")
+        raise UsageError(f"chat {room_id} does not exist")
 
     def person(self, room_id: str, user: int, thread: int | None = None) -> Person:
-        """A person in a chat that the page names."""
+        """Return a user in a chat."""
         room = self.room(room_id)
         if user not in self.world.users or room.members.get(user) is None:
-            raise UsageError(f"there is nobody with the id {user} in this chat")
+            raise UsageError(f"user {user} is not in this chat")
         if thread is not None and thread not in room.topics:
-            raise UsageError(f"there is no topic {thread} in this chat")
+            raise UsageError(f"topic {thread} does not exist in this chat")
         return Person(self.world, self.bot, user, room=room, thread=thread)
 
     def places_changed(self) -> None:
-        """Somebody new, or a new chat or topic."""
+        """Show a new user, chat or topic, and look up its records."""
         self.board.put("people", lambda: people_json(self.world, self.bot))
         for room in self.world.rooms.values():
             self._show_room(room)
         self._later(self.locate())
 
-    async def restart(self, why: str = "you asked for it") -> None:
-        """Kill the bot, as a crash would, and start it again."""
+    async def restart(self, why: str = "on request") -> None:
+        """Kill the bot's process as a crash would, and start it again."""
         if self.process is None:
             raise UsageError("the bot has not been started yet")
         self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
@@ -155,28 +161,28 @@ class Playground:
         await self.process.restart(why)
 
     async def time_out(self, bot: str, key: str) -> None:
-        """Let the timer of a record run out now."""
+        """Fire the timer of a record now."""
         if bot not in self._machines:
-            raise UsageError(f"there is no machine {bot!r}")
+            raise UsageError(f"machine {bot!r} is not known")
         answers = await self.reports.ask({"do": "time out", "bot": bot, "key": key})
         for answer in answers:
             if "error" in answer:
                 raise UsageError(str(answer["error"]))
 
-    # What is looked at
+    # Records
 
     async def locate(self) -> None:
-        """Find the record of everybody in every place."""
+        """Look up the record of every user in every chat and topic."""
         wanted: dict[str, dict[str, Any]] = {}
         for room in self.world.rooms.values():
             for user in [each for each in room.members if not self.world.users[each]["is_bot"]]:
                 for thread in (None, *room.topics):
                     wanted[f"{room.id}/{user}/{thread or 0}"] = _update_from(room, self.world.users[user], thread)
-        for name, update in list(wanted.items())[:PLACES]:
+        for name, update in list(wanted.items())[:MAX_LOOKUPS]:
             await self._locate(name, update)
 
     async def record(self, user: int) -> dict[str, Any] | None:
-        """What is stored for a person in their private chat."""
+        """Return the record of a user in the private chat."""
         name = f"{user}/{user}/0"
         await self._locate(name, _update_from(self.room(str(user)), self.world.users[user], None))
         for found in self._places.get(name, ()):
@@ -185,7 +191,7 @@ class Playground:
         return None
 
     async def ready(self, *, timeout: float = 20.0) -> bool:
-        """Wait until the bot's machine has reported, or its process has ended; whether it runs."""
+        """Wait until the bot's machine has reported or its process has ended; return whether it runs."""
         assert self.process is not None
         async with asyncio.timeout(timeout):
             while not self._machines and self.process.status == "running":
@@ -204,35 +210,35 @@ class Playground:
                 self.records.found(each["bot"], each["key"], each["record"])
         self._show_records()
 
-    def _told(self, said: dict[str, Any]) -> None:
-        """The bot's process says something."""
-        if said["kind"] == "machine":
-            self._machines[said["bot"]] = said
+    def _on_report(self, report: dict[str, Any]) -> None:
+        """Handle a report from the bot's process."""
+        if report["kind"] == "machine":
+            self._machines[report["bot"]] = report
             self.board.put("machines", lambda: list(self._machines.values()))
             self._later(self.locate())
-        elif said["kind"] == "record":
-            new = self.records.written(said["bot"], said["key"], said["record"])
-            record = said["record"]
-            where = f"{record['flow']} / {record['state']}" if record else "no record any more"
-            change = {"key": said["key"], "changed": [*new.changed, *(f"data.{name}" for name in new.fields)]}
+        elif report["kind"] == "record":
+            new = self.records.written(report["bot"], report["key"], report["record"])
+            record = report["record"]
+            where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
+            change = {"key": report["key"], "changed": [*new.changed, *(f"data.{name}" for name in new.fields)]}
             self.timeline.record(where, {**change, "record": record})
             self._show_records()
             self._show_timeline()
         else:
-            self._told_of_a_run(said)
+            self._on_run_report(report)
 
-    def _told_of_a_run(self, said: dict[str, Any]) -> None:
-        if said["kind"] == "graph":
-            self.runs.graph(said["graph"])
-        elif said["kind"] == "question":
-            self.runs.question(said)
-        elif (title := self.runs.event(said)) is not None:
+    def _on_run_report(self, report: dict[str, Any]) -> None:
+        if report["kind"] == "graph":
+            self.runs.graph(report["graph"])
+        elif report["kind"] == "question":
+            self.runs.question(report)
+        elif (title := self.runs.event(report)) is not None:
             self.timeline.note(title)
             self._show_timeline()
         self.board.put("runs", self.runs.json)
 
-    def _happened(self, event: WorldEvent) -> None:
-        """Something happened in the world."""
+    def _on_event(self, event: WorldEvent) -> None:
+        """Handle an event of the local Bot API."""
         if event.kind in ("message", "edited", "deleted"):
             assert event.room is not None
             self._show_room(event.room)
@@ -256,7 +262,7 @@ class Playground:
             self._notice = {"n": self._notices, "text": event.body["text"], "alert": event.body.get("show_alert")}
             self.board.put("notice", lambda: self._notice)
 
-    # Showing
+    # Sections of the page
 
     def _show_all(self) -> None:
         self.board.put("people", lambda: people_json(self.world, self.bot))
@@ -301,6 +307,10 @@ class Playground:
             "output": list(process.lines)[-40:],
         }
 
+    def _token_replaced(self) -> None:
+        if self._new_link is not None:
+            self._new_link(self.url)
+
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -320,7 +330,7 @@ def _username(stem: str) -> str:
 
 
 def _update_from(room: Room, user: dict[str, Any], thread: int | None) -> dict[str, Any]:
-    """A message as this person would send it here; never sent, only read for its key."""
+    """Return a message as this user would send it here. It is never sent, only used to find the key."""
     message: dict[str, Any] = {"message_id": 0, "date": 0, "chat": dict(room.chat), "from": dict(user), "text": ""}
     if thread is not None:
         message |= {"message_thread_id": thread, "is_topic_message": True}

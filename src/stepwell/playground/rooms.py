@@ -1,4 +1,4 @@
-"""Chats as the page shows them."""
+"""Chats and users as JSON for the page."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from stepwell.playground.display import shown
 
 __all__ = ["people_json", "room_json"]
 
-#: Messages that are shown of a chat.
+#: The most messages of a chat that are shown.
 MESSAGES = 200
 _MEDIA = ("photo", "document", "video", "audio", "voice", "animation", "sticker", "contact", "location", "dice", "poll")
 _SERVICE = {
-    "new_chat_members": "came in",
-    "left_chat_member": "went out",
+    "new_chat_members": "joined",
+    "left_chat_member": "left",
     "forum_topic_created": "opened the topic",
     "forum_topic_edited": "renamed the topic",
     "forum_topic_closed": "closed the topic",
-    "forum_topic_reopened": "opened the topic again",
-    "migrate_to_chat_id": "made this group a supergroup",
-    "migrate_from_chat_id": "made a group this supergroup",
+    "forum_topic_reopened": "reopened the topic",
+    "migrate_to_chat_id": "upgraded this group to a supergroup",
+    "migrate_from_chat_id": "upgraded a group to this supergroup",
 }
 
 
 def people_json(world: World, bot: Bot) -> dict[str, Any]:
-    """Who there is, and where they can talk."""
+    """Return the users and their chats."""
     people = [user for user in world.users.values() if not user["is_bot"]]
     rooms = [room for room in world.rooms.values() if bot.id in room.members and room.moved_to is None]
     return {
@@ -45,7 +45,7 @@ def people_json(world: World, bot: Bot) -> dict[str, Any]:
 
 
 def room_json(room: Room) -> dict[str, Any]:
-    """What is to be read in a chat."""
+    """Return the messages and the keyboard of a chat."""
     return {
         "keyboard": shown((room.keyboard or {}).get("keyboard")),
         "messages": [_message(message) for message in list(room.messages.values())[-MESSAGES:]],

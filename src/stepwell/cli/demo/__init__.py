@@ -1,4 +1,4 @@
-"""The demo: the registration bot in the playground and in a terminal, or a scripted chat where there is none."""
+"""The demo: the registration bot in the playground and the terminal, or a scripted chat without a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 def run(url: str | None, *, scripted: bool = False, port: int | None = None) -> int:
-    """Chat if there is a terminal to chat in, else play the script; the exit code."""
+    """Chat if there is a terminal, else play the script; return the exit code."""
     if url is not None:
         sync(check_storage(url))
     if scripted or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -23,5 +23,5 @@ def run(url: str | None, *, scripted: bool = False, port: int | None = None) -> 
     try:
         return page.chat(url, port)
     except MissingExtra as error:
-        print(f"Without the page in the browser: {error}\n")
+        print(f"The page in the browser is not available: {error}\n")
         return terminal.chat(url)

@@ -1,4 +1,4 @@
-"""The bot of the demo, which is ``examples/registration.py`` itself."""
+"""The bot of the demo, loaded from ``examples/registration.py``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 _HERE = Path(__file__).parent
-# Beside this file where the wheel puts it, among the examples in a checkout.
+# In a wheel it is beside this file, in a checkout among the examples.
 _FILES = (_HERE / "registration.py", _HERE.parents[3] / "examples" / "registration.py")
 
 
 def make_router(url: str) -> Router:
-    """The bot, over the storage at a URL."""
+    """Return the bot's router over the storage at a URL."""
     spec = spec_from_file_location("registration", bot_path())
     assert spec is not None
     assert spec.loader is not None
@@ -44,13 +44,13 @@ def make_router(url: str) -> Router:
 
 
 def bot_file() -> str:
-    """Where to read the bot, from where the user stands."""
+    """Return the path of the bot's file, relative to the working directory if possible."""
     path = bot_path()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def message(text: str, user: int, update_id: int | None = None) -> dict[str, Any]:
-    """A message as Telegram delivers it, from a private chat."""
+    """Return a message from a private chat as Telegram delivers it."""
     person = {"id": user, "is_bot": False, "first_name": "You"}
     chat = {"id": user, "first_name": "You", "type": "private"}
     update = {} if update_id is None else {"update_id": update_id}
@@ -58,21 +58,21 @@ def message(text: str, user: int, update_id: int | None = None) -> dict[str, Any
 
 
 def record_of(router: Router, user: int) -> State | None:
-    """What is stored for a person."""
+    """Return the record of a user."""
     fsm = router.fsm
     assert fsm is not None
     return sync(fsm.storage.get_state(fsm.bot, fsm.key.extract(Update.of(message("", user)))))
 
 
 def shown(record: State | None) -> str:
-    """A record in one line."""
+    """Format a record as one line."""
     if record is None:
         return "no record"
     return f"{record.flow} / {record.state}   {record.data}" if record.data else f"{record.flow} / {record.state}"
 
 
 def place_of(url: str) -> str:
-    """Where a URL keeps things, without the password that it may have."""
+    """Return the location that a storage URL names, without its password."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         path = unquote(parts.path)[1:]
@@ -82,23 +82,23 @@ def place_of(url: str) -> str:
 
 
 async def check_storage(url: str) -> None:
-    """Open the storage at a URL once: what is wrong with it is said here, and not by the bot's process."""
+    """Open the storage at a URL once, so that errors are raised here and not in the bot's process."""
     async with open_storage(url):
         pass
 
 
 def dies_with_its_process(url: str) -> bool:
-    """What is kept there is in the memory of one process only."""
+    """Return whether the storage is in the memory of one process."""
     return url.startswith("memory:") or ":memory:" in url
 
 
 def say(who: str, text: str) -> None:
-    """Print a line of the chat, wrapped below itself in a narrow window."""
+    """Print one message of the chat, wrapped and indented in a narrow window."""
     print(textwrap.fill(text, _width(), initial_indent=f"{who:<6}", subsequent_indent=" " * 6), flush=True)
 
 
 def tell(text: str) -> None:
-    """Print something that nobody in the chat said."""
+    """Print a message of the program itself."""
     print(textwrap.fill(text, _width(), break_on_hyphens=False), flush=True)
 
 
@@ -107,5 +107,5 @@ def _width() -> int:
 
 
 def bot_path() -> Path:
-    """The bot's file."""
+    """Return the path of the bot's file."""
     return next(path for path in _FILES if path.exists())

@@ -1,4 +1,4 @@
-"""The chat in the browser, and in the terminal at the same time."""
+"""The chat in the browser and in the terminal at the same time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["chat"]
 
 USER = 42
+#: Typed in the terminal, prints a link for another browser.
+LINK = "/link"
 
 
 def chat(url: str, port: int | None = None) -> int:
-    """Open the playground with the registration bot, and take messages from the keyboard until Ctrl-C or Ctrl-D."""
-    # Not above: the page needs an extra, the rest of the demo does not.
+    """Start the playground with the registration bot, and read messages from the terminal until Ctrl-C or Ctrl-D."""
+    # Imported here because only the page needs the playground extra.
     from stepwell.playground.play import Playground
 
     play = Playground(bot_path(), storage=url, place=place_of(url), port=free_port() if port is None else port)
@@ -33,32 +35,35 @@ def chat(url: str, port: int | None = None) -> int:
         _introduce(play, url)
         while True:
             print()
-            # Without readline: it turns off the echo of the terminal, and kill -9 would leave it off.
+            # Without readline, which turns the terminal's echo off: after kill -9 it would stay off.
             text = input("you   ").strip()
-            if text:
+            if text == LINK:
+                print(f"\n  {play.url}", flush=True)
+            elif text:
                 _exchange(play, text)
     except (EOFError, KeyboardInterrupt):
         print()
         tell("Bye.")
         return 0
     finally:
-        # A second Ctrl-C must not leave the bot's process behind.
+        # Ignore a second Ctrl-C, which would leave the bot's process running.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sync(play.__aexit__(None, None, None))
 
 
 def _introduce(play: Playground, url: str) -> None:
-    tell(f"The bot is {bot_file()}; your conversation is kept in {place_of(url)}.")
+    tell(f"The bot is {bot_file()}; your conversation is stored in {place_of(url)}.")
     print(f"\n  {play.url}\n", flush=True)
-    tell("Open this address: chat on the left, the bot's state moving on the right. Try this:")
+    tell("Open this link: the chat is on the left, the bot's state on the right. Try this:")
     tell("- /register, and answer the bot")
-    tell("- in the middle of it: Restart the bot, Send it twice, Send ten at once")
+    tell("- in the middle of it: Restart the bot, Repeat last update, Send 10 messages")
     if not dies_with_its_process(url):
-        tell(f"- Kill me (kill -9 {os.getpid()}) and start me again: the conversation goes on.")
-    tell("Or chat right here, the page shows it too. /register begins, /cancel stops, Ctrl-D leaves.")
+        tell(f"- kill this process (kill -9 {os.getpid()}) and start it again: the conversation continues")
+    tell("Or chat here; the page shows it too. /register starts, /cancel stops, Ctrl-D exits.")
+    tell(f"The link works in one browser; {LINK} prints another one.")
     record = sync(play.record(USER))
     if record is not None:
-        tell("You are in the middle of one:")
+        tell("You have an open conversation:")
         dim(_line(record))
 
 
@@ -68,7 +73,7 @@ def _exchange(play: Playground, text: str) -> None:
         say("bot", sync(play.person(str(USER), USER).ask(text)))
         dim(_line(sync(play.record(USER))))
     except (StepwellError, UnicodeEncodeError, TimeoutError) as error:
-        # What went wrong with one message must not end the conversation.
+        # An error with one message must not end the chat.
         say("error", str(error))
 
 

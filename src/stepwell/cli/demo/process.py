@@ -1,4 +1,4 @@
-"""The bot in a process of its own, to be killed."""
+"""The bot in a separate process, which the script can kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DemoProcess", "serve"]
 
 
 class DemoProcess:
-    """Speaks with the process: an update a line in, its calls a line out."""
+    """A process that reads one update a line and writes its calls, one line each."""
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
@@ -23,11 +23,11 @@ class DemoProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
         self.pid = self._process.pid
-        # Not an argument: those can be read by every user of the machine, and a URL may hold a password.
+        # Not as an argument: other users can see those, and a URL may contain a password.
         self._write(url)
 
     def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the bot answers to an update."""
+        """Return the bot's calls for an update."""
         assert self._process.stdout is not None
         self._write(json.dumps(update))
         line = self._process.stdout.readline()
@@ -37,21 +37,21 @@ class DemoProcess:
         return calls
 
     def kill(self) -> int:
-        """End it on the spot, with no chance to tidy up; its process id."""
+        """Kill the process without cleanup, and return its id."""
         with self._process:
             self._process.kill()
         return self.pid
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        # If it has ended, reading its answer says so.
+        # If the process has ended, reading the answer raises.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
 
 def serve() -> None:
-    """What runs in the process."""
+    """Handle updates from stdin; runs in the process."""
     router = make_router(sys.stdin.readline().rstrip("\n"))
     for line in sys.stdin:
         print(json.dumps(router.handle_sync(json.loads(line))), flush=True)

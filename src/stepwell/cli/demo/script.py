@@ -1,4 +1,4 @@
-"""The scripted chat: checked, and with the bot killed in the middle of it."""
+"""The scripted chat: kills the bot halfway, and checks every answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Handle = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
 def play(url: str | None) -> int:
-    """Play the chat, show the record after each message, and check it; 0 if all is as it should be."""
+    """Play the chat, print the record after each message, and return 0 if every answer was as expected."""
     if url is not None:
         return _play(url)
     with tempfile.TemporaryDirectory(prefix="stepwell-") as folder:
@@ -49,21 +49,21 @@ def play(url: str | None) -> int:
 def _play(url: str) -> int:
     watcher = make_router(url)
     assert watcher.fsm is not None
-    tell(f"The bot is {bot_file()}; the conversation is kept in {place_of(url)}.")
+    tell(f"The bot is {bot_file()}; the conversation is stored in {place_of(url)}.")
     print()
-    # Somebody new: whoever else talks to this bot over this storage is left alone.
+    # A new user, so that other conversations in this storage stay untouched.
     user = random.randrange(10**9, 10**12)
     try:
         record_of(watcher, user)
         good = _talk(watcher, user) if dies_with_its_process(url) else _talk_and_kill(url, watcher, user)
     finally:
         sync(watcher.fsm.storage.close())
-    tell("Everything as it should be." if good else "An answer was not what it should be.")
+    tell("All answers were as expected." if good else "An answer was not as expected.")
     return 0 if good else 1
 
 
 def _talk(router: Router, user: int) -> bool:
-    tell("Memory ends with its process, so nothing is killed here.")
+    tell("The storage is in memory, so the bot is not killed.")
     print()
     good = True
     for said, expected in SCRIPT:
@@ -78,7 +78,7 @@ def _talk_and_kill(url: str, watcher: Router, user: int) -> bool:
         for said, expected in SCRIPT:
             if said == KILLED_BEFORE:
                 killed, worker = worker.kill(), DemoProcess(url)
-                tell(f"kill -9 {killed}: the bot is dead. Another one starts, process {worker.pid}.")
+                tell(f"kill -9 {killed}: the bot was killed. A new one starts as process {worker.pid}.")
                 print()
             good = _exchange(worker.handle, watcher, user, said, expected) and good
     finally:

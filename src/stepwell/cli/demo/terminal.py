@@ -25,21 +25,21 @@ USER = 42
 
 
 def chat(url: str) -> int:
-    """Take messages from the keyboard until Ctrl-C or Ctrl-D."""
+    """Read messages from the terminal until Ctrl-C or Ctrl-D."""
     router = make_router(url)
     assert router.fsm is not None
     try:
         record = record_of(router, USER)
-        tell(f"The bot is {bot_file()}; your conversation is kept in {place_of(url)}.")
-        tell("/register begins, /cancel stops, Ctrl-D leaves.")
+        tell(f"The bot is {bot_file()}; your conversation is stored in {place_of(url)}.")
+        tell("/register starts, /cancel stops, Ctrl-D exits.")
         if not dies_with_its_process(url):
-            tell(f"Kill me (kill -9 {os.getpid()}) and start me again: the conversation goes on.")
+            tell(f"Kill this process (kill -9 {os.getpid()}) and start it again: the conversation continues.")
         if record is not None:
-            tell("You are in the middle of one:")
+            tell("You have an open conversation:")
             dim(shown(record))
         while True:
             print()
-            # Without readline: it turns off the echo of the terminal, and kill -9 would leave it off.
+            # Without readline, which turns the terminal's echo off: after kill -9 it would stay off.
             text = input("you   ").strip()
             if text:
                 _answer(router, text)
@@ -57,12 +57,12 @@ def _answer(router: Router, text: str) -> None:
             say("bot", call["text"])
         dim(shown(record_of(router, USER)))
     except StepwellError as error:
-        # What went wrong with one message must not end the conversation.
+        # An error with one message must not end the chat.
         say("error", str(error))
 
 
 def dim(text: str) -> None:
-    """Print a line that stands back."""
+    """Print a line in a dim colour."""
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     print("\x1b[2m" if colours else "", end="")
     say("", text)

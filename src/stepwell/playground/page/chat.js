@@ -1,10 +1,10 @@
-// One chat: a person in a place, what is said there, and the place for writing.
+// One chat pane: the messages, the bot's keyboard and the input box of one user.
 import { act, el, keyed } from "./dom.js";
 
 const STYLES = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", pre: "code", spoiler: "span" };
 
 function formatted(text, entities) {
-  // Offsets are UTF-16 units, as JavaScript counts. What lies inside another is shown plain.
+  // Offsets are UTF-16 units, as in JavaScript. Nested entities are shown as plain text.
   const parts = [];
   let at = 0;
   for (const { type, offset, length } of entities) {
@@ -43,8 +43,8 @@ export class ChatPane {
         this.keyboard, this.menu,
         el("div", { class: "line" }, this.input, el("button", { class: "main", type: "submit" }, "Send")),
         el("div", { class: "tools" },
-          tool("Send it twice", "The bot gets its last update a second time, as when an acknowledgement was lost", () => act("again")),
-          tool("Send ten at once", "Ten messages, one right after the other: what stands above, or “Message 1” to “Message 10”", () => this.burst()))));
+          tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("again")),
+          tool("Send 10 messages", "Send ten messages at once: the text above, or “Message 1” to “Message 10”", () => this.burst()))));
   }
 
   get target() {
@@ -135,7 +135,7 @@ export class ChatPane {
     this.input.rows = Math.min(5, this.input.value.split("\n").length);
   }
 
-  // Showing
+  // Rendering
 
   render() {
     const { app, place } = this;
@@ -155,7 +155,7 @@ export class ChatPane {
       options(this.as, room.members.map((id) => [id, `as ${app.name(id)}`]), place.user);
       options(this.topic, [[0, "General"], ...room.topics.map((topic) => [topic.id, topic.name])], place.thread ?? 0);
     }
-    this.beside.textContent = app.panes.length > 1 ? "Close" : "Show another beside";
+    this.beside.textContent = app.panes.length > 1 ? "Close" : "Open second chat";
     const said = app.sections[`room ${place.room}`] ?? { messages: [], keyboard: null };
     const here = said.messages.filter((message) => !room.topics.length || (message.thread ?? null) === (place.thread ?? null));
     const { messages } = this;
@@ -191,11 +191,11 @@ export class ChatPane {
   welcome({ commands, where }) {
     const try_ = commands.filter((each) => each.command !== "cancel").slice(0, 4);
     return el("li", { class: "welcome" },
-      where ? el("p", { class: "resumed" }, el("b", {}, "You are in the middle of a conversation: "), el("code", {}, where), ". It was kept; write, and it goes on.") : null,
-      el("h3", {}, "Talk to your bot. Nothing leaves this machine."),
+      where ? el("p", { class: "resumed" }, el("b", {}, "You have an open conversation: "), el("code", {}, where), ". Send a message to continue.") : null,
+      el("h3", {}, "Chat with your bot. Everything stays on this machine."),
       el("ol", {},
-        el("li", {}, "Write something", try_.length ? ", or begin with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: () => act("send", { ...this.target, text: `/${each.command}` }) }, `/${each.command}`))),
-        el("li", {}, "Watch the state move: the lit box is where the conversation stands, the record below it is what is stored."),
-        el("li", {}, "Try to break it: restart the bot in the middle, send a message twice, send ten at once.")));
+        el("li", {}, "Send a message", try_.length ? ", or start with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: () => act("send", { ...this.target, text: `/${each.command}` }) }, `/${each.command}`))),
+        el("li", {}, "Watch the state change: the highlighted box is the current state, the record below is what is stored."),
+        el("li", {}, "Try to break it: restart the bot, repeat an update, send ten messages at once.")));
   }
 }

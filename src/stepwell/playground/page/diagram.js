@@ -1,4 +1,4 @@
-// A flow as a drawing: layers from the start on, long edges bent around what is between.
+// Draws a flow: states in layers from the start, long edges bent around the layers between.
 import { svg } from "./dom.js";
 
 const HEIGHT = 38, TALL = 52, GAP = 26, LAYER = 54, WIDE_LAYER = 46, EDGE = 14;
@@ -30,7 +30,7 @@ function edgesOf(flow, path) {
 }
 
 function layered(names, edges, start) {
-  // Edges that would lead back are laid out the other way round.
+  // Edges of a cycle that lead back are reversed for the layout.
   const out = new Map(names.map((name) => [name, []]));
   for (const edge of edges) if (edge.from !== edge.to) out.get(edge.from).push(edge);
   const colour = new Map();
@@ -180,7 +180,7 @@ export function drawn(flow, { current, path, ended, width }) {
   }
   const drawing = svg("svg", {
     viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: "img",
-    "aria-label": `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not begun"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
+    "aria-label": `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not started"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
   });
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
@@ -225,7 +225,7 @@ export function drawn(flow, { current, path, ended, width }) {
     const label = svg("text", { x, y: timeout ? y - 7 : y, class: "name" });
     label.textContent = short(name);
     const tip = svg("title");
-    tip.textContent = timeout ? `${name}: after ${span(timeout.seconds)} ${timeout.to ?? "its timeout"}` : name;
+    tip.textContent = timeout ? `${name}: after ${span(timeout.seconds)} ${timeout.to ?? "on_timeout"}` : name;
     const group = svg("g", { class: kind.filter(Boolean).join(" "), "data-state": name }, tip,
       svg("rect", { x: x - wide / 2, y: y - height / 2, width: wide, height, rx: 10 }));
     if (flow.ends.includes(name)) group.append(svg("rect", { x: x - wide / 2 + 3.5, y: y - height / 2 + 3.5, width: wide - 7, height: height - 7, rx: 7, class: "inner" }));

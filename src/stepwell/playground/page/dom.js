@@ -1,4 +1,4 @@
-// Elements. Values only ever become text nodes: nothing that is stored can become markup.
+// Creates elements. Values become text nodes only, so stored data cannot become markup.
 
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -22,7 +22,7 @@ export function svg(tag, props = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Keeps the nodes of items that did not change, so that focus and open details stay.
+// Keeps the nodes of unchanged items, so that focus and open details survive.
 export function keyed(parent, items, key, build) {
   const kept = parent.keyed ?? new Map();
   const next = new Map();
@@ -58,7 +58,7 @@ export async function act(name, body = {}) {
     });
     answer = response.headers.get("content-type")?.includes("json") ? await response.json() : { error: await response.text() };
   } catch {
-    answer = { error: "The playground does not answer. Is it still running in the terminal?" };
+    answer = { error: "The playground does not respond. Is it still running in the terminal?" };
   }
   if (!answer.ok) toast(answer.error, "bad");
   return answer.ok ? answer : null;

@@ -1,4 +1,4 @@
-// The right-hand side: the flow, the timer, the record, and what happened.
+// The right-hand side: flow, timer, record and events.
 import { act, byId, el, keyed } from "./dom.js";
 import { drawn, span } from "./diagram.js";
 
@@ -7,7 +7,7 @@ function value(given) {
   return el("span", { class: typeof given }, typeof given === "string" ? given : String(given));
 }
 
-// The machine whose record is worth showing in a place: one with a record, else the first.
+// The machine whose record is shown for a chat: one with a record, else the first.
 export function standing(app, place) {
   const found = app.sections.places?.[`${place.room}/${place.user}/${place.thread ?? 0}`] ?? [];
   const shown = found.filter((each) => each.key !== null).map((each) => ({ ...each, ...(app.sections.records?.[`${each.bot}\n${each.key}`] ?? { record: null, path: [], changed: [], fields: [], flow: null, writes: 0 }) }));
@@ -23,15 +23,15 @@ export function renderFlow(app, now) {
   if (!flows.length) {
     drawnAs = "";
     byId("flows").replaceChildren();
-    byId("flow-title").textContent = "The flow";
+    byId("flow-title").textContent = "Flow";
     const dead = app.sections.bot?.status !== "running";
-    box.replaceChildren(el("p", { class: "empty" }, dead ? "The bot is not running." : "No flow yet. A bot that keeps its state with stepwell.fsm shows it here once it has started."));
+    box.replaceChildren(el("p", { class: "empty" }, dead ? "The bot is not running." : "No flow yet. Flows of stepwell.fsm appear here when the bot has started."));
     return;
   }
   const active = now?.record?.flow ?? now?.flow;
   const own = flows.find((each) => each.flow.name === active && (!now || each.bot === now.bot));
   const chosen = flows.find((each) => each.flow.name === app.chosenFlow) ?? own ?? flows[0];
-  byId("flow-title").textContent = flows.length > 1 ? "The flow" : chosen.flow.name;
+  byId("flow-title").textContent = flows.length > 1 ? "Flow" : chosen.flow.name;
   keyed(byId("flows"), flows.length > 1 ? flows.map(({ flow }) => ({ name: flow.name, on: flow === chosen.flow, live: flow.name === now?.record?.flow })) : [], (item) => item.name,
     (item) => el("button", { type: "button", class: `tab${item.live ? " live" : ""}`, "aria-pressed": String(item.on), onclick: () => { app.chosenFlow = item.name; app.render(); } }, item.name));
   const here = active === chosen.flow.name;
@@ -41,7 +41,7 @@ export function renderFlow(app, now) {
   if (as === drawnAs || !box.clientWidth) return;
   drawnAs = as;
   box.replaceChildren(drawn(chosen.flow, { current, path, ended: path.length > 0 && !current, width: box.clientWidth }),
-    chosen.flow.open ? el("p", { class: "note" }, "Every move is allowed in this flow.") : "");
+    chosen.flow.open ? el("p", { class: "note" }, "This flow allows every transition.") : "");
 }
 
 export function renderTimer(app, now) {
@@ -57,8 +57,8 @@ export function renderTimer(app, now) {
     box.left = el("b", { class: "left" });
     box.bar = el("progress", { max: timeout?.seconds ?? 60, "aria-label": "Time left" });
     box.replaceChildren(
-      el("span", {}, box.left, ` left, then ${timeout?.to ?? "its timeout"}`), box.bar,
-      el("button", { type: "button", class: "small", onclick: () => act("timeout", { bot: now.bot, key: now.key }) }, "Let it time out now"));
+      el("span", {}, box.left, ` left, then ${timeout?.to ?? "on_timeout"}`), box.bar,
+      el("button", { type: "button", class: "small", onclick: () => act("timeout", { bot: now.bot, key: now.key }) }, "Fire timer now"));
   }
   const left = Math.max(0, deadline - app.time());
   box.left.textContent = left > 90 ? `${Math.floor(left / 60)} min ${Math.floor(left % 60)} s` : span(left);
@@ -76,7 +76,7 @@ export function renderRecord(app, now) {
   if (!record) {
     const machines = app.sections.machines ?? [];
     const ended = now && now.writes > 0;
-    box.replaceChildren(el("p", { class: `empty${ended ? " fresh" : ""}` }, ended ? "No record: the conversation has ended, and what it kept is gone." : machines.length ? "No record: nothing has begun here." : "Records of stepwell’s machines are shown here."));
+    box.replaceChildren(el("p", { class: `empty${ended ? " fresh" : ""}` }, ended ? "The conversation has ended and its record was deleted." : machines.length ? "No record: no conversation has started here." : "Records of stepwell.fsm appear here."));
     return;
   }
   if (record.error) {
@@ -109,7 +109,7 @@ export function renderRuns(app) {
   keyed(byId("run-tabs"), runs.length > 1 ? runs.slice(0, 6).map((each) => ({ id: each.id, on: each === run })) : [], (item) => item.id,
     (item) => el("button", { type: "button", class: "tab run", "aria-pressed": String(item.on), title: item.id, onclick: () => { app.chosenRun = item.id; app.render(); } }, item.id));
   const { progress } = run;
-  const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waits for an answer" : "waits", finished: "finished", failed: `failed with ${run.error}` };
+  const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waiting for an answer" : "waiting", finished: "finished", failed: `failed: ${run.error}` };
   byId("run-state").replaceChildren(
     el("span", {}, el("b", { class: run.status === "failed" ? "bad" : "" }, words[run.status])),
     run.question !== null ? el("q", { class: "question" }, typeof run.question === "string" ? run.question : JSON.stringify(run.question)) : "",
@@ -124,29 +124,29 @@ export function renderRuns(app) {
 }
 
 const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
-const WORDS = { update: "to the bot", call: "by the bot", record: "stored", note: "" };
+const WORDS = { update: "update", call: "Bot API call", record: "stored", note: "" };
 
 export function renderTimeline(app) {
   const moments = [...(app.sections.timeline ?? [])].reverse();
-  keyed(byId("timeline"), moments.length ? moments : [{ n: 0, kind: "note", title: "Nothing yet." }], (item) => item.n, (item) => {
+  keyed(byId("timeline"), moments.length ? moments : [{ n: 0, kind: "note", title: "No events yet." }], (item) => item.n, (item) => {
     const title = [el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[item.kind]),
       el("span", { class: "title" }, item.who ? el("b", {}, `${item.who} `) : null, item.title),
-      item.again ? el("span", { class: "mark" }, "came again") : null,
-      item.failed ? el("span", { class: "mark bad" }, "refused") : null,
+      item.again ? el("span", { class: "mark" }, "repeated") : null,
+      item.failed ? el("span", { class: "mark bad" }, "error") : null,
       el("span", { class: "kind" }, WORDS[item.kind])];
     if (!item.json) return el("li", { class: item.kind }, el("div", { class: "summary" }, ...title));
     return el("li", { class: `${item.kind}${item.again ? " again" : ""}` }, el("details", {}, el("summary", {}, ...title),
       el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
-      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("again", { update_id: item.id }) }, "Send this one again") : null));
+      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("again", { update_id: item.id }) }, "Send this update again") : null));
   });
 }
 
 export function renderBot(app) {
   const bot = app.sections.bot;
   if (!bot) return;
-  const status = { running: "running", failed: `ended with exit code ${bot.exit}`, ended: "ended" }[bot.status] ?? "starting";
+  const status = { running: "running", failed: `exited with code ${bot.exit}`, ended: "exited" }[bot.status] ?? "starting";
   byId("bot").replaceChildren(
-    el("span", { class: `dot ${bot.status}`, "aria-hidden": "true" }), el("span", { class: "file", title: bot.storage ? `records are kept in ${bot.storage}` : "" }, bot.file),
+    el("span", { class: `dot ${bot.status}`, "aria-hidden": "true" }), el("span", { class: "file", title: bot.storage ? `records are stored in ${bot.storage}` : "" }, bot.file),
     el("span", { class: "status", "data-starts": bot.starts }, bot.pid ? `${status}, process ${bot.pid}` : status));
   byId("output-card").hidden = !bot.output?.length;
   const output = byId("output");
@@ -157,6 +157,6 @@ export function renderBot(app) {
   if (app.connected) {
     banner.hidden = bot.status !== "failed";
     banner.className = "banner bad";
-    banner.textContent = `The bot has ended with an error${text ? `: ${text.split("\n").pop()}` : ""}. Change its file, or restart it.`;
+    banner.textContent = `The bot exited with an error${text ? `: ${text.split("\n").pop()}` : ""}. Fix its file, or restart it.`;
   }
 }

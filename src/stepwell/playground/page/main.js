@@ -1,4 +1,4 @@
-// The page: what the server sends is kept in sections, and everything is shown from them.
+// The page: keeps the sections that the server sends, and renders from them.
 import { act, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
 import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, standing } from "./inspect.js";
@@ -110,7 +110,7 @@ function listen() {
     app.connected = false;
     banner.hidden = false;
     banner.className = "banner bad";
-    banner.textContent = "The playground has stopped. Start it again in the terminal, and open the address that it shows: the conversation goes on.";
+    banner.textContent = "The playground has stopped. Start it again in the terminal and open its new link; the conversation continues.";
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }
@@ -133,7 +133,7 @@ byId("restart").addEventListener("click", () => act("restart"));
 const adding = byId("adding");
 byId("add").addEventListener("click", () => { byId("adding-name").value = ""; adding.showModal(); });
 async function add(kind) {
-  const name = byId("adding-name").value.trim() || (kind === "person" ? "Carol" : "The group");
+  const name = byId("adding-name").value.trim() || (kind === "person" ? "Carol" : "Group");
   adding.close();
   const made = await act(kind, { name });
   if (made) { app.opening = made.room; for (let tries = 0; tries < 50 && !app.room(made.room); tries++) await new Promise((go) => setTimeout(go, 20)); if (app.room(made.room)) app.open(made.room); }
