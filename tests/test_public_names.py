@@ -27,8 +27,12 @@ NAMES = {
         "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
     ],
     "stepwell.nodes": [
-        "END", "BatchNode", "Event", "Failed", "FlowChanged", "Node", "NodeFlow", "Parallel", "Parked", "ProgressBar",
-        "Run", "RunExists", "RunFinished", "Sleep", "Step", "UnknownRun", "Wait", "linear", "new_flow_id", "parallel",
+        "BatchNode", "END", "Event", "ExecutorError", "Failed", "FlowChanged", "FlowEdge", "FlowGraph",
+        "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems", "InvalidOption", "KeptError",
+        "LeaseLost", "MergeConflict", "Node", "NodeFlow", "NodeFlowError", "NodeTimeout", "Parallel", "Parked",
+        "ProgressBar", "RecordReplaced", "Run", "RunBusy", "RunExists", "RunFinished", "RunReplaced", "Sleep",
+        "Step", "StorageError", "StoredDataError", "TooLarge", "TooManySteps", "UnknownAction", "UnknownRun",
+        "Unstorable", "UsageError", "Wait", "WorkCancelled", "linear", "new_flow_id", "parallel",
         "run_async_batch", "step", "subscribe", "with_error_handling", "worker",
     ],
     "stepwell.pocketflow": [

@@ -8,8 +8,21 @@ import logging
 
 import pytest
 
-from stepwell.errors import InvalidOption
-from stepwell.nodes import END, BatchNode, Node, NodeFlow, ProgressBar, linear, parallel, step, subscribe
+from stepwell import MemoryStorage
+from stepwell.errors import InvalidOption, Parked, StorageError
+from stepwell.nodes import (
+    END,
+    BatchNode,
+    FlowEdge,
+    Node,
+    NodeFlow,
+    ProgressBar,
+    Wait,
+    linear,
+    parallel,
+    step,
+    subscribe,
+)
 from tests.nodes.flows import A, B, C
 
 
@@ -217,3 +230,104 @@ def test_a_diagram_shows_nodes_actions_flows_and_branches():
         "    n2 --> n3\n"
         "    n3 --> n5\n"
     )
+
+
+async def test_the_subscriber_of_a_flow_sees_the_runs_of_this_flow_only():
+    flow, other = linear(A, name="mine"), linear(B, name="other")
+    events = []
+    end = flow.subscribe(events.append)
+    await flow.run()
+    await other.run()
+    await linear(flow, name="around").run()
+    assert {event.flow for event in events} == {"mine"}
+    assert [event.kind for event in events] == ["run.started", "node.started", "node.finished", "run.finished"]
+    end()
+    end()
+    events.clear()
+    flow.run_sync()
+    assert events == []
+
+
+async def test_a_failing_subscriber_of_a_flow_is_logged_once_and_the_run_continues(caplog):
+    flow = linear(A, B)
+
+    def broken(event):
+        raise ValueError("secret")
+
+    flow.subscribe(broken)
+    await flow.run()
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+
+
+def test_a_flow_refuses_a_subscriber_that_cannot_be_called():
+    with pytest.raises(InvalidOption, match="takes the event"):
+        linear(A).subscribe("log")
+
+
+async def test_events_that_end_something_have_its_duration():
+    class Slow(Node):
+        async def exec(self, prep_res):
+            await asyncio.sleep(0.02)
+            if step().node == "fails":
+                raise ValueError
+
+    for storage in (None, MemoryStorage()):
+        events = []
+        with pytest.raises(ValueError):
+            await linear(Slow(name="works"), Slow(name="fails")).run(storage=storage, on_event=events.append)
+        durations = {(event.kind, event.node): event.duration for event in events}
+        assert durations["run.started", "flow"] is durations["node.started", "works"] is None
+        assert durations["node.finished", "works"] >= 0.019
+        assert durations["node.failed", "fails"] >= 0.019
+        assert durations["run.failed", "flow"] >= 0.038
+
+
+async def test_a_parked_run_tells_its_question_and_deadline_once_that_is_committed():
+    class Ask(Wait):
+        def prep(self, shared):
+            return "go?"
+
+    storage = MemoryStorage()
+    flow = linear(A, Ask("ask", timeout=60), name="asking", storage=storage)
+    seen = []
+
+    def watch(event):
+        if event.parked is not None:
+            # The storage has it by now: another process could answer.
+            seen.append((event.kind, event.parked, event.duration))
+
+    flow.subscribe(watch)
+    with pytest.raises(Parked) as caught:
+        await flow.run(flow_id="f")
+    [(kind, parked, duration)] = seen
+    assert (kind, parked) == ("run.parked", caught.value)
+    assert duration > 0
+    assert (parked.node, parked.question) == ("ask", "go?")
+    assert parked.deadline == (await flow.status("f")).waits[0].deadline
+
+
+async def test_a_run_whose_last_commit_fails_has_failed():
+    class Failing(MemoryStorage):
+        async def perform(self, operation):
+            if getattr(operation, "change", None) is not None and operation.change.delete:
+                raise StorageError("gone")
+            return await super().perform(operation)
+
+    events = []
+    with pytest.raises(StorageError):
+        await linear(A).run(storage=Failing(), on_event=events.append)
+    assert [event.kind for event in events if event.kind.startswith("run.")] == ["run.started", "run.failed"]
+
+
+async def test_a_run_tells_its_graph_when_it_starts():
+    a, b = A(name="a"), NodeFlow(B(name="deep"), name="b")
+    a - "more" >> b
+    a - "stop" >> END
+    a >> b
+    events = []
+    await NodeFlow(a).run(on_event=events.append)
+    graph = events[0].graph
+    assert graph.nodes == ("a", "b")
+    assert set(graph.edges) == {FlowEdge("a", "more", "b"), FlowEdge("a", "stop", None), FlowEdge("a", "default", "b")}
+    assert {event.graph for event in events[1:]} == {None}

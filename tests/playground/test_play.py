@@ -17,11 +17,12 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
 from stepwell.fsm.description import describe
 from stepwell.nodes import END, Node, NodeFlow
+from stepwell.nodes.engine.shape import graph_of
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.reporter import described
-from stepwell.playground.run_reporter import graph_of
+from stepwell.playground.run_reporter import drawing
 from stepwell.playground.runner import makes_router
 from stepwell.playground.runs import Runs
 
@@ -250,7 +251,7 @@ def test_a_node_flow_is_described_as_it_is_drawn() -> None:
     one - "stop" >> END
     two >> inner
     flow = NodeFlow(one, name="outer")
-    graph = graph_of("outer", flow._program(without_loop=False))
+    graph = drawing("outer", graph_of(flow._program(without_loop=False)))
     assert graph["states"] == ["one", "two", "inner"]
     assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
     assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])

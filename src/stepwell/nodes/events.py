@@ -1,21 +1,22 @@
-"""Events: what a run tells those who watch it."""
+"""Events: what happens in a run, passed to subscribers."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, Parked
+from stepwell.nodes.engine.shape import FlowGraph, graph_of
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Emit
     from stepwell.nodes.engine.position import Cursor
 
-__all__ = ["Event", "Subscriber", "emitter", "subscribe"]
+__all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Event:
     #: The node's path, as in ``step().node``; for a run the flow's name.
     node: str
     visit: int
-    #: The item's place in its batch.
+    #: The item's index in its batch.
     item: int | None
     attempt: int
     #: Why it failed, or why it is tried again.
@@ -46,45 +47,57 @@ class Event:
     done: int | None = None
     #: How many items the batch has, where that is known.
     total: int | None = None
+    #: Seconds since the node or the run started here (of the events that end one).
+    duration: float | None = None
+    #: The node, question and deadline that the run waits with (of ``run.parked``).
+    parked: Parked | None = None
+    #: The nodes and edges of the flow (of ``run.started``).
+    graph: FlowGraph | None = None
 
 
 Subscriber = Callable[[Event], object]
-
 
 _subscribers: list[Subscriber] = []
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
-    """Call ``subscriber(event)`` for every run of the process; what is returned ends that.
+    """Call ``subscriber(event)`` for every run of the process, and return a function that ends the subscription.
 
-    Subscribers are called on the run's own thread, in the order of the events, and must be quick.
-    One that raises is logged and harms no run. Runs that have already started are not told.
+    Subscribers are called on the run's own thread, in the order of the events, and must be quick. If one raises, that
+    is logged and the run continues. Runs that have already started do not call it.
     """
-    _checked(subscriber)
-    _subscribers.append(subscriber)
+    return add_subscriber(_subscribers, subscriber)
+
+
+def add_subscriber(subscribers: list[Subscriber], subscriber: Subscriber) -> Callable[[], None]:
+    """Add a subscriber to a list, and return a function that removes it."""
+    subscribers.append(_checked(subscriber))
 
     def unsubscribe() -> None:
-        if subscriber in _subscribers:
-            _subscribers.remove(subscriber)
+        if subscriber in subscribers:
+            subscribers.remove(subscriber)
 
     return unsubscribe
 
 
-def emitter(flow: str, extra: Subscriber | None) -> Emit | None:
-    """How a run tells its events, or ``None`` when nobody listens: then they cost nothing."""
-    if extra is None and not _subscribers:
+def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber] = ()) -> Emit | None:
+    """Return the function that emits the events of a run, or ``None`` without subscribers: then events cost nothing."""
+    if extra is None and not own and not _subscribers:
         return None
-    subscribers = (*_subscribers, _checked(extra)) if extra is not None else tuple(_subscribers)
+    subscribers = (*_subscribers, *own) if extra is None else (*_subscribers, *own, _checked(extra))
     failed: set[int] = set()
 
     def emit(
         kind: str,
         cursor: Cursor,
         *,
+        began: float | None = None,
         error: BaseException | None = None,
         done: int | None = None,
         total: int | None = None,
-    ) -> None:
+        parked: Parked | None = None,
+    ) -> float:
+        now = time.perf_counter()
         event = Event(
             kind=kind,
             at=time.time(),
@@ -97,23 +110,27 @@ def emitter(flow: str, extra: Subscriber | None) -> Emit | None:
             error=error,
             done=done,
             total=total,
+            duration=None if began is None else now - began,
+            parked=parked,
+            graph=graph_of(cursor.run.program) if kind == "run.started" else None,
         )
         for subscriber in subscribers:
             try:
                 subscriber(event)
-            except Exception as failure:  # noqa: BLE001 - watching must not change what is watched
+            except Exception as failure:  # noqa: BLE001 - a subscriber must not change the run
                 if id(subscriber) not in failed:
                     # Once: a batch has thousands of events.
                     failed.add(id(subscriber))
                     name = type(failure).__name__
-                    logger.warning("subscriber %r failed on %s with %s; said once a run", subscriber, kind, name)
+                    logger.warning("subscriber %r failed on %s with %s; logged once per run", subscriber, kind, name)
+        return now
 
     return emit
 
 
 def _checked(subscriber: Subscriber) -> Subscriber:
     if not callable(subscriber):
-        raise InvalidOption(f"a subscriber is a function of the event, not {subscriber!r}")
+        raise InvalidOption(f"a subscriber is a function that takes the event, not {subscriber!r}")
     if any(map(inspect.iscoroutinefunction, (subscriber, type(subscriber).__call__))):
-        raise InvalidOption(f"{subscriber!r} is an async def that nobody would await; let a def put events in a queue")
+        raise InvalidOption(f"{subscriber!r} is an async def, which is never awaited; let a def put events in a queue")
     return subscriber

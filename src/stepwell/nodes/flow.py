@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.plan import Program
 from stepwell.nodes.engine.runner import drive, run_root
 from stepwell.nodes.engine.runs import IfExists, NewExecution, checked_retention, checked_storage
-from stepwell.nodes.events import Subscriber, emitter
+from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class NodeFlow(NodeGraph):
         self.max_steps = max_steps
         self.storage = checked_storage(storage)
         self.keep = checked_retention(keep)
+        self._subscribers: list[Subscriber] = []
         if start is not None:
             self.start(start)
 
@@ -218,6 +219,16 @@ class NodeFlow(NodeGraph):
             async for run in monitor.runs(found, self._title(), status):
                 yield run
 
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Call ``callback(event)`` with every :class:`Event` of this flow's runs in this process.
+
+        Return a function that ends the subscription. A run inside a node of another flow is among them, a run of this
+        flow as a part of another flow is not. The rules of :func:`stepwell.nodes.subscribe` hold::
+
+            end = flow.subscribe(lambda event: print(event.kind, event.node, event.duration))
+        """
+        return add_subscriber(self._subscribers, callback)
+
     def _kind(self) -> str:
         return UNNAMED if type(self) is NodeFlow else type(self).__name__
 
@@ -245,7 +256,7 @@ class NodeFlow(NodeGraph):
         if flow_id is not None and flow_of_wait(flow_id) is not None:
             raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another one")
         title = self._title()
-        emit = emitter(title, on_event)
+        emit = emitter(title, on_event, self._subscribers)
         return Execution(
             program, name=title, without_loop=without_loop, flow_id=flow_id, concurrency=concurrency, emit=emit
         )

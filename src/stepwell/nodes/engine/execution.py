@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepwell.errors import InvalidOption, TooManySteps
 from stepwell.nodes.engine.ids import new_flow_id
+from stepwell.nodes.engine.position import Cursor
 from stepwell.nodes.engine.workgroup import group_of, marks_of, was_marked_by
 
 if TYPE_CHECKING:
+    from stepwell.errors import Parked
     from stepwell.nodes.engine.plan import Graph, Program, Stage
-    from stepwell.nodes.engine.position import Cursor
 
 __all__ = ["Emit", "Execution", "Limiter", "check_concurrency"]
 
@@ -26,10 +27,14 @@ class Emit(Protocol):
         kind: str,
         cursor: Cursor,
         *,
+        began: float | None = None,
         error: BaseException | None = None,
         done: int | None = None,
         total: int | None = None,
-    ) -> None: ...
+        parked: Parked | None = None,
+    ) -> float:
+        """Return a time to be given as ``began`` to the event that ends what this one starts."""
+        ...
 
 
 class Execution:
@@ -38,14 +43,15 @@ class Execution:
     __slots__ = (
         "_flow_id",
         "_marked",
-        "_program",
         "_steps",
         "_task",
+        "began",
         "concurrency",
         "emit",
         "gates",
         "max_steps",
         "name",
+        "program",
         "visits",
         "without_loop",
     )
@@ -63,10 +69,12 @@ class Execution:
         self.name = name
         self.without_loop = without_loop
         self.emit = emit
+        #: When it began, for the duration in its last event.
+        self.began = 0.0
         #: How often each stage was visited, by its index.
         self.visits = [0] * len(program.stages)
         #: How many nodes it may visit in all, those of nested flows and branches among them.
-        self._program = program
+        self.program = program
         self._steps: int | None = None
         self.max_steps = None if program.root.graph is None else program.root.graph.max_steps
         #: The run's own bound, which takes the place of its outermost flow's.
@@ -84,6 +92,11 @@ class Execution:
             # Two threads may get here together: append is atomic, and the first one counts.
             self._flow_id.append(new_flow_id(self.name))
         return self._flow_id[0]
+
+    def end(self, kind: str, *, error: BaseException | None = None, parked: Parked | None = None) -> None:
+        """Emit the last event of the run."""
+        if self.emit is not None:
+            self.emit(kind, Cursor(self, self.program.root.path), began=self.began, error=error, parked=parked)
 
     async def sleep(self, seconds: float) -> None:
         if self.without_loop:
@@ -108,7 +121,7 @@ class Execution:
 
     def bound(self, graph: Graph) -> int | None:
         """How many nodes one walk of a graph may visit. The outermost is bounded together with all that is inside."""
-        return None if graph is self._program.root.graph else graph.max_steps
+        return None if graph is self.program.root.graph else graph.max_steps
 
     def check_steps(self, stage: Stage) -> None:
         """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
@@ -116,7 +129,7 @@ class Execution:
             return
         if self._steps is None:
             # A run that is resumed has some already.
-            self._steps = sum([self.visits[known.index] for known in self._program.stages if known.graph is None])
+            self._steps = sum([self.visits[known.index] for known in self.program.stages if known.graph is None])
         if self._steps >= self.max_steps:
             raise TooManySteps(self.name, self.max_steps, stage.name)
         self._steps += 1

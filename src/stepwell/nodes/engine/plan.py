@@ -17,7 +17,7 @@ from stepwell.nodes.engine.base import END, BaseNode, End
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.nodes.engine.position import Cursor
-    from stepwell.nodes.engine.shape import Shape
+    from stepwell.nodes.engine.shape import FlowGraph, Shape
 
 __all__ = [
     "Build",
@@ -129,7 +129,7 @@ class Graph:
 class Program:
     """A whole flow, with the flows inside it, ready to run any number of times."""
 
-    __slots__ = ("_checks", "digest", "root", "shape", "stages", "want_loop", "want_storage")
+    __slots__ = ("_checks", "digest", "graph", "root", "shape", "stages", "want_loop", "want_storage")
 
     def __init__(self, root: Stage, build: Build) -> None:
         self.root = root
@@ -142,6 +142,8 @@ class Program:
         #: Of a durable program: its shape, once somebody has asked.
         self.shape: Shape | None = None
         self.digest: str | None = None
+        #: The graph as subscribers see it, made for the first of them.
+        self.graph: FlowGraph | None = None
 
     def is_current(self) -> bool:
         """Whether no node or flow has been changed since this was compiled."""

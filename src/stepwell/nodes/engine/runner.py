@@ -34,9 +34,8 @@ async def run_root(
     branch = None if journal is None else Branch(journal, "", shared)
     cursor = Cursor(run, root.path, branch=branch)
     token = enter(cursor)
-    emit = run.emit
-    if emit is not None:
-        emit("run.started", cursor)
+    if run.emit is not None:
+        run.began = run.emit("run.started", cursor)
     try:
         if root.graph is not None and root.bare and branch is None:
             result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
@@ -47,13 +46,12 @@ async def run_root(
     except BaseException as error:
         if journal is not None:
             journal.blame(root, error)
-        if emit is not None:
-            emit("run.failed", Cursor(run, root.path), error=error)
+        run.end("run.failed", error=error)
         raise
     finally:
         leave(token)
-    if emit is not None and journal is None:
-        emit("run.finished", Cursor(run, root.path))
+    if journal is None:
+        run.end("run.finished")
     return result
 
 
@@ -108,7 +106,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
     visits = run.visits
     emit = run.emit
     max_steps, most = run.bound(graph), run.max_steps
-    steps = 0
+    steps, began = 0, 0.0
     action: Any = None
     while stage is not None:
         if max_steps is not None:
@@ -124,7 +122,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 run.check_steps(stage)
             visits[index] = cursor.visit = visits[index] + 1
         if emit is not None:
-            emit("node.started", cursor)
+            began = emit("node.started", cursor)
         try:
             if stage.copier is None and stage.own_params:
                 # copy_node() for nearly every node, without the call.
@@ -165,12 +163,12 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             failure = failure_of(stage, run, error)
             if branch is not None:
                 branch.journal.blame(stage, failure)
-            trace(stage, cursor, failure)
+            trace(stage, cursor, failure, began)
             if failure is error:
                 raise
             raise failure from error
         if emit is not None:
-            emit("node.finished", cursor)
+            emit("node.finished", cursor, began=began)
         stage = following
     return None if action is END else action
 
@@ -204,14 +202,14 @@ def failure_of(stage: Stage, run: Execution, error: BaseException) -> BaseExcept
     return error
 
 
-def trace(stage: Stage, cursor: Cursor, error: BaseException) -> None:
-    """Say in an error where it happened, and tell the subscribers."""
+def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> None:
+    """Add the node to a leaf's error as a note, and emit ``node.failed``."""
     run = cursor.run
     if stage.leaf and isinstance(error, Exception):
         error.add_note(f"in node {stage.path!r} of flow {run.name!r}, visit {run.visits[stage.index]}")
     if run.emit is not None:
         cursor.node, cursor.visit, cursor.item = stage.path, run.visits[stage.index], None
-        run.emit("node.failed", cursor, error=error)
+        run.emit("node.failed", cursor, began=began, error=error)
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, get_args
 
 from stepwell.codec.values import conform
 from stepwell.errors import (
@@ -24,7 +24,6 @@ from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.on_error import attach
-from stepwell.nodes.engine.position import Cursor
 from stepwell.nodes.engine.run_format import Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.record import RUNS
@@ -49,6 +48,8 @@ __all__ = [
     "start",
     "storage_of",
 ]
+
+T = TypeVar("T")
 
 IfExists = Literal["raise", "resume"]
 NewExecution = Callable[["Program", str], "Execution"]
@@ -235,11 +236,10 @@ async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapp
         result = await run_root(root, run, journal.shared, params, journal)
         if isinstance(result, tuple):
             flow._take_updates(root, result, journal.shared)
-        await journal.finish()
+        await _last_commit(run, journal.finish())
     except Park:
-        parked = await journal.park()
-        if run.emit is not None:
-            run.emit("run.parked", Cursor(run, root.path))
+        parked = await _last_commit(run, journal.park())
+        run.end("run.parked", parked=parked)
         raise parked from None
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
@@ -254,9 +254,17 @@ async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapp
         except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed
             attach(error, [failure])
         raise
-    if run.emit is not None:
-        run.emit("run.finished", Cursor(run, root.path))
+    run.end("run.finished")
     return journal.shared
+
+
+async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
+    """Await the commit that ends a run; if it fails, so has the run."""
+    try:
+        return await commit
+    except BaseException as error:
+        run.end("run.failed", error=error)
+        raise
 
 
 @asynccontextmanager

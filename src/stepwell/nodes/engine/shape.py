@@ -1,18 +1,51 @@
-"""The shape of a graph, to tell whether a run still fits the flow that it is resumed with."""
+"""Descriptions of a flow's graph: one for subscribers, and one to compare a stored run with the flow of today."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Graph, Program
 
-__all__ = ["Shape", "difference", "digest", "shape_of"]
+__all__ = ["FlowEdge", "FlowGraph", "Shape", "difference", "digest", "graph_of", "shape_of"]
 
 #: Of each node, by path: its kind, and where its actions lead (``None``: out of the flow). The path "" is the flow.
 Shape = dict[str, list[Any]]
+
+
+class FlowEdge(NamedTuple):
+    """The edge that an action of a node takes."""
+
+    source: str
+    action: str
+    #: The path of the next node; ``None`` ends the flow.
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowGraph:
+    """The nodes of a flow by their paths, and its edges; a nested flow is one node."""
+
+    #: The first one is where runs start.
+    nodes: tuple[str, ...]
+    edges: tuple[FlowEdge, ...]
+
+
+def graph_of(program: Program) -> FlowGraph:
+    """Return the graph of a compiled flow, made when it is first needed."""
+    if program.graph is None:
+        graph = program.root.graph
+        stages = graph.stages if graph is not None else [program.root]
+        edges: list[FlowEdge] = []
+        for stage in stages:
+            for action in graph.flow._edges_of(stage.node) if graph is not None else ():
+                following = stage.edges[action]
+                edges.append(FlowEdge(stage.path, action, None if following is None else following.path))
+        program.graph = FlowGraph(nodes=tuple([stage.path for stage in stages]), edges=tuple(edges))
+    return program.graph
 
 
 def shape_of(program: Program) -> Shape:
