@@ -20,7 +20,7 @@ from stepwell.slot import Slot
 
 TASKS = 50
 ROUNDS = int(os.environ.get("ROUNDS", "25"))
-#: Short rounds, often: what else the machine does then falls on both sides alike.
+#: Short alternating rounds, so that other load on the machine affects both sides.
 SECONDS = 0.2
 STORED = int(os.environ.get("STORED", "1000000"))
 
@@ -28,7 +28,7 @@ Step = Callable[[int, int], Awaitable[object]]
 
 
 async def main() -> int:
-    # Not in /tmp, which may be memory: there fsync is free and nothing is to be gained by sharing it.
+    # Not in /tmp, which may be in memory, where an fsync costs nothing.
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as name:
         folder = Path(name)
         bad = await side_by_side(folder)
@@ -39,7 +39,7 @@ async def main() -> int:
 async def side_by_side(folder: Path) -> int:
     async with (
         SQLiteStorage(str(folder / "ours.db")) as ours,
-        # Each statement commits by itself: with commit() apart, one task's would take along what others wrote.
+        # Autocommit: a separate commit() of one task would also commit the writes of other tasks.
         aiosqlite.connect(folder / "theirs.db", isolation_level=None) as theirs,
     ):
         raw = sqlite3.connect(folder / "raw.db", isolation_level=None)
@@ -92,7 +92,7 @@ async def side_by_side(folder: Path) -> int:
 
 
 async def a_million_stored(folder: Path) -> int:
-    """The same updates of 2,000 conversations, in a file of their own and among very many others."""
+    """Compare updates of 2,000 conversations in a small file and in a file with many more."""
     started = time.perf_counter()
     await fill(folder / "few.db", range(0, STORED, STORED // 2000))
     await fill(folder / "many.db", range(STORED))
@@ -104,7 +104,7 @@ async def a_million_stored(folder: Path) -> int:
 
         def updates(storage: SQLiteStorage) -> Step:
             async def update(task: int, turn: int) -> None:
-                # Keys of people who write now, spread over all that are stored.
+                # Active keys, spread over all stored ones.
                 key = (task * 7919 + turn * 104_729) % 2000 * (STORED // 2000)
                 async with Slot(storage, "bot", (key, key)) as slot:
                     slot.data["count"] = turn
@@ -121,8 +121,8 @@ async def a_million_stored(folder: Path) -> int:
 
 
 async def fill(path: Path, keys: range) -> None:
-    """Store very many conversations as the library would, but in bulk."""
-    # Closed before the other library opens it: two SQLites in one process end each other's locks.
+    """Store many conversations in bulk."""
+    # Closed before sqlite3 opens it: two SQLite libraries in one process release each other's locks.
     async with SQLiteStorage(str(path)):
         pass
     limits = Limits()
@@ -163,7 +163,7 @@ async def interleaved(steps: dict[str, tuple[Step, int]], rounds: int = ROUNDS) 
 
 
 async def rate(step: Step, tasks: int) -> float:
-    """Steps a second, made by so many tasks at once."""
+    """Return steps per second with this many concurrent tasks."""
     clock = time.perf_counter
     started = clock()
     end = started + SECONDS
@@ -190,7 +190,7 @@ def middle(values: list[float]) -> float:
 
 
 def bound(what: str, values: list[float], *, least: float | None = None, most: float | None = None) -> int:
-    """Print a ratio with its bound; 1 if it misses it."""
+    """Print a ratio with its bound; return 1 if it misses the bound."""
     value = middle(values)
     good = (least is None or value >= least) and (most is None or value <= most)
     wanted = f"at least {least:g}" if least is not None else f"at most {most:g}"

@@ -1,4 +1,4 @@
-"""The SQLite backend keeps every promise of the contract, in a file and in memory."""
+"""The storage contract on SQLite, in a file and in memory."""
 
 from pathlib import Path
 

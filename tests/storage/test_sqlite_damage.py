@@ -1,4 +1,4 @@
-"""Rows that are missing, changed or of another type give CorruptRecord, never None and never another value."""
+"""Reading a record with missing or changed rows raises CorruptRecord; it never returns None or a wrong value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = {"name": "Alice", "count": 41, "cart": [1, 2]}
 WHERE = "namespace = 'bot' AND key = '1'"
 SET = "UPDATE record SET"
 
-#: What happens to the rows of a record. STRICT tables refuse other types, but damaged bytes can have any.
+#: Damage to the rows of a record. STRICT tables refuse other types, but damaged bytes can have any type.
 DAMAGES = {
     "a field is gone": f"DELETE FROM field WHERE {WHERE} AND name = 'count'",
     "all fields are gone": f"DELETE FROM field WHERE {WHERE}",
@@ -47,7 +47,7 @@ DAMAGES = {
         f"FROM record WHERE key = '2') WHERE {WHERE}"
     ),
 }
-#: The same with columns that no longer have their types.
+#: Damage that changes the type of a column.
 TYPES = {
     f"{column} is {value}": f"{SET} {column} = {value} WHERE {WHERE}"
     for column in ("number", "write", "base", "written_at", "alive", "head", "tags", "bytes", "expires_at", "checksum")
@@ -82,7 +82,7 @@ def damage(path: str, sql: str) -> None:
 
 
 @pytest.mark.parametrize("sql", [*DAMAGES.values(), *TYPES.values()], ids=[*DAMAGES, *TYPES])
-async def test_a_damaged_row_is_an_error_for_all_who_read_it_and_can_be_replaced_or_removed(
+async def test_a_damaged_row_is_an_error_for_every_reader_and_can_be_replaced_or_removed(
     path: str, sql: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await write(path)
@@ -152,7 +152,7 @@ async def test_a_part_that_is_missing_is_an_error(path: str, sql: str) -> None:
             await slot.parts()
 
 
-async def test_a_holders_next_commit_does_not_hide_a_field_that_was_lost(path: str) -> None:
+async def test_the_next_commit_of_a_holder_does_not_hide_a_lost_field(path: str) -> None:
     await write(path)
     async with SQLiteStorage(path) as storage:
         async with Slot(storage, BOT, KEY) as slot:
@@ -185,7 +185,7 @@ async def test_a_record_of_an_earlier_release_is_read_and_gets_its_checksum_with
         Path(path).unlink()
 
 
-async def test_a_lease_of_another_type_is_over(path: str) -> None:
+async def test_a_lease_of_another_type_has_ended(path: str) -> None:
     async with SQLiteStorage(path) as storage:
         address = storage.address(BOT, KEY)
         for until in ("'text'", "x'00'", "9e99"):
@@ -196,7 +196,7 @@ async def test_a_lease_of_another_type_is_over(path: str) -> None:
             await storage.perform(Release(address, "other"))
 
 
-async def test_a_sweep_removes_what_is_sound_and_leaves_what_is_damaged(path: str, clock: Clock) -> None:
+async def test_a_sweep_removes_sound_records_and_keeps_damaged_ones(path: str, clock: Clock) -> None:
     async with SQLiteStorage(path, clock=clock) as storage:
         await storage.init(BOT, ttl=10)
         for key in range(3):
@@ -209,6 +209,6 @@ async def test_a_sweep_removes_what_is_sound_and_leaves_what_is_damaged(path: st
             await storage.get_data(BOT, KEY)
 
 
-def test_every_query_of_whole_records_begins_with_the_row() -> None:
+def test_every_query_for_whole_records_begins_with_the_row_of_the_record() -> None:
     for name in ("get", "get_with_parts", "claimed"):
         assert QUERIES[name].startswith("SELECT 0 AS kind, number")

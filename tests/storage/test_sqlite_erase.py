@@ -1,4 +1,4 @@
-"""What is forgotten is in neither the file nor the WAL afterwards."""
+"""Forgotten texts are removed from the file and from the WAL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def machine(storage: SQLiteStorage) -> FSM:
 
 
 def found_in(path: str) -> list[str]:
-    """The files that have a secret in them."""
+    """Return the files that contain the secret."""
     return [file.name for file in sorted(Path(path).parent.iterdir()) if SECRET in file.read_bytes()]
 
 
@@ -40,7 +40,7 @@ async def talk(fsm: FSM, user: int, text: str, **data: Any) -> None:
 
 
 async def fill(fsm: FSM, seed: int = 1) -> None:
-    """Values of all sizes, written over and removed: pages are split and joined, and overflow."""
+    """Write, overwrite and remove values of all sizes, so that pages are split and merged and overflow."""
     choose = random.Random(seed)
     for turn in range(600):
         user = choose.randrange(1, 41)
@@ -52,7 +52,7 @@ async def fill(fsm: FSM, seed: int = 1) -> None:
             await talk(fsm, user, f"{word} {turn} " * size, **{f"field{choose.randrange(5)}": word * size})
 
 
-async def test_a_forgotten_users_words_are_in_no_file(path: str) -> None:
+async def test_the_texts_of_a_forgotten_user_are_in_no_file(path: str) -> None:
     async with SQLiteStorage(path, synchronous="NORMAL") as storage:
         fsm = machine(storage)
         await fill(fsm)
@@ -76,7 +76,7 @@ async def test_a_forgotten_users_words_are_in_no_file(path: str) -> None:
     assert found_in(path) == []
 
 
-async def test_what_another_process_keeps_in_the_wal_is_erased_later(path: str) -> None:
+async def test_erase_removes_texts_that_a_reader_kept_in_the_wal(path: str) -> None:
     async with SQLiteStorage(path, patience=0.2) as storage:
         fsm = machine(storage)
         await talk(fsm, 1, "SECRET")
@@ -93,7 +93,7 @@ async def test_what_another_process_keeps_in_the_wal_is_erased_later(path: str) 
         assert found_in(path) == []
 
 
-async def test_forgetting_succeeds_where_another_program_writes_for_long(
+async def test_forget_succeeds_while_another_program_has_a_long_transaction(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SQLiteStorage(path, patience=0.2) as storage:
@@ -115,7 +115,7 @@ async def test_forgetting_succeeds_where_another_program_writes_for_long(
         assert found_in(path) == []
 
 
-async def test_free_space_of_a_file_of_an_earlier_release_is_erased_too(path: str) -> None:
+async def test_erase_removes_texts_from_free_space_of_an_earlier_release(path: str) -> None:
     async with SQLiteStorage(path) as storage:
         await talk(machine(storage), 2, "plain")
     old = apsw.Connection(path)
@@ -130,9 +130,7 @@ async def test_free_space_of_a_file_of_an_earlier_release_is_erased_too(path: st
         assert await storage.get_data("bot", (2, 2)) == {"text": "plain"}
 
 
-async def test_a_large_file_is_written_anew_only_when_that_is_asked_for(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forget_does_not_rewrite_a_large_file_but_erase_does(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_module, "QUICK_ERASE_BYTES", 1024)
     async with SQLiteStorage(path, synchronous="NORMAL") as storage:
         fsm = machine(storage)

@@ -1,4 +1,4 @@
-"""What may be wrong with an SQLite file, and what is said about it."""
+"""Opening and closing an SQLite file, and the errors and warnings about it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_options_may_be_given_in_the_url() -> None:
     storage = open_storage("sqlite:///bot.db?synchronous=normal&patience=3&sweep_every=5")
     assert isinstance(storage, SQLiteStorage)
     assert (storage.path, storage.synchronous) == (str(Path.cwd() / "bot.db"), "NORMAL")
-    # What the program says counts more.
+    # A keyword argument overrides the URL.
     storage = open_storage("sqlite:///bot.db?synchronous=NORMAL", synchronous="FULL")
     assert isinstance(storage, SQLiteStorage)
     assert storage.synchronous == "FULL"
@@ -84,7 +84,7 @@ def test_a_wrong_url_is_refused(url: str) -> None:
         open_storage(url)
 
 
-async def test_memory_keeps_nothing() -> None:
+async def test_a_storage_in_memory_is_empty_after_close() -> None:
     async with open_storage("sqlite:///:memory:") as storage:
         await storage.set_state(BOT, 1, State("a"))
         assert await storage.get_state(BOT, 1) == State("a")
@@ -103,7 +103,7 @@ def test_importing_the_library_does_not_load_the_driver() -> None:
 # Files
 
 
-async def test_files_are_for_the_owners_eyes_only(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
@@ -115,17 +115,17 @@ async def test_files_are_for_the_owners_eyes_only(tmp_path: Path) -> None:
         os.umask(before)
 
 
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable, match=r"folder .*nowhere does not exist; create it"):
         await SQLiteStorage(str(tmp_path / "nowhere" / "bot.db")).open()
 
 
-async def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+async def test_the_path_of_a_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable, match="is a folder"):
         await SQLiteStorage(str(tmp_path)).open()
 
 
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, " * 100)
     with pytest.raises(StorageUnavailable, match="is not an SQLite database"):
@@ -134,7 +134,7 @@ async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Pa
     assert not leftover_threads()
 
 
-async def test_the_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_the_database_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     shop = apsw.Connection(str(path))
     shop.execute("CREATE TABLE record (id)")
@@ -156,7 +156,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         await SQLiteStorage(str(path)).open()
 
 
-async def test_a_storage_opens_after_what_was_wrong_is_mended(tmp_path: Path) -> None:
+async def test_a_storage_opens_after_the_error_is_fixed(tmp_path: Path) -> None:
     storage = SQLiteStorage(str(tmp_path / "later" / "bot.db"))
     with pytest.raises(StorageUnavailable):
         await storage.get_state(BOT, 1)
@@ -166,9 +166,7 @@ async def test_a_storage_opens_after_what_was_wrong_is_mended(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("action", ["delete", "replace"])
-async def test_a_file_deleted_or_replaced_under_us_is_an_error_and_never_a_lost_write(
-    tmp_path: Path, action: str
-) -> None:
+async def test_a_file_that_is_deleted_or_replaced_while_open_is_an_error(tmp_path: Path, action: str) -> None:
     path = tmp_path / "bot.db"
     async with SQLiteStorage(str(path)) as storage:
         await storage.set_state(BOT, 1, State("a"))
@@ -196,13 +194,13 @@ async def test_broken_pages_are_an_error_of_the_whole_file(tmp_path: Path) -> No
                 await storage.get_state(BOT, key)
 
 
-# Users without rights
+# Permissions
 
 AS_NOBODY = """
     import asyncio, os, sys
     from stepwell import State, open_storage
     from stepwell.errors import StorageUnavailable
-    # Root may write everything; nobody may not, nor perhaps read where Python is installed.
+    # Root may write everything. The user nobody may not, and may not be able to read Python's installation.
     open_storage(sys.argv[1])
     if os.getuid() == 0:
         os.setgid(65534)
@@ -220,8 +218,8 @@ AS_NOBODY = """
 
 
 @pytest.mark.parametrize("case", ["file", "folder", "both", "new"])
-async def test_a_read_only_file_or_folder_is_named_and_nothing_is_changed(case: str) -> None:
-    # Not below the folders of pytest, which only their owner may enter.
+async def test_a_read_only_file_or_folder_is_an_error_and_is_not_changed(case: str) -> None:
+    # Only their owner may enter pytest's folders, so use another one.
     with opened_folder() as folder:
         path = folder / "bot.db"
         if case != "new":
@@ -229,9 +227,9 @@ async def test_a_read_only_file_or_folder_is_named_and_nothing_is_changed(case: 
                 await storage.set_state(BOT, 1, State("before"))
             path.chmod(0o666 if case == "folder" else 0o444)
         folder.chmod(0o777 if case == "file" else 0o555)
-        said = as_nobody(f"sqlite:///{path}")
-        assert said.startswith("refused:")
-        assert "cannot be written by this user; both the file and its folder must be writable" in said
+        output = as_nobody(f"sqlite:///{path}")
+        assert output.startswith("refused:")
+        assert "cannot be written by this user; both the file and its folder must be writable" in output
         folder.chmod(0o777)
         path.exists() and path.chmod(0o600)
         async with SQLiteStorage(str(path)) as storage:
@@ -260,7 +258,7 @@ class opened_folder:
 # Locks
 
 
-async def test_a_foreign_transaction_is_waited_for_and_then_named(tmp_path: Path) -> None:
+async def test_a_transaction_of_another_program_is_an_error_after_the_patience(tmp_path: Path) -> None:
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path, patience=0.3) as storage:
         await storage.set_state(BOT, 1, State("a"))
@@ -278,7 +276,7 @@ async def test_a_foreign_transaction_is_waited_for_and_then_named(tmp_path: Path
         foreign.close()
 
 
-async def test_the_loop_goes_on_while_a_lock_is_waited_for(tmp_path: Path) -> None:
+async def test_the_loop_is_not_blocked_while_the_thread_waits_for_a_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path) as storage:
         await storage.set_state(BOT, 1, State("a"))
@@ -290,14 +288,14 @@ async def test_the_loop_goes_on_while_a_lock_is_waited_for(tmp_path: Path) -> No
             await asyncio.sleep(0.005)
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert not writing.done()
-        # A loop that waited for the lock itself would stand still until its patience of 10 s is over.
+        # If the loop waited for the lock itself, it would be blocked for 10 s.
         assert longest < 3
         foreign.execute("ROLLBACK")
         assert await writing == {"a": 1}
         foreign.close()
 
 
-async def test_a_lock_is_noticed_soon_after_it_is_gone(tmp_path: Path) -> None:
+async def test_a_write_goes_on_soon_after_a_lock_is_released(tmp_path: Path) -> None:
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path) as storage:
         await storage.set_state(BOT, 1, State("a"))
@@ -332,11 +330,11 @@ async def test_a_lock_is_noticed_soon_after_it_is_gone(tmp_path: Path) -> None:
         ((3, 54, 1), False),
     ],
 )
-def test_versions_with_the_wal_reset_bug_are_known(version: tuple[int, ...], bad: bool) -> None:
+def test_versions_with_the_wal_reset_bug(version: tuple[int, ...], bad: bool) -> None:
     assert has_wal_reset_bug(version) is bad
 
 
-async def test_a_version_with_a_known_bug_is_warned_about(
+async def test_a_version_with_the_wal_reset_bug_logs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db")):
@@ -348,7 +346,7 @@ async def test_a_version_with_a_known_bug_is_warned_about(
     assert "SQLite 3.40.1 can damage a file" in caplog.text
 
 
-async def test_a_network_file_system_is_warned_about(
+async def test_a_network_file_system_logs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounts = tmp_path / "mounts"
@@ -362,20 +360,20 @@ async def test_a_network_file_system_is_warned_about(
     assert "is on a network file system (nfs4)" in caplog.text
 
 
-def test_local_file_systems_are_not_warned_about() -> None:
+def test_local_file_systems_are_not_network_file_systems() -> None:
     assert not any(map(is_network, ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs", ""]))
 
 
-# Nothing is left behind
+# Closing
 
 
 def leftover_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "stepwell-sqlite"]
 
 
-async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) -> None:
+async def test_close_ends_the_thread_and_closes_all_files(tmp_path: Path) -> None:
     def open_files() -> int:
-        # The folder's own descriptor is gone by the time it is looked at.
+        # The descriptor of the listed folder is closed by now.
         found = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
         return len([file for file in found if "bot.db" in str(file.readlink())])
 
@@ -387,11 +385,11 @@ async def test_close_ends_the_thread_and_lets_go_of_all_files(tmp_path: Path) ->
             assert open_files() > 0
         assert not leftover_threads()
         assert open_files() == 0
-    # All is in the one file.
+    # The WAL was copied into the file.
     assert [file.name for file in tmp_path.iterdir()] == ["bot.db"]
 
 
-async def test_a_storage_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Path) -> None:
+async def test_a_storage_that_is_collected_without_close_leaves_no_thread(tmp_path: Path) -> None:
     storage = SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None)
     await storage.update_data(BOT, 1, {"a": 1})
     assert leftover_threads()
@@ -402,13 +400,13 @@ async def test_a_storage_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Pat
             await asyncio.sleep(0.01)
 
 
-async def test_a_closed_storage_says_so(tmp_path: Path) -> None:
+async def test_run_on_a_closed_storage_raises(tmp_path: Path) -> None:
     storage = SQLiteStorage(str(tmp_path / "bot.db"))
     with pytest.raises(StorageClosed):
         await storage.run([])
 
 
-def test_a_storage_goes_on_in_a_new_loop(tmp_path: Path) -> None:
+def test_a_storage_works_in_a_new_loop(tmp_path: Path) -> None:
     storage = SQLiteStorage(str(tmp_path / "bot.db"))
     asyncio.run(storage.update_data(BOT, 1, {"a": 1}))
 
@@ -420,7 +418,7 @@ def test_a_storage_goes_on_in_a_new_loop(tmp_path: Path) -> None:
     assert not leftover_threads()
 
 
-def test_a_forked_process_is_told_that_it_inherited_an_open_file(tmp_path: Path) -> None:
+def test_a_forked_process_cannot_open_a_file_that_it_inherited(tmp_path: Path) -> None:
     script = """
         import asyncio, os, sys
         from stepwell import SQLiteStorage

@@ -1,4 +1,4 @@
-"""A full disk: a clear error, nothing lost, and on it goes when there is room again."""
+"""A full disk raises StorageFull, loses nothing, and writes succeed again when there is space."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_full_disk_is_an_error_that_loses_nothing(small_disk: Path) -> N
     async with SQLiteStorage(str(small_disk / "bot.db"), sweep_every=None) as storage:
         written = await fill(storage)
         assert len(written) > 50
-        with pytest.raises(StorageFull, match="no room left"):
+        with pytest.raises(StorageFull, match="is full"):
             await storage.set_state(BOT, "one more", State(data={"text": "y" * 100_000}))
         for key, text in written.items():
             assert await storage.get_data(BOT, key) == {"text": text}
@@ -62,11 +62,11 @@ async def fill(storage: SQLiteStorage) -> dict[int, str]:
     raise AssertionError("the disk never was full")
 
 
-async def test_a_disk_that_is_full_from_the_start_is_named(small_disk: Path) -> None:
+async def test_opening_a_file_on_a_full_disk_is_an_error_that_names_it(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"), (small_disk / "ballast").open("wb", buffering=0) as ballast:
         while True:
             ballast.write(b"x" * 4096)
-    with pytest.raises(StorageFull, match="no room left"):
+    with pytest.raises(StorageFull, match="is full"):
         await SQLiteStorage(str(small_disk / "bot.db")).set_state(BOT, 1, State())
 
 

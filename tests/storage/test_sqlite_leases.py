@@ -1,4 +1,4 @@
-"""Leases are kept on a clock that nobody sets: the time of day may jump."""
+"""Leases do not depend on the time of day, which may be changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize("jump", [-HOUR, HOUR], ids=["back", "forward"])
-async def test_a_lease_is_as_long_as_it_was_when_the_time_of_day_is_set(
+async def test_a_lease_keeps_its_length_when_the_time_of_day_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     path, offset, real = str(tmp_path / "bot.db"), 0.0, time.time
@@ -34,7 +34,7 @@ async def test_a_lease_is_as_long_as_it_was_when_the_time_of_day_is_set(
 
 
 @pytest.mark.parametrize("jump", [-HOUR, HOUR], ids=["back", "forward"])
-async def test_a_holder_goes_on_when_the_time_of_day_is_set(
+async def test_a_holder_keeps_its_lease_when_the_time_of_day_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     offset, real = 0.0, time.time
@@ -53,8 +53,8 @@ async def test_a_holder_goes_on_when_the_time_of_day_is_set(
         assert await storage.get_data("bot", 1) == {"a": 3}
 
 
-async def test_a_lease_that_ends_later_than_its_length_is_over(tmp_path: Path, clock: Clock) -> None:
-    """After a restart of the machine the clock begins anew, and an injected clock may be set back."""
+async def test_a_lease_that_ends_later_than_its_length_has_ended(tmp_path: Path, clock: Clock) -> None:
+    """The clock restarts with the machine, and a clock that is passed in may be set back."""
     async with SQLiteStorage(str(tmp_path / "bot.db"), clock=clock) as storage:
         address = storage.address("bot", 1)
         assert isinstance(await storage.perform(Claim(address, "dead", 30.0)), Claimed)

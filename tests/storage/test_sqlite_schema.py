@@ -1,4 +1,4 @@
-"""The tables of an SQLite file, and how they are searched."""
+"""The schema of an SQLite file, its migrations, and the plans of its queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tables(*scripts: str) -> list[tuple[object, ...]]:
 
 
 def tables_in(connection: apsw.Connection) -> list[tuple[object, ...]]:
-    """Tables and indexes as SQL without comments and layout, which ``ALTER TABLE`` does not keep."""
+    """Return tables and indexes as SQL, without comments and layout, which ``ALTER TABLE`` changes."""
     found = connection.execute("SELECT type, name, sql FROM sqlite_schema")
     plain = [(kind, name, " ".join(re.sub("--.*", "", sql or "").split())) for kind, name, sql in found]
     return sorted(plain)
@@ -51,8 +51,8 @@ async def test_an_older_file_is_migrated_and_keeps_its_records(tmp_path: Path, m
     connection.close()
 
 
-async def test_a_file_of_the_first_schema_is_migrated_and_keeps_all_it_has(tmp_path: Path) -> None:
-    # Records, fields, memos and tags as the present schema has them, in the tables of the first one.
+async def test_a_file_of_the_first_schema_is_migrated_and_keeps_its_contents(tmp_path: Path) -> None:
+    # Records, fields, memos and tags of the current schema, in the tables of the first one.
     path, old = str(tmp_path / "new.db"), str(tmp_path / "old.db")
     async with SQLiteStorage(path) as storage:
         async with Slot(storage, "bot", 1) as slot:
@@ -117,7 +117,7 @@ PLANS = {
     ],
     "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
-    "over": [
+    "expired": [
         "SEARCH record USING INDEX record_by_expiry (expires_at>? AND expires_at<?)",
         "CORRELATED SCALAR SUBQUERY 1",
         "SEARCH lease USING PRIMARY KEY (namespace=? AND key=?)",
@@ -140,8 +140,8 @@ PLANS = {
         "SEARCH record USING COVERING INDEX sqlite_autoindex_record_1 (namespace>?)",
         "SCAN found",
     ],
-    # Holds only what is claimed now: looking through it is cheaper than keeping an index.
-    "leases_over": [
+    # The table has only running leases: a scan is cheaper than an index.
+    "ended_leases": [
         "SCAN lease",
         "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?) LEFT-JOIN",
     ],

@@ -1,4 +1,4 @@
-"""How much is written, how often the disk is waited for, and that the file stays small."""
+"""How many bytes and fsyncs a write costs, and the size of the file and its WAL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOT = "bot"
 
 
 class Counted(SQLiteStorage):
-    """Counts commits by whether they wait for the disk."""
+    """Counts durable and other commits."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -39,7 +39,7 @@ class Counted(SQLiteStorage):
         def counted(work: Callable[[], Any], *, durable: bool, wait: bool = True) -> Any:
             before = self._file.writer.total_changes()
             result = write(work, durable=durable, wait=wait)
-            # NORMAL is 1, FULL is 2; it cannot change inside a transaction, so this is what the commit had.
+            # NORMAL is 1, FULL is 2. It cannot change inside a transaction, so the commit used this level.
             assert self._file.writer.execute("PRAGMA synchronous").get == (2 if durable else 1)
             if self._file.writer.total_changes() > before:
                 self.durable += durable
@@ -63,12 +63,12 @@ async def many_updates(storage: SQLiteStorage, tasks: int, each: int) -> None:
     await asyncio.gather(*(one(task) for task in range(tasks)))
 
 
-async def test_concurrent_commits_share_their_waits_for_the_disk(tmp_path: Path) -> None:
+async def test_concurrent_commits_share_fsyncs(tmp_path: Path) -> None:
     async with Counted(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await many_updates(storage, 50, 10)
         assert storage.applied == 500
         assert storage.durable <= 20
-        # Claims are gathered too.
+        # Claims share commits too.
         assert storage.quick <= 20
 
 
@@ -86,7 +86,7 @@ async def test_a_claim_and_a_release_do_not_wait_for_the_disk(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("tasks", "each", "least", "most"),
     [
-        # One for each turn of the fifty tasks; beyond that, those that create, checkpoint and close the file.
+        # One for each round of the 50 tasks, and those that create, checkpoint and close the file.
         (50, 10, 10, 50),
         # One for each commit, none for its claim.
         (1, 40, 40, 55),
@@ -121,7 +121,7 @@ def test_the_kernel_sees_as_many_fsyncs_as_promised(
     assert least <= len(syncs) <= most
 
 
-async def test_a_counter_beside_a_large_field_is_written_alone(tmp_path: Path) -> None:
+async def test_changing_a_counter_does_not_rewrite_a_large_field(tmp_path: Path) -> None:
     def written() -> int:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(fields["wchar"])
@@ -165,7 +165,7 @@ async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: P
         assert [columns.intersection(names) for names in sets] == [set(), {"state"}]
 
 
-# The file stays small
+# The size of the file
 
 
 async def test_expired_records_and_tombstones_are_removed_in_the_background(tmp_path: Path, clock: Clock) -> None:
@@ -183,7 +183,7 @@ async def test_expired_records_and_tombstones_are_removed_in_the_background(tmp_
         assert await storage.get_state("other", 1) == State("f")
 
 
-async def test_a_sweep_lets_others_write_in_between(tmp_path: Path, clock: Clock) -> None:
+async def test_a_sweep_does_not_block_writers(tmp_path: Path, clock: Clock) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db"), clock=clock, sweep_every=None) as storage:
         await storage.init(BOT, ttl=60)
         await asyncio.gather(*(storage.set_state(BOT, key, State("f", "s", {"a": key})) for key in range(1000)))
@@ -261,11 +261,11 @@ async def test_a_reader_that_never_ends_does_not_stop_the_writers(
         reader.close()
 
 
-async def test_point_reads_do_not_leave_the_loop_and_pin_no_snapshot(tmp_path: Path) -> None:
+async def test_reads_run_on_the_loop_and_keep_no_snapshot(tmp_path: Path) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await storage.set_state(BOT, 1, State("a", data={"b": 1}))
         reading = storage.get_state(BOT, 1)
-        # It ends without ever waiting.
+        # The coroutine ends without a suspension.
         with pytest.raises(StopIteration) as ended:
             reading.send(None)
         assert ended.value.value == State("a", data={"b": 1})
@@ -275,7 +275,7 @@ async def test_point_reads_do_not_leave_the_loop_and_pin_no_snapshot(tmp_path: P
         assert storage._file.writer.txn_state() == apsw.SQLITE_TXN_NONE
 
 
-async def test_a_lone_claim_needs_no_other_thread(tmp_path: Path) -> None:
+async def test_a_lone_claim_runs_on_the_loop(tmp_path: Path) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await storage.set_state(BOT, 1, State("a"))
         address = storage.address(BOT, 1)
@@ -285,7 +285,7 @@ async def test_a_lone_claim_needs_no_other_thread(tmp_path: Path) -> None:
             assert isinstance(ended.value.value, Claimed) is isinstance(operation, Claim)
         foreign = apsw.Connection(storage.path)
         foreign.execute("BEGIN IMMEDIATE")
-        # Somebody else's lock is not waited for in the loop.
+        # The loop does not wait for the lock of another connection.
         releasing = asyncio.ensure_future(storage.perform(Release(address, "B")))
         await asyncio.sleep(0.02)
         assert not releasing.done()

@@ -1,18 +1,18 @@
--- A record, or the tombstone of one (alive = 0). Times are seconds since 1970.
+-- A record, or its tombstone (alive = 0). Times are seconds since 1970.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
-    number     INTEGER NOT NULL,  -- the version; 0: nothing was ever written, the row is here for its memo
+    number     INTEGER NOT NULL,  -- the version; 0: there is no record, only a memo
     write      TEXT    NOT NULL,  -- the id of the write that made this version
     base       TEXT    NOT NULL,  -- the id of the last replace or delete
     written_at REAL    NOT NULL,
     alive      INTEGER NOT NULL,
-    flow       TEXT,              -- for the indexes; what is true is in head
+    flow       TEXT,              -- for the indexes only; head has the same
     state      TEXT,
     head       TEXT,
-    tags       TEXT,              -- JSON, in the order given; the table tag is its index
+    tags       TEXT,              -- JSON, in their order; the table tag is an index of it
     size       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
-    expires_at REAL,              -- of a tombstone: when nobody needs it any more
+    expires_at REAL,              -- of a tombstone: when it can be removed
     deadline   REAL,
     PRIMARY KEY (namespace, key)
 ) STRICT, WITHOUT ROWID;
@@ -22,7 +22,7 @@ CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
 CREATE INDEX record_by_deadline ON record (namespace, deadline, key) WHERE deadline IS NOT NULL;
 CREATE INDEX record_by_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 
--- A row per field: a counter changes without its neighbours being written again.
+-- One row per field, so that changing a counter does not rewrite the other fields.
 CREATE TABLE field (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE field (
     PRIMARY KEY (namespace, key, name)
 ) STRICT, WITHOUT ROWID;
 
--- Parts are large; in a table WITHOUT ROWID they would crowd the inner nodes of the tree.
+-- Parts are large. In a table WITHOUT ROWID they would fill the inner pages of the tree.
 CREATE TABLE part (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,
@@ -55,7 +55,7 @@ CREATE TABLE tag (
     PRIMARY KEY (namespace, tag, key)
 ) STRICT, WITHOUT ROWID;
 
--- Only what is held now: this table stays small, so a batch of claims writes a page or two.
+-- Only leases that run now. The table stays small, so a batch of claims writes one or two pages.
 CREATE TABLE lease (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,

@@ -1,5 +1,5 @@
--- In a table WITHOUT ROWID a row of more than a quarter of a page goes to other pages, which are given back and taken
--- again with every update: three pages were written more than was needed.
+-- In a table WITHOUT ROWID, a row of more than a quarter of a page spills to overflow pages, which are freed and allocated
+-- again with every update: three more pages were written each time.
 ALTER TABLE record RENAME TO old_record;
 DROP INDEX record_by_flow;
 DROP INDEX record_by_state;
@@ -9,17 +9,17 @@ DROP INDEX record_by_expiry;
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
-    number     INTEGER NOT NULL,  -- the version; 0: nothing was ever written, the row is here for its memo
+    number     INTEGER NOT NULL,  -- the version; 0: there is no record, only a memo
     write      TEXT    NOT NULL,  -- the id of the write that made this version
     base       TEXT    NOT NULL,  -- the id of the last replace or delete
     written_at REAL    NOT NULL,
     alive      INTEGER NOT NULL,
-    flow       TEXT,              -- for the indexes; what is true is in head
+    flow       TEXT,              -- for the indexes only; head has the same
     state      TEXT,
     head       TEXT,
-    tags       TEXT,              -- JSON, in the order given; the table tag is its index
+    tags       TEXT,              -- JSON, in their order; the table tag is an index of it
     size       INTEGER NOT NULL,  -- bytes of all fields and parts with their names
-    expires_at REAL,              -- of a tombstone: when nobody needs it any more
+    expires_at REAL,              -- of a tombstone: when it can be removed
     deadline   REAL,
     PRIMARY KEY (namespace, key)
 ) STRICT;

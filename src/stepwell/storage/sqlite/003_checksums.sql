@@ -1,12 +1,12 @@
--- A record says which fields and parts it has, and its row has a checksum. Rows of earlier releases have neither (NULL)
--- until their next write. The column "size" is renamed: a process of an earlier release, which writes no checksums, then
+-- Add a checksum to each record and hashes of the names of its fields and parts. They are NULL in existing rows until
+-- their next write. The column "size" is renamed so that a process of an earlier release, which writes no checksums,
 -- fails instead of leaving a wrong one.
 ALTER TABLE record RENAME COLUMN size TO bytes;
 ALTER TABLE record ADD COLUMN names INTEGER;
 ALTER TABLE record ADD COLUMN part_names INTEGER;
 ALTER TABLE record ADD COLUMN checksum INTEGER;
 
--- Leases are kept on the clock that runs since the machine was started, and know how long they are.
+-- Leases use the clock that starts with the machine, and have their length in seconds.
 DROP TABLE lease;
 
 CREATE TABLE lease (

@@ -1,4 +1,4 @@
-"""One row of the table of records: its columns, what a change makes of them, and the statements that write it."""
+"""The columns of a record, their values after a change, their checksum, and the statements that write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Row", "checksum", "name_hash", "update", "written"]
 
 
 class Row(NamedTuple):
-    """The columns of a record."""
+    """The row of a record, or of its tombstone (``alive=0``)."""
 
     number: int = 0
     write: str = ""
@@ -28,34 +28,34 @@ class Row(NamedTuple):
     state: str | None = None
     head: str | None = None
     tags: str | None = None
-    #: What all fields and parts take with their names.
+    #: The size of all fields and parts with their names.
     bytes: int = 0
     expires_at: float | None = None
     deadline: float | None = None
-    #: The sum of ``name_hash`` over its fields, and over its parts; ``None``: last written by an earlier release.
+    #: The sums of ``name_hash`` of all fields and of all parts; ``None``: last written by an earlier release.
     names: int | None = 0
     part_names: int | None = 0
     checksum: int | None = None
 
     def expired(self, now: float) -> bool:
-        """Its time is over; a tombstone is never asked."""
+        """Return whether a record that is alive has expired."""
         return self.expires_at is not None and self.expires_at <= now
 
 
-#: Numbers are packed because writing them as text would take most of the time.
+#: Packing numbers is much faster than formatting them as text.
 _pack = Struct("<qdqqddqq").pack
 
 
 @lru_cache(maxsize=4096)
 def name_hash(name: str) -> int:
-    """A positive number for a name: a sum of them gets smaller with any name that is lost."""
+    """Return a positive number for a name, so that a sum of them changes with every missing name."""
     return crc32(name.encode()) + 1
 
 
 def checksum(address: Sequence[str], row: Row) -> int:
-    """The checksum of all other columns, and of the address: a row that is found at another one is noticed.
+    """Return the checksum of all other columns and of the address.
 
-    Raises ``struct.error`` if a column that was read is not of its type.
+    Raises ``struct.error`` if the type of a column is wrong, as it may be in a damaged file.
     """
     namespace, key = address
     number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, _ = row
@@ -76,7 +76,7 @@ def checksum(address: Sequence[str], row: Row) -> int:
 def written(
     row: Row, change: Change, now: float, *, contents: tuple[int, int, int], held: bool, anew: bool = False
 ) -> Row:
-    """A row after a change that does not delete it. ``anew``: the old record has expired and is dropped.
+    """Return a row after a change that does not delete it. ``anew``: the old record has expired and is dropped.
 
     ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
     """

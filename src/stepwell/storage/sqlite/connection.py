@@ -1,6 +1,6 @@
-"""An SQLite file: found, created, opened, watched, and its errors in our words.
+"""The connections to an SQLite file: opening, transactions, checkpoints and errors.
 
-The only module that imports apsw, which brings its own SQLite; see docs/decisions for why.
+Only this module imports apsw; see docs/decisions/010.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Connection = apsw.Connection
 SQLiteError = apsw.Error
 MEMORY: Final = ":memory:"
 _NORMAL, _FULL = 1, 2
-#: Small pages: an update touches a few of them, and each is written whole. Only new files have it.
+#: An update writes a few whole pages, so they are small. Existing files keep their page size.
 PAGE_SIZE: Final = 1024
-#: A WAL of so many pages is copied into the file, and one of eight times as many is also cut off.
+#: A WAL of this many pages is copied into the file; one of eight times as many is also truncated.
 CHECKPOINT_PAGES: Final = 16_000
-#: So is one with so many durable commits: a file that grows is slower to sync than one that is written over.
+#: A WAL with this many durable commits is copied too: a growing file is slower to sync than an overwritten one.
 CHECKPOINT_COMMITS: Final = 250
 #: File systems whose locks or shared memory SQLite cannot rely on.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
@@ -42,19 +42,19 @@ MOUNTS = "/proc/self/mounts"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-#: What this process has open, or had open when it was forked: SQLite's own notes on files are inherited as well.
+#: The open files of this process, and those that were open when it was forked: it inherits SQLite's lock table.
 _OPEN: WeakSet[SQLiteFile] = WeakSet()
 
 
 class SQLiteFile:
-    """The connections to one file: ``writer`` for its thread, ``reader`` for point reads in the loop's thread."""
+    """The two connections to one file: ``writer`` for the storage's thread, ``reader`` for reads on the loop."""
 
     def __init__(self, path: str, synchronous: str, patience: float) -> None:
         self.path = path
         self.memory = path == MEMORY
         #: Pages in the WAL after the last commit of this connection.
         self.wal_pages = 0
-        #: The next write may be the first of a WAL that starts anew, which waits for the disk however it commits.
+        #: The next write may restart the WAL, which waits for the disk even with synchronous=NORMAL.
         self.restarts = True
         #: The WAL has grown enough to be copied into the file.
         self.wants_checkpoint = False
@@ -68,12 +68,12 @@ class SQLiteFile:
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
         if not self.memory:
-            _find(path)
+            _create(path)
             found = Path(path).stat()
             self._identity = found.st_dev, found.st_ino
             if any(file._identity == self._identity and file._pid != self._pid for file in list(_OPEN)):
                 raise UsageError(
-                    f"{path} was open when this process was forked, and SQLite's locks do not survive that; close "
+                    f"{path} was open when this process was forked, and SQLite's locks are lost in a fork; close "
                     "the storage before forking, or start processes with the methods spawn or forkserver"
                 )
         try:
@@ -92,7 +92,7 @@ class SQLiteFile:
         _OPEN.add(self)
 
     def close(self) -> None:
-        """Let go of the file. The last one to do so in any process copies the WAL into it."""
+        """Close the connections. The last connection of all processes copies the WAL into the file."""
         if self.reader is not self.writer:
             self.reader.close()
         self._until = time.monotonic() + self._patience
@@ -102,15 +102,15 @@ class SQLiteFile:
     # Transactions
 
     def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True) -> T:
-        """Do some work in one transaction, all of it or nothing. It may be done twice, if there was no room first.
+        """Do some work in one transaction. If the disk is full, it may be done a second time.
 
-        What is not durable survives a crash of the process, but perhaps not of the machine. Without
-        ``wait``, another process's lock is an error at once.
+        A commit that is not ``durable`` survives a crash of the process, but perhaps not of the machine. Without
+        ``wait``, the lock of another process is an error at once.
         """
         try:
             return self._attempt(work, durable, wait)
         except StorageFull:
-            # What the WAL has to say may have room in the file, and then the WAL's own is free.
+            # The file may still have room for the pages of the WAL. A checkpoint then frees the WAL.
             if not wait or not self.checkpoint(cut=True):
                 raise
         return self._attempt(work, durable, wait)
@@ -143,7 +143,7 @@ class SQLiteFile:
         return result
 
     def read(self, work: Callable[[], T]) -> T:
-        """Do some reading on one snapshot, with the writer's connection."""
+        """Read on one snapshot, with the writer's connection."""
         self.check()
         self._until = time.monotonic() + self._patience
         try:
@@ -164,7 +164,7 @@ class SQLiteFile:
             self.writer.execute("ROLLBACK")
 
     def _busy(self, calls: int) -> bool:
-        # SQLite's own handler backs off to 100 ms; a batch of another process lasts a few.
+        # SQLite's own handler sleeps up to 100 ms; a batch of another process takes a few.
         if time.monotonic() >= self._until:
             return False
         time.sleep(random.uniform(0.0002, 0.0004 * min(calls + 1, 10)))
@@ -173,8 +173,8 @@ class SQLiteFile:
     # The WAL
 
     def checkpoint(self, *, cut: bool = False) -> bool:
-        """Copy the WAL into the file, and cut it off if asked to. What fails is tried again after some more writes."""
-        # Where readers always overlap, the WAL never can start anew: then wait for a gap between them.
+        """Copy the WAL into the file; with ``cut``, truncate it. A failed checkpoint is retried after more writes."""
+        # While readers overlap, the WAL cannot restart. Truncating waits for a gap between them.
         cut = cut or self.wal_pages >= 8 * CHECKPOINT_PAGES
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
@@ -183,20 +183,22 @@ class SQLiteFile:
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
         except apsw.BusyError:
-            # Another process is at it.
+            # Another process runs a checkpoint.
             pages, copied = self.wal_pages, -1
         except apsw.Error as error:
-            logger.warning("the WAL of %s could not be copied into it now (%s); it keeps growing", self.path, error)
+            logger.warning(
+                "checkpoint of %s failed: %s; its WAL keeps growing until a later checkpoint succeeds", self.path, error
+            )
             pages, copied = self.wal_pages, -1
         self.wal_pages = 0 if pages == copied else pages
         self._checkpoint_at = CHECKPOINT_PAGES + self.wal_pages
         return pages == copied
 
     def erase(self, most: int | None) -> bool:
-        """Write the whole file anew, without its free space, and cut off the WAL; ``False`` if that is kept in use.
+        """Rewrite the file without its free space and truncate the WAL; return whether both were done.
 
-        ``secure_delete`` is not enough: pages that were split or joined keep copies of what was moved. A file with more
-        than ``most`` bytes is not written anew, which gives ``False`` too.
+        ``secure_delete`` is not enough: pages that were split or merged keep copies of the moved rows. A file with more
+        than ``most`` bytes is not rewritten.
         """
         if self.memory:
             return True
@@ -216,10 +218,10 @@ class SQLiteFile:
         self.wal_pages = pages
         return 0
 
-    # What may be wrong with it
+    # Errors
 
     def check(self, *, written: bool = False) -> None:
-        """Raise if the file at our path is not the one we opened: what we write would be lost with it."""
+        """Raise ``StorageUnavailable`` if the file was deleted or replaced: further writes would be lost."""
         if self._identity is None:
             return
         try:
@@ -236,10 +238,10 @@ class SQLiteFile:
         )
 
     def problem(self, error: apsw.Error, *, committing: bool = False) -> StepwellError:
-        """An error of SQLite's in our words. Anything but a failed COMMIT left nothing behind."""
+        """Return the library's error for an SQLite error. Only a failed COMMIT may have written something."""
         path = self.path
         if isinstance(error, apsw.FullError):
-            return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
+            return StorageFull(f"the disk of {path} is full; nothing was written; free some space and try again")
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             return StorageUnavailable(
                 f"{path} has been locked by another program for {self._patience:g} s; nothing was written; "
@@ -259,9 +261,9 @@ class SQLiteFile:
             return _unwritable(path, error)
         if isinstance(error, apsw.IOError):
             if _system_errno(error, self) in _NO_ROOM:
-                return StorageFull(f"there is no room left for {path}; nothing was written, make room and go on")
+                return StorageFull(f"the disk of {path} is full; nothing was written; free some space and try again")
             return StorageUnavailable(
-                f"{path} cannot be read or written ({error}); look at the disk", sent=committing, final=True
+                f"{path} cannot be read or written ({error}); check the disk", sent=committing, final=True
             )
         return StorageUnavailable(f"SQLite failed on {path}: {error}", sent=committing, final=True)
 
@@ -278,7 +280,7 @@ class SQLiteFile:
                 "install apsw from its wheels: pip install --only-binary apsw -U apsw",
                 apsw.sqlite_lib_version(),
             )
-        # With secure_delete, removed and overwritten texts are overwritten with zeros; that costs next to nothing.
+        # secure_delete overwrites removed rows with zeros; the cost is not measurable.
         for pragma in (
             *("trusted_schema = 0", "cell_size_check = 1", "temp_store = 2", "cache_size = -16384"),
             "secure_delete = 1",
@@ -290,10 +292,10 @@ class SQLiteFile:
             return
         if writer.readonly("main"):
             raise _unwritable(self.path)
-        # Looked at before anything is changed: it may be somebody else's.
+        # Check an existing file before changing it: it may belong to another program.
         if writer.execute("SELECT count(*) FROM sqlite_schema").get:
             prepare(writer.execute, self.path)
-        self._insist(lambda: writer.execute("PRAGMA journal_mode = WAL").get)
+        self._retry_while_busy(lambda: writer.execute("PRAGMA journal_mode = WAL").get)
         writer.set_wal_hook(self._committed)
         writer.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}")
         prepare(writer.execute, self.path)
@@ -306,8 +308,8 @@ class SQLiteFile:
                 filesystem,
             )
 
-    def _insist(self, action: Callable[[], Any]) -> None:
-        # Changing the journal mode does not ask the busy handler.
+    def _retry_while_busy(self, action: Callable[[], Any]) -> None:
+        # SQLite does not call the busy handler when the journal mode is changed.
         while True:
             try:
                 action()
@@ -325,36 +327,35 @@ class SQLiteFile:
 
 
 def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
-    """This SQLite may damage a file in WAL mode that several connections write."""
+    """Return whether this SQLite may damage a file in WAL mode that several connections write."""
     return (3, 7, 0) <= version < (3, 51, 3)
 
 
 def is_network(filesystem: str) -> bool:
-    """A file system of this type may be on another machine."""
+    """Return whether a file system of this type may be on another machine."""
     return filesystem in _NETWORK
 
 
 def _filesystem(path: str) -> str:
-    """The type of the file system that a file is on; empty where that cannot be told."""
+    """Return the type of the file system that a file is on, or an empty string if it is unknown."""
     try:
         mounts = Path(MOUNTS).read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return ""
-    place = Path(path).resolve()
+    resolved = Path(path).resolve()
     best, found = -1, ""
     for mount in mounts:
         _, point, kind, *_ = mount.split(" ")
         folder = point.replace("\\040", " ")
-        # Of several mounts on one folder the last is on top.
-        if len(folder) >= best and place.is_relative_to(folder):
+        # Of several mounts on one folder the last one counts.
+        if len(folder) >= best and resolved.is_relative_to(folder):
             best, found = len(folder), kind
     return found
 
 
-def _find(path: str) -> None:
-    """Make the file, for its owner's eyes only, unless it is there."""
-    place = Path(path)
-    if place.is_dir():
+def _create(path: str) -> None:
+    """Create the file, readable by its owner only, unless it exists."""
+    if Path(path).is_dir():
         raise StorageUnavailable(f"{path} is a folder; give the path of a file in it", sent=False, final=True)
     try:
         # SQLite gives its -wal and -shm files the same mode.
@@ -363,11 +364,11 @@ def _find(path: str) -> None:
         pass
     except FileNotFoundError as error:
         raise StorageUnavailable(
-            f"the folder {place.parent} does not exist; create it first", sent=False, final=True
+            f"the folder {Path(path).parent} does not exist; create it first", sent=False, final=True
         ) from error
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise StorageFull(f"there is no room left for {path}; make room and go on") from error
+            raise StorageFull(f"the disk of {path} is full; free some space and try again") from error
         raise _unwritable(path, error) from error
 
 

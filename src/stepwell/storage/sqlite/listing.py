@@ -1,4 +1,4 @@
-"""Finding records by what they are, and removing those that nobody needs any more."""
+"""Lists of records by flow, state, tag or deadline, and the sweep of expired ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stepwell.storage.sqlite.schema import QUERIES
 
 __all__ = ["Listing"]
 
-#: How many memos one sweep looks at: those of living records are only found by going round.
+#: Memos that one sweep checks. Memos of existing records have no index, so each sweep checks the next ones.
 MEMOS_A_SWEEP = 500
 
 
 class Listing:
-    """Pages, deadlines and sweeps on a connection, inside a transaction that somebody else ends."""
+    """Pages, deadlines and sweeps on one connection, inside a transaction of the caller."""
 
     def __init__(self, execute: Callable[..., Any], rows: Rows) -> None:
         self._execute = execute
@@ -26,7 +26,7 @@ class Listing:
         self._memos_seen = ("", "")
 
     def page(self, query: Query, after: str | None, limit: int, now: float) -> Page:
-        """Records in the order of their keys; ``after`` is the last key of the page before."""
+        """Return records in the order of their keys; ``after`` is the last key of the previous page."""
         name = "page"
         if query.tag is not None:
             name = "page_by_tag"
@@ -55,7 +55,7 @@ class Listing:
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
 
     def due(self, namespace: str, before: float | None, limit: int, after: Due | None, now: float) -> list[Due]:
-        """Deadlines that have come, earliest first."""
+        """Return the deadlines that have passed, earliest first."""
         bindings = {
             "namespace": namespace,
             "before": now if before is None else before,
@@ -68,19 +68,19 @@ class Listing:
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
     def namespaces(self) -> list[str]:
-        """Every namespace that has a record or what is left of one."""
+        """Return every namespace that has a record or a tombstone."""
         return [namespace for (namespace,) in self._rows.read(QUERIES["namespaces"], ())]
 
     def traces(self, namespace: str, tag: str, limit: int) -> list[Address]:
-        """Addresses with a tag, whatever is left there."""
+        """Return the addresses with a tag, tombstones included."""
         return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["traces"], (namespace, tag, limit))]
 
     def sweep(self, limit: int, now: float) -> Swept:
-        """Remove up to ``limit`` addresses that are over and that nobody holds."""
+        """Remove up to ``limit`` expired records, tombstones and leases that are not held."""
         expired: list[tuple[Address, str | None]] = []
         removed = 0
         times = {"now": now, "lease_now": self._rows.lease_clock(), "limit": limit}
-        for namespace, key, memo_until, *columns in self._rows.read(QUERIES["over"], times):
+        for namespace, key, memo_until, *columns in self._rows.read(QUERIES["expired"], times):
             address, row = Address(namespace, key), Row._make(columns)
             if not is_sound(address, row):
                 # Its time of expiry may be damaged too. A reader gets CorruptRecord.
@@ -90,7 +90,7 @@ class Listing:
                 expired.append((address, row.head))
                 self._rows.drop_contents(address)
             if remembered:
-                # Handled updates stay known for a day, whatever becomes of the record.
+                # A memo is kept for a day, also after its record has expired.
                 self._rows.put(address, row, Row(tags=row.tags, expires_at=memo_until))
             else:
                 self._execute(QUERIES["drop_record"], address)
@@ -98,15 +98,15 @@ class Listing:
                 self._rows.retag(address, row.tags, ())
             self._execute(QUERIES["drop_lease"], address)
             removed += 1 if row.alive or not remembered else 0
-        return Swept(expired, removed + self._leftovers(limit - removed, now))
+        return Swept(expired, removed + self._sweep_leases_and_memos(limit - removed, now))
 
-    def _leftovers(self, limit: int, now: float) -> int:
+    def _sweep_leases_and_memos(self, limit: int, now: float) -> int:
         removed = 0
         for namespace, key, number in self._rows.read(
-            QUERIES["leases_over"], {"lease_now": self._rows.lease_clock(), "limit": limit}
+            QUERIES["ended_leases"], {"lease_now": self._rows.lease_clock(), "limit": limit}
         ):
             self._execute(QUERIES["drop_lease"], (namespace, key))
-            # A record whose holder died is not gone.
+            # Count only leases without a record.
             removed += number is None
         seen = self._rows.read(QUERIES["memos_after"], (*self._memos_seen, MEMOS_A_SWEEP))
         for namespace, key, until in seen:

@@ -1,6 +1,6 @@
--- Every statement of the backend by name, except those that write a change to a record: columns.py builds them.
+-- The statements of the backend by name, except UPDATEs of records, which columns.py builds.
 
--- The first column says what a row is: 0 a record, 1 a field, 2 a part, 3 a memo.
+-- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part, 3 memo.
 
 -- name: get
 SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
@@ -150,7 +150,7 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
 ORDER BY tag.key LIMIT :limit;
 
 -- name: namespaces
--- One look into the index a namespace, however many records it has.
+-- One index lookup for each namespace, however many records it has.
 WITH RECURSIVE found (namespace) AS (
     SELECT min(namespace) FROM record
     UNION ALL
@@ -169,7 +169,7 @@ WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY deadline, key LIMIT :limit;
 
--- name: over
+-- name: expired
 SELECT record.namespace, record.key, memo.until,
        number, write, base, written_at, alive, flow, state, head, tags, bytes,
        expires_at, deadline, names, part_names, checksum
@@ -186,7 +186,7 @@ ORDER BY expires_at LIMIT :limit;
 -- name: drop_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
 
--- name: leases_over
+-- name: ended_leases
 SELECT lease.namespace, lease.key, record.number
 FROM lease
 LEFT JOIN record ON record.namespace = lease.namespace AND record.key = lease.key

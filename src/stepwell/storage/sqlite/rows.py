@@ -1,4 +1,4 @@
-"""What each operation does to the rows of one address, inside a transaction that somebody else ends."""
+"""The rules of get, claim, apply and release. They run inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = Row()
 
 
 class LargeRecord(StepwellError):
-    """A record is too large to be read where it was asked for."""
+    """A record is too large to be read on the loop."""
 
 
 class Rows:
@@ -295,7 +295,7 @@ def _new_contents(change: Change) -> tuple[int, int, int]:
 def stored(
     address: Address, row: Row | None, fields: dict[str, str], now: float, parts: dict[str, str] | None = None
 ) -> Stored | None:
-    """A record as readers see it. Where it is damaged, decoding it raises ``CorruptRecord``."""
+    """Return a record as readers see it. Decoding a damaged part of it raises ``CorruptRecord``."""
     damage = None
     if row is None:
         if not fields and not parts:
@@ -321,7 +321,7 @@ def _stored(
 ) -> Stored:
     version, head = Version(row.number, row.write), row.head
     if damage is not None:
-        # In both, because some read only flow and state, and some only the data.
+        # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[DAMAGED] = Damage(*damage)
     tags = _tags(row.tags)
@@ -329,7 +329,7 @@ def _stored(
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
-    """Whether a row is as it was written. One without a checksum only has its types checked."""
+    """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
     if row.checksum is None and row.names is None and row.part_names is None:
         return all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
     try:
@@ -339,7 +339,7 @@ def is_sound(address: Sequence[str], row: Row) -> bool:
 
 
 def _salvaged(row: Row) -> Row:
-    """A row that can be replaced or removed, from a damaged one."""
+    """Return the usable columns of a damaged row, so that the record can be replaced or removed."""
     number, write, base, _, _, _, _, head, tags, *_ = row
     return Row(
         number if type(number) is int and 0 <= number < _LARGEST else 0,
@@ -376,13 +376,13 @@ def _tags(text: str | None) -> tuple[str, ...]:
     try:
         tags = json.loads(text) if text else ()
     except ValueError:
-        # Damaged, and only an index: what was tagged can still be read, replaced and removed.
+        # Tags are only an index. A record with damaged tags can still be read, replaced and removed.
         return ()
     return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
 
 
 def _as_bytes(query: str) -> str:
-    """The same query with its texts as bytes."""
+    """Return the same query with its texts as bytes."""
     columns = [f"c{number}" for number in range(_WIDTHS[query])]
     chosen = ", ".join(f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in columns)
     return f"WITH damaged ({', '.join(columns)}) AS ({query}) SELECT {chosen} FROM damaged"  # noqa: S608
@@ -392,15 +392,15 @@ def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-#: The name of a field or part that stands for what is missing; none that was written has it.
+#: The name of the field or part that marks damage. No written field or part has it.
 DAMAGED = "$damaged"
 _MISSING = ("its row", "is missing, but its fields or parts are there")
 _NOT_AS_WRITTEN = ("its row", "does not match its checksum")
 _FIELDS_DIFFER = ("its fields", "are not the ones that were written")
 _PARTS_DIFFER = ("its parts", "are not the ones that were written")
-#: No version has a greater number.
+#: A limit for version numbers of damaged rows.
 _LARGEST = 1 << 62
-#: What a row of the queries for whole records is, and where the size of the record is in its row.
+#: The first column of the queries for whole records, and the position of ``bytes`` in their first row.
 _IS_RECORD, _IS_FIELD, _IS_PART, _IS_MEMO = range(4)
 _BYTES = 1 + Row._fields.index("bytes")
 _TEXT = frozenset({str})
@@ -441,7 +441,7 @@ _DROP_MEMO = QUERIES["drop_memo"]
 _SET_TAG = QUERIES["set_tag"]
 _UNSET_TAG = QUERIES["unset_tag"]
 
-#: How many columns a query that gives stored text has.
+#: The number of columns of each query that returns stored text.
 _WIDTHS = {
     **dict.fromkeys((_GET, _GET_WITH_PARTS, _CLAIMED), 16),
     **{QUERIES[name]: 16 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
@@ -450,9 +450,9 @@ _WIDTHS = {
     _PART_NAMES: 1,
     _HAS_CONTENTS: 1,
     _LEASE: 2,
-    QUERIES["over"]: 18,
+    QUERIES["expired"]: 18,
     QUERIES["traces"]: 1,
     QUERIES["due"]: 2,
-    QUERIES["leases_over"]: 3,
+    QUERIES["ended_leases"]: 3,
     QUERIES["memos_after"]: 3,
 }

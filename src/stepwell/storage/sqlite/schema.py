@@ -1,4 +1,4 @@
-"""The tables of an SQLite file: made, migrated, and refused if a newer release made them."""
+"""The schema of an SQLite file: creating it, migrating it, and refusing newer ones."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from stepwell.errors import NewerSchema, StorageUnavailable
 
 __all__ = ["APPLICATION", "QUERIES", "VERSION", "migrations", "prepare", "schema"]
 
-#: "Swll" in the file's header tells everybody whose file this is.
+#: The application id in the header of the file.
 APPLICATION = int.from_bytes(b"Swll", "big")
 
 _FOLDER = files("stepwell.storage.sqlite")
 
 
 def migrations() -> list[str]:
-    """The scripts that lead from nothing to the present schema; the n-th one makes version n."""
+    """Return the migration scripts in order; the n-th one creates version n."""
     names = sorted(entry.name for entry in _FOLDER.iterdir() if entry.name[:3].isdigit())
     return [(_FOLDER / name).read_text("utf-8") for name in names]
 
 
 def schema() -> str:
-    """The present schema as one script; it equals the sum of the migrations."""
+    """Return the current schema as one script; it equals the sum of the migrations."""
     return (_FOLDER / "schema.sql").read_text("utf-8")
 
 
@@ -41,12 +41,12 @@ VERSION = len(migrations())
 
 
 def prepare(execute: Callable[[str], Any], where: str) -> None:
-    """Bring the tables up to date. Any number of processes may do this at once; one of them does the work."""
+    """Create or migrate the tables. Several processes may call this at once; one of them does the work."""
     if _found(execute, where) == VERSION:
         return
     execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have been quicker.
+        # Another process may have migrated the file in the meantime.
         found = _found(execute, where)
         if found < VERSION:
             for script in migrations()[found:] if found else [schema()]:

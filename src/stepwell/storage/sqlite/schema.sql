@@ -1,24 +1,24 @@
--- A record, or the tombstone of one (alive = 0). Times are seconds since 1970. With a rowid, a row may fill a page;
--- WITHOUT ROWID what exceeds a quarter of one would go to pages of its own, taken and given back with every update.
--- NULL in names, part_names and checksum: the row was last written by a release that had none of them.
+-- A record, or its tombstone (alive = 0). Times are seconds since 1970. The table has a rowid, so that a row may fill
+-- a page: WITHOUT ROWID, a row of more than a quarter of a page spills to overflow pages, which are freed and allocated again
+-- with every update. names, part_names and checksum are NULL in rows that were last written by an earlier release.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
-    number     INTEGER NOT NULL,  -- the version; 0: nothing was ever written, the row is here for its memo
+    number     INTEGER NOT NULL,  -- the version; 0: there is no record, only a memo
     write      TEXT    NOT NULL,  -- the id of the write that made this version
     base       TEXT    NOT NULL,  -- the id of the last replace or delete
     written_at REAL    NOT NULL,
     alive      INTEGER NOT NULL,
-    flow       TEXT,              -- for the indexes; what is true is in head
+    flow       TEXT,              -- for the indexes only; head has the same
     state      TEXT,
     head       TEXT,
-    tags       TEXT,              -- JSON, in the order given; the table tag is its index
+    tags       TEXT,              -- JSON, in their order; the table tag is an index of it
     bytes      INTEGER NOT NULL,  -- of all fields and parts with their names
-    expires_at REAL,              -- of a tombstone: when nobody needs it any more
+    expires_at REAL,              -- of a tombstone: when it can be removed
     deadline   REAL,
-    names      INTEGER,           -- a sum over the names of its fields
-    part_names INTEGER,           -- a sum over the names of its parts
-    checksum   INTEGER,           -- over all other columns
+    names      INTEGER,           -- the sum of the hashes of its field names
+    part_names INTEGER,           -- the sum of the hashes of its part names
+    checksum   INTEGER,           -- of all other columns and the address
     PRIMARY KEY (namespace, key)
 ) STRICT;
 
@@ -27,7 +27,7 @@ CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
 CREATE INDEX record_by_deadline ON record (namespace, deadline, key) WHERE deadline IS NOT NULL;
 CREATE INDEX record_by_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 
--- A row per field: a counter changes without its neighbours being written again.
+-- One row per field, so that changing a counter does not rewrite the other fields.
 CREATE TABLE field (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE field (
     PRIMARY KEY (namespace, key, name)
 ) STRICT, WITHOUT ROWID;
 
--- Parts are large; in a table WITHOUT ROWID they would crowd the inner nodes of the tree.
+-- Parts are large. In a table WITHOUT ROWID they would fill the inner pages of the tree.
 CREATE TABLE part (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,
@@ -60,9 +60,9 @@ CREATE TABLE tag (
     PRIMARY KEY (namespace, tag, key)
 ) STRICT, WITHOUT ROWID;
 
--- Only what is held now: this table stays small, so a batch of claims writes a page or two. Its clock is not the wall
--- clock but one that runs since the machine was started. A lease that ends later than its whole length from now was
--- written before the last start, or by a clock that was set back since: it is over.
+-- Only leases that run now. The table stays small, so a batch of claims writes one or two pages. Its times are
+-- seconds since the machine was started. A lease that ends later than its whole length from now has ended: it was written
+-- before the last start of the machine, or by a clock that was set back.
 CREATE TABLE lease (
     namespace TEXT NOT NULL,
     key       TEXT NOT NULL,

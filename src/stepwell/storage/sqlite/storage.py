@@ -1,4 +1,4 @@
-"""One file on one machine: the durable default. It survives kill -9 and, with ``FULL``, power loss."""
+"""The SQLite storage: one file on one machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["SQLiteStorage"]
 
 T = TypeVar("T")
 
-#: Records that a sweep removes in one transaction.
+#: How many records a sweep removes in one transaction.
 SWEEP_BATCH = 100
 #: ``erase(only_if_quick=True)`` does not rewrite a file with more bytes: that takes about 20 ms a megabyte.
 QUICK_ERASE_BYTES = 8 * 1024 * 1024
@@ -33,16 +33,16 @@ INLINE_BYTES = 128 * 1024
 
 
 _NOT_A_FILE = (
-    "this is not the URL of an SQLite file: sqlite:///bot.db is relative to where the program runs, "
-    "sqlite:////var/lib/bot.db is absolute, sqlite:///:memory: keeps nothing"
+    "this is not the URL of an SQLite file; use sqlite:///bot.db for a relative path, sqlite:////var/lib/bot.db for an "
+    "absolute one, or sqlite:///:memory: for a storage without a file"
 )
 
 
 class SQLiteStorage(Storage):
     """Keeps records in an SQLite file, which any number of processes of one machine may use at once.
 
-    ``synchronous="FULL"``: what was acknowledged survives power loss. ``"NORMAL"`` survives the end of
-    the process only, and is quicker. ``patience``: how long to wait for another program's lock.
+    ``synchronous``: with ``"FULL"``, acknowledged writes survive power loss; with ``"NORMAL"`` they survive the end of
+    the process, and commits are faster. ``patience``: how many seconds to wait for the lock of another program.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SQLiteStorage(Storage):
             raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
         if not path:
             raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
-        # Made absolute now: a program that changes its folder later means the same file.
+        # Absolute, so that it stays the same file if the program changes its working directory.
         self.path = path if path == MEMORY else str(Path(path).absolute())
         self.synchronous = synchronous
         self._now = clock or time.time
@@ -79,9 +79,9 @@ class SQLiteStorage(Storage):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """``sqlite:///bot.db`` (relative), ``sqlite:////var/lib/bot.db``, ``sqlite:///:memory:``.
+        """Return a storage for ``sqlite:///bot.db`` (relative), ``sqlite:////var/lib/bot.db`` or ``sqlite:///:memory:``.
 
-        ``?synchronous=NORMAL``, ``?patience=5`` and ``?sweep_every=60`` may follow.
+        The URL may end with options: ``?synchronous=NORMAL``, ``?patience=5``, ``?sweep_every=60``.
         """
         if not url.partition(":")[2].startswith("///"):
             raise InvalidOption(_NOT_A_FILE)
@@ -119,13 +119,13 @@ class SQLiteStorage(Storage):
     # Operations
 
     async def perform(self, operation: Operation) -> Any:
-        """Make one operation; its error is raised. This is where it is decided what the caller waits for.
+        """Make one operation; its error is raised. This method decides where the operation runs:
 
-        - Inline: reads, and claims and releases that are alone. They take microseconds and no wait for the disk, less
-          than a switch to the thread and back.
-        - The thread: a write that is alone, such as the next step of a run. Queueing it would cost two more
-          turns of the loop.
-        - The lane: everything else. Concurrent writes share a batch, and so one wait for the disk.
+        - Inline on the loop: a read, and a claim or release with no other operation under way. They do not wait for the
+          disk and take less time than a switch to the thread and back.
+        - Straight in the thread: a write to the same address as the last one, with no other operation under way, such
+          as the next step of a run. The lane would take two more turns of the loop.
+        - In a batch of the lane: everything else. A batch has one commit, and so one wait for the disk.
         """
         if self._loop is not asyncio._get_running_loop():
             await self.ensure_open()
@@ -171,7 +171,7 @@ class SQLiteStorage(Storage):
             raise
 
     def _read_inline(self, get: Get) -> list[Result] | None:
-        """Read on the loop; ``None`` if the read has to wait, or if it failed: then the thread raises the error."""
+        """Read on the loop; ``None`` if that has to wait or failed. The thread then waits, or raises the error."""
         file = self._file
         if file.memory and not self._idle:
             return None
@@ -182,7 +182,7 @@ class SQLiteStorage(Storage):
             return None
 
     def _run_inline(self, operation: Operation) -> list[Result] | None:
-        """Make a claim or a release on the loop; ``None`` if it has to wait, or if it failed.
+        """Make a claim or a release on the loop; ``None`` if that has to wait or failed.
 
         Leases need not survive a crash of the machine, so the commit does not wait for the disk, except for the first
         one after a checkpoint.
@@ -266,9 +266,9 @@ class SQLiteStorage(Storage):
         return Swept(expired, removed)
 
     async def erase(self, *, only_if_quick: bool = False) -> bool:
-        """Write the file anew, without what removed and overwritten records have left in it; see ``Storage.erase``.
+        """Rewrite the file without the remains of removed and overwritten records; see ``Storage.erase``.
 
-        Needs memory and free disk space for a copy of the file. Others cannot write meanwhile, but can read.
+        This needs memory and disk space for a copy of the file. Meanwhile the file can be read but not written.
         """
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
