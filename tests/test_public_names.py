@@ -44,9 +44,11 @@ NAMES = {
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
-        "Busy", "Context", "DuplicateUpdate", "FSM", "Filter", "Flow", "LeaseLost", "NoKeyError", "Router", "StateName",
-        "TransitionError", "UnknownFlowError", "UnreachableState", "Update", "callback", "command", "fsm_flow",
-        "fsm_in_flow", "fsm_state", "keys", "kind", "state", "text",
+        "Busy", "Committed", "Context", "ConversationExpired", "DuplicateReceived", "DuplicateUpdate", "FSM",
+        "FSMEvent", "Filter", "Flow", "HandlerFailed", "LeaseLost", "MachineReady", "NoKeyError", "Router",
+        "StateEntered", "StateName", "TimerFired", "TransitionError", "UnknownFlowError", "UnreachableState", "Update",
+        "UpdateReceived", "callback", "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keys", "kind", "state",
+        "subscribe", "text",
     ],
 }  # fmt: skip
 

@@ -104,7 +104,7 @@ async def test_a_rollback_takes_back_what_was_not_committed(storage: Storage) ->
         await slot.commit(keep=True)
         slot.data["list"].append(2)
         slot.delete()
-        slot.rollback()
+        await slot.rollback()
         assert (slot.state, slot.data) == ("t", {"list": [1]})
         assert not await slot.commit()
 

@@ -152,6 +152,6 @@ def test_a_head_is_written_as_it_is_whatever_equal_ones_were_written_before() ->
     heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
     assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']
     seal = Seal(Address("runs", "1"), Limits(), 1000, by_state=False)
-    shared = seal.open_head(seal.seal_body("h", "", '["flow","state",1,[],[{"x":[]}]]'))
+    shared = seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]'))
     shared.stack[0]["x"].append(1)
-    assert seal.open_head(seal.seal_body("h", "", '["flow","state",1,[],[{"x":[]}]]')).stack == ({"x": []},)
+    assert seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]')).stack == ({"x": []},)

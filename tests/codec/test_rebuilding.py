@@ -125,7 +125,7 @@ async def test_a_release_that_cannot_read_a_value_is_not_taken_for_damage() -> N
             '{"$datetime":["2026-01-01T00:00:00","Nowhere/At_All",0]}',
             '{"$new":1}',
         ):
-            cell.fields["v"] = seal._sealed("f", "v", text.encode())
+            cell.fields["v"] = seal.seal_body("f", "v", text.encode())
             with pytest.raises(StoredDataError) as caught:
                 await storage.get_data("bot", 1)
             assert type(caught.value).__name__ != "CorruptRecord"

@@ -87,17 +87,17 @@ def test_a_duplicate_is_entered_only_when_chosen() -> None:
 
 
 async def test_an_unknown_state_is_kept_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert await UnknownStatePolicy("keep").meet(None, "form", "gone") == "keep"
+    assert await UnknownStatePolicy("keep").resolve(None, "form", "gone") == "keep"
     (message,) = caplog.messages
     assert "'gone'" in message and "'form'" in message and "clear_flow" in message
 
 
 async def test_an_unknown_state_is_reset_raised_or_given_to_a_function(caplog: pytest.LogCaptureFixture) -> None:
-    assert await UnknownStatePolicy("reset").meet(None, "form", "gone") == "reset"
+    assert await UnknownStatePolicy("reset").resolve(None, "form", "gone") == "reset"
     with pytest.raises(UnknownStateError, match="'gone' of flow 'form'"):
-        await UnknownStatePolicy("raise").meet(None, "form", "gone")
+        await UnknownStatePolicy("raise").resolve(None, "form", "gone")
     asked = []
-    assert await UnknownStatePolicy(lambda *given: asked.append(given)).meet("ctx", "form", "gone") == "keep"
+    assert await UnknownStatePolicy(lambda *given: asked.append(given)).resolve("ctx", "form", "gone") == "keep"
     assert asked == [("ctx", "form", "gone")]
     assert caplog.records == []
 

@@ -86,7 +86,7 @@ def forged(choose: random.Random, storage: Storage, address: Address, stored: St
         body = choose.choice(["", "[", "nul", "1 2", '"', "\x00", body[: len(body) // 2], "[" * 3000])
     else:
         body = json.dumps(mutated(choose, json.loads(body)))
-    within[name] = seal.seal_body(kind, name, body)
+    within[name] = seal.seal_body(kind, name, body.encode())
     if kind == "h":
         found.head = within[""]
     return found
@@ -151,7 +151,7 @@ async def test_forged_texts_of_a_conversation_give_typed_errors_only() -> None:
             memo = json.dumps(mutated(choose, json.loads(memo_body)))
         else:
             record = forged(choose, storage, address, whole)
-        await put(storage, address, record, storage.seal(address).seal_body("m", "", memo))
+        await put(storage, address, record, storage.seal(address).seal_body("m", "", memo.encode()))
         with contextlib.suppress(StepwellError):
             await storage.get_state("bot", 1)
         with contextlib.suppress(StepwellError):
@@ -246,7 +246,7 @@ async def test_a_head_of_another_form_is_damage_with_a_copy_in_quarantine(head: 
     await storage.set_state("bot", 1, State("flow", "state", {"n": 1}))
     address = storage.address("bot", 1)
     stored = await storage.perform(Get(address))
-    stored.head = storage.seal(address).seal_body("h", "", head)
+    stored.head = storage.seal(address).seal_body("h", "", head.encode())
     await put(storage, address, stored)
     with pytest.raises(CorruptRecord):
         async with Slot(storage, "bot", 1):
@@ -264,7 +264,7 @@ async def test_a_field_whose_name_is_no_key_is_damage(name: str) -> None:
     await storage.set_state("bot", 1, State("flow", "state", {"n": 1}))
     address = storage.address("bot", 1)
     stored = await storage.perform(Get(address))
-    stored.fields[name] = storage.seal(address).seal_body("f", name, "1")
+    stored.fields[name] = storage.seal(address).seal_body("f", name, b"1")
     await put(storage, address, stored)
     with pytest.raises(CorruptRecord):
         await storage.get_state("bot", 1)
@@ -292,7 +292,7 @@ async def test_a_part_of_another_form_is_damage_with_a_copy_in_quarantine(name: 
     address = storage.address(RUNS, "r")
     stored = await storage.perform(Get(address, parts=True))
     assert name in stored.parts
-    stored.parts[name] = storage.seal(address).seal_body("p", name, body)
+    stored.parts[name] = storage.seal(address).seal_body("p", name, body.encode())
     await put(storage, address, stored)
     with pytest.raises(CorruptRecord):
         await flow.resume("r")
@@ -309,7 +309,7 @@ async def test_a_memo_of_another_form_is_taken_for_empty() -> None:
         ctx.start_flow(Help)
     whole = await storage.perform(Get(address))
     for body in ("1", "[]", '["', '[" 7 "]', '[" 7 ",1]', '[" 7 ",[1]]', '["7",[]]', '[" 7\\\\ ",[]]'):
-        await put(storage, address, whole, storage.seal(address).seal_body("m", "", body))
+        await put(storage, address, whole, storage.seal(address).seal_body("m", "", body.encode()))
         with contextlib.suppress(StepwellError):
             async with fsm.conversation(key=1, update_id=7) as ctx:
                 ctx.update_data({"n": body})

@@ -40,7 +40,12 @@ def address_of(namespace: str, key: Any, limits: Limits) -> Address:
     # Four bytes is the most a character takes: most keys need no counting.
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a key", len(text.encode()), limits.key)
-    return Address(encode_namespace(namespace, limits), text)
+    if type(namespace) is str and 0 < len(namespace) * 6 <= limits.key:
+        # An encoded character takes six bytes at most.
+        encoded = _namespace_text(namespace)
+    else:
+        encoded = encode_namespace(namespace, limits)
+    return tuple.__new__(Address, (encoded, text))
 
 
 def encode_namespace(name: str, limits: Limits) -> str:

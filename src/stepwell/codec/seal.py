@@ -55,15 +55,23 @@ class Seal:
             raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
 
     def field(self, name: str, value: Any, large: bool = False) -> str:
-        """One field of the data, sealed."""
-        return self._sealed("f", name, self._encoded(name, value, large))
+        """Seal one field of the data."""
+        kind = type(value)
+        if kind is str or kind is bool or value is None or (kind is int and _SMALL > value > -_SMALL):
+            # JSON-safe, so no recursive check is needed.
+            try:
+                return self.seal_body("f", name, values.to_json(value))
+            except UnicodeEncodeError:
+                pass  # fall back to encode(), which raises a readable error
+        path = "$" + values.step(decode_name(name))
+        return self.seal_body("f", name, values.encode(value, self._limits, path, large=large))
 
     def data(self, fields: Mapping[str, str]) -> dict[Any, Any]:
         """The data back from its stored fields."""
         depth = self._limits.depth
         data = {}
         for name, text in fields.items():
-            body = self._opened("f", name, text)
+            body = self.body("f", name, text)
             try:
                 data[decode_name(name)] = values.decode(body, depth)
             except values.DecodeError as error:
@@ -75,7 +83,7 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Flow and state with what belongs to them; what is empty at the end is left out."""
-        flow, state, revision, _, stack, *_ = place
+        flow, state, revision, _, stack, _, _, _ = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
@@ -83,18 +91,18 @@ class Seal:
         if revision is None or type(revision) is int:
             try:
                 if not stack:
-                    return Head(flow, found_by, self._sealed("h", "", _head_json(place)))
+                    return _new(Head, (flow, found_by, self.seal_body("h", "", _head_json(place))))
                 if len(stack) == 1 and _is_flat(stack[0]):
-                    return Head(flow, found_by, self._sealed("h", "", values.to_json(_row(place))))
+                    return _new(Head, (flow, found_by, self.seal_body("h", "", values.to_json(_row(place)))))
             except (UnicodeEncodeError, TypeError):
                 pass  # encode() can do it, or finds the words for it
-        return Head(flow, found_by, self._sealed("h", "", values.encode(_row(place), self._limits, "$head")))
+        return Head(flow, found_by, self.seal_body("h", "", values.encode(_row(place), self._limits, "$head")))
 
     def open_head(self, text: str | None) -> Place:
         """What ``head`` was given."""
         if text is None:
             return NOWHERE
-        body = self._opened("h", "", text)
+        body = self.body("h", "", text)
         try:
             # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
             plain = body.count("[") < 3 and "{" not in body
@@ -104,41 +112,25 @@ class Seal:
 
     def seal(self, kind: str, name: str, value: Any, large: bool = False) -> str:
         """Any other value that is kept beside the data, such as the memo or a part."""
-        return self._sealed(kind, name, values.encode(value, self._limits, f"${name}", large=large))
-
-    def seal_body(self, kind: str, name: str, body: str) -> str:
-        """A value whose JSON is known already, sealed."""
-        return self._sealed(kind, name, body.encode())
-
-    def body(self, kind: str, name: str, text: str) -> str:
-        """The JSON of a sealed value, checked and not decoded."""
-        return self._opened(kind, name, text)
+        return self.seal_body(kind, name, values.encode(value, self._limits, f"${name}", large=large))
 
     def value(self, kind: str, name: str, text: str) -> Any:
         """The value that ``seal`` was given."""
-        body = self._opened(kind, name, text)
+        body = self.body(kind, name, text)
         try:
             return values.decode(body, self._limits.depth)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), str(error)) from error
 
-    def _encoded(self, name: str, value: Any, large: bool) -> bytes:
-        kind = type(value)
-        if kind is str or kind is bool or value is None or (kind is int and _SMALL > value > -_SMALL):
-            # JSON says these exactly, without a walk.
-            try:
-                return values.to_json(value)
-            except UnicodeEncodeError:
-                pass  # encode() finds the words for it
-        return values.encode(value, self._limits, "$" + values.step(decode_name(name)), large=large)
-
-    def _sealed(self, kind: str, name: str, body: bytes) -> str:
+    def seal_body(self, kind: str, name: str, body: bytes) -> str:
+        """Seal the JSON of a value."""
         if len(body) > self.limit:
             raise TooLarge(f"the value of {name!r}", len(body), self.limit)
         check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
         return f"{check:08x} {body.decode()}"
 
-    def _opened(self, kind: str, name: str, text: str) -> str:
+    def body(self, kind: str, name: str, text: str) -> str:
+        """Return the JSON of a sealed value, checked and not decoded."""
         if len(text) > self.limit + 9:
             raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self.limit)
         body = text[9:]
@@ -243,6 +235,8 @@ def _known_place(body: str) -> Place:
     return _place(body, 2, by_state=True)
 
 
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
 #: Integers below it need no tag.
 _SMALL = 1 << 53
 _SEQUENCES = frozenset({list, tuple})

@@ -11,6 +11,18 @@ from stepwell.errors import (
 from stepwell.fsm import keys
 from stepwell.fsm.context import Context
 from stepwell.fsm.description import StateName, UnreachableState
+from stepwell.fsm.events import (
+    Committed,
+    ConversationExpired,
+    DuplicateReceived,
+    FSMEvent,
+    HandlerFailed,
+    MachineReady,
+    StateEntered,
+    TimerFired,
+    UpdateReceived,
+    subscribe,
+)
 from stepwell.fsm.filters import (
     Filter,
     callback,
@@ -29,18 +41,27 @@ from stepwell.fsm.update import Update
 __all__ = [
     "FSM",
     "Busy",
+    "Committed",
     "Context",
+    "ConversationExpired",
+    "DuplicateReceived",
     "DuplicateUpdate",
+    "FSMEvent",
     "Filter",
     "Flow",
+    "HandlerFailed",
     "LeaseLost",
+    "MachineReady",
     "NoKeyError",
     "Router",
+    "StateEntered",
     "StateName",
+    "TimerFired",
     "TransitionError",
     "UnknownFlowError",
     "UnreachableState",
     "Update",
+    "UpdateReceived",
     "callback",
     "command",
     "fsm_flow",
@@ -49,5 +70,6 @@ __all__ = [
     "keys",
     "kind",
     "state",
+    "subscribe",
     "text",
 ]

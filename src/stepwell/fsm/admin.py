@@ -12,8 +12,8 @@ from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
 from stepwell.fsm.description import name_of
+from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.expiry import deadline_of, is_over
-from stepwell.fsm.memo import Memo
 from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
@@ -109,22 +109,24 @@ async def move_chat(fsm: FSM, old: int, new: int) -> int:
 async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
     # Half of an interrupted move was made, and the conversation went on, or ended, under its new key.
     mark = f"moved {source.version.write}" if source.version is not None else "moved"
-    if slot.flow is not None or Memo.of(slot).has(mark):
+    handled = HandledUpdates(slot)
+    if slot.flow is not None or handled.has(token_of(mark), mark):
         # The caller deletes the source next, perhaps on another server.
         await slot.confirm()
         return
-    slot.place = source.place._replace(expired=slot.expired + source.expired)
-    if source.where[:1] == (old,):
-        slot.where = (new, *source.where[1:])
+    where = source.place.where
+    slot.place = source.place._replace(
+        expired=slot.place.expired + source.place.expired, where=(new, *where[1:]) if where[:1] == (old,) else where
+    )
     slot.data = {**source.data, **slot.data}
     deadline = None if source.deadline is None else max(source.deadline - source.now, 0.0)
-    if slot.expired:
+    if slot.place.expired:
         deadline = deadline_of(slot)
     await slot.commit(
         force=True,
-        memo=Memo.of(slot).merged(Memo.of(source), mark),
+        memo=handled.merged(HandledUpdates(source), mark),
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
         deadline=deadline,
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
-    source.expired = ()
+    source.place = source.place._replace(expired=())

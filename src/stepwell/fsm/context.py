@@ -1,16 +1,17 @@
-"""The context: what a handler sees of its conversation, and all that it may do to it."""
+"""The context: a handler's view of its conversation."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from stepwell.errors import ContextClosed, DuplicateUpdate, InvalidOption, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import keys, typed
+from stepwell.fsm.commit import write
 from stepwell.fsm.description import FlowDescription
-from stepwell.fsm.hooks import Move
 from stepwell.fsm.update import Update
 from stepwell.record import NOWHERE, Place
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
     from stepwell.slot import Slot
 
-__all__ = ["Context", "NoRecord"]
+__all__ = ["CLOSED", "Context", "Handler", "Move", "NoRecord"]
 
 T = TypeVar("T")
+#: One step: flow and state that were left, flow and state that were entered.
+Move: TypeAlias = tuple[str | None, str | None, str | None, str | None]
 
 #: How many states ``back()`` can go back through.
 HISTORY = 16
@@ -31,14 +34,13 @@ NESTED = 8
 class NoRecord:
     """Stands in for a record where the update has no key: empty, and never stored."""
 
-    __slots__ = ("by_hand", "data")
+    __slots__ = ("data", "key_given")
 
-    flow = state = None
-    where = ()
+    place = NOWHERE
 
-    def __init__(self, *, by_hand: bool) -> None:
-        #: ``key=None`` was given; no strategy was asked.
-        self.by_hand = by_hand
+    def __init__(self, *, key_given: bool) -> None:
+        #: ``key=None`` was given, and no key strategy was called.
+        self.key_given = key_given
         self.data: dict[Any, Any] = {}
 
 
@@ -49,7 +51,7 @@ class _Closed:
         raise ContextClosed
 
 
-_CLOSED = _Closed()
+CLOSED = _Closed()
 
 
 class Context:
@@ -60,11 +62,11 @@ class Context:
     """
 
     __slots__ = (
-        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "result", "saved",
-        "update", "update_id",
+        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "moves_told", "result",
+        "saved", "started", "update", "update_id",
     )  # fmt: skip
 
-    #: What is handled; without a raw update where the key was given by hand.
+    #: The update; its ``raw`` is ``None`` where only a ``key=`` was given.
     update: Update
     #: Where the conversation is kept; ``None`` where the update has no key.
     key: Any
@@ -92,21 +94,25 @@ class Context:
         self.entered = False
         #: A flow was started in this block.
         self.began = False
+        #: When the record was claimed, on the monotonic clock.
+        self.started = monotonic()
         #: All steps so far, for the hooks.
         self.moves: list[Move] = []
+        #: How many of them were emitted as events.
+        self.moves_told = 0
 
     # Reading
 
     @property
     def flow(self) -> str | None:
         """The name of the active flow."""
-        flow: str | None = self._record.flow
+        flow: str | None = self._record.place.flow
         return flow
 
     @property
     def state(self) -> str | None:
         """The name of the state in that flow."""
-        state: str | None = self._record.state
+        state: str | None = self._record.place.state
         return state
 
     @property
@@ -143,15 +149,15 @@ class Context:
         Raises ``InvalidFlow`` for a flow that has states and no ``default_state``.
         """
         description = self._fsm.flows.find(flow)
-        first = _plain(description.first_state())
+        first = description.first_state()
         if self._refuses():
             return False
         active = self._active()
         if active is not None and active.name != description.name:
             return self._invalid(active.name, active.name, description.name, starting=True)
         self.began = True
-        stack = self._record.stack if active is not None else ()
-        self._move(Place(description.name, first, description.revision, (), stack))
+        stack = self._record.place.stack if active is not None else ()
+        self._enter(description.name, first, description.revision, (), stack)
         self._record.data = {}
         return True
 
@@ -159,12 +165,14 @@ class Context:
         """Move along a declared edge of the active flow."""
         if self._refuses():
             return False
-        record, flow = self._record, self._active()
-        if flow is None or not flow.allowed(record.state, to):
-            allowed = () if flow is None else flow.targets(record.state)
-            problem = None if flow is None else flow.problem_with(to)
-            return self._invalid(record.flow if flow else None, record.state, str(to), allowed=allowed, problem=problem)
-        self._step(to, self._with_present())
+        name, state, revision, history, stack, *_ = self._record.place
+        flow = None if name is None else self._fsm.flows.get(name)
+        if flow is None:
+            return self._invalid(None, state, str(to))
+        if not flow.allowed(state, to):
+            return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
+        # A record of another revision keeps it until it is migrated.
+        self._enter(name, to, revision or flow.revision, _extended(history, state), stack)
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -172,30 +180,31 @@ class Context:
         target = None if flow is None else self._fsm.flows.find(flow)
         if self._refuses():
             return False
-        record = self._record
+        place = self._record.place
         description = target or self._active()
         if description is None or not (state is None or description.declares(state)):
             allowed = () if description is None else description.states
             name = None if description is None else description.name
             problem = None if description is None else description.problem_with(state)
             to = None if state is None else str(state)
-            return self._invalid(name, record.state, to, allowed=allowed, problem=problem)
-        if description.name == record.flow:
-            self._step(state, self._with_present())
+            return self._invalid(name, place.state, to, allowed=allowed, problem=problem)
+        if description.name == place.flow:
+            revision = place.revision or description.revision
+            self._enter(place.flow, state, revision, _extended(place.history, place.state), place.stack)
         else:
-            self._move(Place(description.name, _plain(state), description.revision))
+            self._enter(description.name, state, description.revision)
         return True
 
     def back(self) -> Any:
         """Return to the state before, whatever the edges say; the data stays."""
         if self._refuses():
             return False
-        record, flow = self._record, self._active()
-        # A state that is gone since is no place to go back to.
-        history = record.history if flow is None else tuple(each for each in record.history if flow.declares(each))
+        place, flow = self._record.place, self._active()
+        # States that were removed since are skipped.
+        history = () if flow is None else tuple(each for each in place.history if flow.declares(each))
         if flow is None or not history:
-            return self._invalid(record.flow if flow else None, record.state, None)
-        self._step(history[-1], history[:-1])
+            return self._invalid(place.flow if flow else None, place.state, None)
+        self._enter(place.flow, history[-1], place.revision or flow.revision, history[:-1], place.stack)
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
@@ -204,19 +213,20 @@ class Context:
         The inner flow has data of its own. Its result is put into the field ``into`` of the outer data.
         """
         inner = self._fsm.flows.find(flow)
-        first = _plain(inner.first_state())
+        first = inner.first_state()
         _check_mapping("push_flow", data)
         if self._refuses():
             return False
         record, active = self._record, self._active()
+        place = record.place
         if active is None:
-            return self._invalid(None, record.state, inner.name)
-        if len(record.stack) >= NESTED:
+            return self._invalid(None, place.state, inner.name)
+        if len(place.stack) >= NESTED:
             raise UsageError(f"flows can wait for each other {NESTED} deep; end one with pop_flow() first")
         if inner.data is not None:
             typed.check_fields(inner.name, inner.data, data or {})
-        waiting = [record.flow, record.state, record.revision, list(record.history), record.data, into]
-        self._move(Place(inner.name, first, inner.revision, (), (*record.stack, waiting)))
+        waiting = [place.flow, place.state, place.revision, list(place.history), record.data, into]
+        self._enter(inner.name, first, inner.revision, (), (*place.stack, waiting))
         record.data = dict(data or {})
         return True
 
@@ -224,14 +234,14 @@ class Context:
         """End the inner flow, and go on in the one that waits for it, where it was."""
         if self._refuses():
             return False
-        record = self._record
-        if not record.stack:
-            problem = f"no flow waits outside of {record.flow!r}; pop_flow() ends what push_flow() began"
-            return self._invalid(record.flow, record.state, None, problem=problem if record.flow else None)
-        flow, state, revision, history, data, into = record.stack[-1]
-        self._move(Place(flow, state, revision, tuple(history), record.stack[:-1]))
-        # A copy: what is changed in it must not look as if it had been loaded like that.
-        record.data = copy.deepcopy(data)
+        place = self._record.place
+        if not place.stack:
+            problem = f"no flow waits outside of {place.flow!r}; pop_flow() ends what push_flow() began"
+            return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
+        flow, state, revision, history, data, into = place.stack[-1]
+        self._enter(flow, state, revision, tuple(history), place.stack[:-1])
+        # A copy, because a change of a loaded value would not be seen as a change.
+        self._record.data = copy.deepcopy(data)
         self.result = result
         if into is not None:
             self.update_data({into: result})
@@ -242,8 +252,8 @@ class Context:
         if type(self._record) is NoRecord and not self._record.data:
             return
         if not self._refuses():
-            if self._record.flow is not None:
-                self._move(NOWHERE)
+            if self._record.place.flow is not None:
+                self._enter(None, None, None)
             self._record.delete()
 
     # Data
@@ -268,8 +278,8 @@ class Context:
         """Write now and go on holding the conversation. Only the end of the block marks the update handled."""
         if type(self._record) is NoRecord and not self._record.data:
             return
-        if not self._refuses():
-            await self._fsm.save(self, self._record)
+        if not self._refuses() and await write(self._fsm, self, self._record, keep=True):
+            self.saved = True
 
     # Answering. Collected, and given back by the Router.
 
@@ -279,8 +289,8 @@ class Context:
         if update.raw is not None:
             where = keys.answer_to(update)
         else:
-            # A timer, or a key given by hand.
-            where = self._record.where or keys.answer_to_key(self._fsm.key, self.key)
+            # A timer, or a conversation with key=.
+            where = self._record.place.where or keys.answer_to_key(self._fsm.key, self.key)
         if not where:
             raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
@@ -299,53 +309,44 @@ class Context:
 
     # For the machine
 
-    def close(self) -> None:
-        """The block is over: whatever is asked of this context from here on raises."""
-        self._record = _CLOSED
+    def no_key(self) -> NoKeyError:
+        """Return the error for a change where the update has no key."""
+        return NoKeyError(self.update.kind, None if self._record.key_given else keys.name_of(self._fsm.key))
 
-    def refusal(self) -> DuplicateUpdate | NoKeyError | None:
-        """Why nothing can be changed here."""
-        if self.duplicate:
-            return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
-        record = self._record
-        return self._fsm.no_key(self.update, by_hand=record.by_hand) if isinstance(record, NoRecord) else None
+    def already_handled(self) -> DuplicateUpdate:
+        """Return the error for a change where the update was handled before."""
+        return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
 
     def _refuses(self) -> bool:
+        """Raise if nothing can be changed here, or return ``True`` if ``on_missing_key`` says not to raise."""
         record = self._record
-        if not self.duplicate and type(record) is not NoRecord:
-            if record is _CLOSED:
-                raise ContextClosed
-            return False
-        refusal = self.refusal()
-        if isinstance(refusal, NoKeyError):
-            return not self._fsm.missing_key.refuse(refusal)
-        if refusal is not None:
-            raise refusal
-        return False
+        if record is CLOSED:
+            raise ContextClosed
+        if self.duplicate:
+            raise self.already_handled()
+        return type(record) is NoRecord and not self._fsm.missing_key.refuse(self.no_key())
 
     def _active(self) -> FlowDescription | None:
-        """The active flow; one that is not declared here counts as none."""
-        flow = self._record.flow
+        """Return the active flow, or ``None`` if there is none or it is not declared here."""
+        flow = self._record.place.flow
         return None if flow is None else self._fsm.flows.get(flow)
 
-    def _step(self, state: str | None, history: tuple[str, ...]) -> None:
-        """Enter a state of the active flow."""
-        flow, _, revision, _, stack, *_ = self._record.place
-        # A record of another revision stays one until it is migrated.
-        self._move(Place(flow, _plain(state), revision or self._fsm.flows[flow].revision, history, stack))
-
-    def _move(self, place: Place) -> None:
+    def _enter(
+        self,
+        flow: str | None,
+        state: str | None,
+        revision: int | None,
+        history: tuple[str, ...] = (),
+        stack: tuple[Any, ...] = (),
+    ) -> None:
         record = self._record
-        self.moves.append(Move((record.flow, record.state), (place.flow, place.state)))
+        left_flow, left_state, _, _, _, where, times, expired = record.place
+        if state is not None:
+            # The codec takes exact types only, and a declared state is a StateName.
+            state = str.__str__(state)
+        self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
-        if record.where or record.times or record.expired:
-            place = place._replace(where=record.where, times=record.times, expired=record.expired)
-        record.place = place
-
-    def _with_present(self) -> tuple[str, ...]:
-        record = self._record
-        history: tuple[str, ...] = record.history
-        return history if record.state is None else (*history, record.state)[-HISTORY:]
+        record.place = tuple.__new__(Place, (flow, state, revision, history, stack, where, times, expired))
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()
@@ -356,7 +357,7 @@ class Context:
         return self._fsm.transitions.refuse(self, TransitionError(flow, from_, to, **details))
 
     def _collected(self) -> list[dict[str, Any]]:
-        if self._record is _CLOSED:
+        if self._record is CLOSED:
             raise ContextClosed
         if self._calls is None:
             raise UsageError("calls are collected by a Router; here, send the message yourself")
@@ -368,9 +369,8 @@ def _check_mapping(method: str, given: object, *, optional: bool = True) -> None
         raise InvalidOption(f"{method}() takes a dict of fields, got {type(given).__name__}")
 
 
-def _plain(state: str | None) -> str | None:
-    # The codec takes exact types only, and a declared state knows more than its name.
-    return None if state is None else str.__str__(state)
+def _extended(history: tuple[str, ...], state: str | None) -> tuple[str, ...]:
+    return history if state is None else (*history, state)[-HISTORY:]
 
 
 Handler = Callable[[Context], Any]

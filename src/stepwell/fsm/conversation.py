@@ -1,83 +1,120 @@
-"""A conversation: from the claim of its record to the commit, for one update."""
+"""A conversation: claim the record of one update, give a context to the handler, commit."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import Conflict, DuplicateUpdate, StorageError
-from stepwell.fsm.context import Context, NoRecord
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
+from stepwell.fsm import keys
+from stepwell.fsm.commit import write
+from stepwell.fsm.context import CLOSED, Context, NoRecord
+from stepwell.fsm.duplicates import HandledUpdates, token_of
+from stepwell.fsm.events import DuplicateReceived, HandlerFailed, UpdateReceived, emit, subscribers
 from stepwell.fsm.expiry import is_expired, retire
-from stepwell.fsm.memo import Memo
-from stepwell.fsm.timers import is_timed_out, time_out
+from stepwell.fsm.hooks import run_hooks
+from stepwell.fsm.migration import catch_up, is_declared
+from stepwell.fsm.timers import deliver, is_timed_out, time_out
 from stepwell.fsm.update import Update
+from stepwell.record import KEEP
 from stepwell.slot import Slot
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["Conversation"]
+__all__ = ["NOT_GIVEN", "Conversation"]
 
 logger = logging.getLogger(__name__)
 
+NOT_GIVEN: Any = object()
+_NOT_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
+
 
 class Conversation:
-    """From claim to commit; made by ``FSM.conversation``."""
+    """An async context manager that gives a ``Context``; made by ``FSM.conversation``.
 
-    __slots__ = ("_by_hand", "_collects", "_ctx", "_enters", "_fsm", "_key", "_memo", "_slot", "_update", "_update_id")
+    ``collects``: the context collects Bot API calls. ``enters``: a duplicate is entered with ``ctx.duplicate`` set
+    instead of raising ``DuplicateUpdate``.
+    """
+
+    __slots__ = (
+        "_collects", "_ctx", "_enters", "_fsm", "_handled", "_key", "_key_given", "_slot", "_started", "_token",
+        "_update", "_update_id",
+    )  # fmt: skip
 
     def __init__(
         self,
         fsm: FSM,
-        update: Update,
-        key: Any,
-        update_id: int | str | None,
+        update: Any,
         *,
-        by_hand: bool,
-        collects: bool,
-        enters: bool,
+        key: Any = NOT_GIVEN,
+        update_id: int | str | None = None,
+        collects: bool = False,
+        enters: bool = False,
     ) -> None:
+        seen = update if isinstance(update, Update) else Update(update)
+        key_given = key is not NOT_GIVEN
+        if not key_given:
+            if update is None:
+                raise InvalidOption("conversation() needs an update, or a key=")
+            key = fsm.key.extract(seen)
+            if key is None:
+                _check_update(seen.raw, fsm.key)
+        if update_id is None and update is not None:
+            update_id = seen.update_id if fsm.update_id is None else fsm.update_id(seen)
         self._fsm = fsm
-        self._update = update
+        self._update = seen
         self._key = key
+        self._key_given = key_given
         self._update_id = update_id
-        #: The key was given, and not read from the update.
-        self._by_hand = by_hand
         self._collects = collects
         self._enters = enters
         self._slot: Slot | None = None
-        #: What was handled before, where updates have ids.
-        self._memo: Memo | None = None
         self._ctx: Context | None = None
+        #: Set where the update has an id.
+        self._handled: HandledUpdates | None = None
+        self._token = ""
 
     async def __aenter__(self) -> Context:
-        fsm = self._fsm
-        if self._update.text is None and self._update.migration is not None:
-            if not fsm.ready:
-                await fsm.prepare()
-            await fsm.move_chat(*self._update.migration)
-        if self._key is None:
-            self._ctx = Context(fsm, self._update, None, NoRecord(by_hand=self._by_hand), collects=self._collects)
-            return self._ctx
-        if not fsm.ready:
+        fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
+        self._started = monotonic()
+        if (fsm.subscribers or subscribers) and update.raw is not None:
+            emit(UpdateReceived(**self._about(), update=update, update_id=update_id))
+        migration = update.migration if update.text is None else None
+        if not fsm.ready and (key is not None or migration is not None):
             await fsm.prepare()
-        slot = Slot(fsm.storage, fsm.bot, self._key, wait=fsm.wait, lease=fsm.lease)
-        await slot.__aenter__()
+        if migration is not None:
+            await fsm.move_chat(*migration)
+        if key is None:
+            self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
+            return self._ctx
+        slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
         try:
-            ctx = Context(fsm, self._update, self._key, slot, collects=self._collects)
-            ctx.update_id = self._update_id
-            if self._update_id is not None:
-                memo = self._memo = Memo.of(slot)
-                if memo.has(self._update_id):
-                    await self._repeat(ctx, memo, self._update_id)
-            if slot.times and not ctx.duplicate and is_expired(slot):
-                await retire(slot)
-            if slot.flow is not None and not ctx.duplicate:
-                known = fsm.catch_up(slot)
-                if not known or is_timed_out(slot):
-                    await self._catch_up(ctx, slot)
-        except BaseException:
+            await slot.__aenter__()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        try:
+            ctx = Context(fsm, update, key, slot, collects=self._collects)
+            if update_id is not None:
+                ctx.update_id = update_id
+                self._token = token_of(update_id)
+                self._handled = HandledUpdates(slot)
+                if self._handled.has(self._token, update_id):
+                    await self._repeat(ctx, slot, self._handled)
+            if not ctx.duplicate:
+                if slot.place.times and is_expired(slot):
+                    await retire(slot)
+                if slot.place.flow is not None:
+                    declared = catch_up(fsm.flows, slot)
+                    if not declared or ((slot.place.times or slot.deadline is not None) and is_timed_out(slot)):
+                        await self._apply_changes_since(ctx, slot)
+        except BaseException as error:
+            if not isinstance(error, DuplicateUpdate):
+                self._failed(error)
             await slot.__aexit__(None, None, None)
             raise
         self._slot, self._ctx = slot, ctx
@@ -89,40 +126,63 @@ class Conversation:
         ctx, slot = self._ctx, self._slot
         assert ctx is not None
         try:
-            if kind is None:
-                await self._finish(ctx, slot)
+            if error is not None:
+                self._failed(error)
+            elif slot is None or ctx.duplicate:
+                self._check_unchanged(ctx, slot)
+            else:
+                fsm = self._fsm
+                if fsm.has_hooks and ctx.moves:
+                    await run_hooks(ctx, ctx.moves, fsm.flows)
+                handled = self._handled
+                memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
+                await write(fsm, ctx, slot, memo=memo, force=ctx.saved and handled is not None)
+        except BaseException as failure:
+            self._failed(failure)
+            raise
         finally:
-            ctx.close()
+            ctx._record = CLOSED
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
 
-    async def _finish(self, ctx: Context, slot: Slot | None) -> None:
+    def _about(self) -> dict[str, Any]:
+        """Return the fields that all events of this conversation have."""
+        fsm, key = self._fsm, self._key
+        address = None if key is None else fsm.storage.address(fsm.bot, key)
+        return {"fsm": fsm, "bot": fsm.bot, "key": key, "address": address}
+
+    def _failed(self, error: BaseException) -> None:
+        if self._fsm.subscribers or subscribers:
+            duration = monotonic() - self._started
+            emit(HandlerFailed(**self._about(), update=self._update, error=error, duration=duration))
+
+    def _check_unchanged(self, ctx: Context, slot: Slot | None) -> None:
+        """Refuse data that was changed in place, bypassing update_data(), where nothing is written."""
         if slot is None:
             if ctx.data:
-                # Changed in place, past all doors.
-                self._fsm.missing_key.refuse(self._fsm.no_key(self._update, by_hand=self._by_hand))
-        elif not ctx.duplicate:
-            await self._fsm.commit(ctx, slot, self._memo)
+                self._fsm.missing_key.refuse(ctx.no_key())
         elif slot.changed:
-            refusal = ctx.refusal()
-            assert refusal is not None
-            raise refusal
+            raise ctx.already_handled()
 
-    async def _repeat(self, ctx: Context, memo: Memo, update_id: int | str) -> None:
+    async def _repeat(self, ctx: Context, slot: Slot, handled: HandledUpdates) -> None:
         """Answer an update that was handled before."""
+        assert ctx.update_id is not None
+        if self._fsm.subscribers or subscribers:
+            emit(DuplicateReceived(**self._about(), update=self._update, update_id=ctx.update_id))
         # The write of the memo may not be replicated yet, or its replication may have failed.
-        await memo.slot.confirm()
+        await slot.confirm()
+        calls = handled.calls_of(self._token)
         if not self._enters:
-            raise DuplicateUpdate(memo.slot.address.text, update_id, memo.calls_of(update_id))
+            raise DuplicateUpdate(slot.address.text, ctx.update_id, calls)
         ctx.duplicate = True
         if self._collects:
-            ctx._calls = list(memo.calls_of(update_id))
+            ctx._calls = list(calls)
 
-    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
-        """What time and deploys did to the record since its last update."""
+    async def _apply_changes_since(self, ctx: Context, slot: Slot) -> None:
+        """Apply what a deploy or a timeout did to the record since its last update."""
         fsm = self._fsm
-        if not fsm.knows(slot):
-            if await fsm.unknown_state.meet(ctx, slot.flow, slot.state) == "reset":
+        if not is_declared(fsm.flows, slot):
+            if await fsm.unknown_state.resolve(ctx, slot.flow, slot.state) == "reset":
                 slot.delete()
         elif is_timed_out(slot):
             try:
@@ -130,9 +190,26 @@ class Conversation:
             except (Conflict, StorageError):
                 raise
             except Exception:
-                # A timeout that fails must not lock anybody out; the timers try it again.
+                # A timeout that fails must not block the conversation; the timers try it again.
                 logger.exception("the timeout at %s failed", slot.address.text)
-                slot.rollback()
-                fsm.catch_up(slot)
+                await slot.rollback()
+                catch_up(fsm.flows, slot)
             else:
-                await fsm.deliver(calls)
+                await deliver(fsm.send, calls)
+
+
+def _check_update(raw: Any, key: keys.KeyStrategy) -> None:
+    """Raise ``InvalidOption`` for a value that is not one update, where the strategy found no key in it."""
+    if isinstance(raw, Mapping):
+        if isinstance(raw.get("result"), list) and "ok" in raw:
+            raise InvalidOption(
+                "this is a whole reply of getUpdates; pass one update at a time: for update in reply['result']: ..."
+            )
+        if raw.get("ok") is False and "error_code" in raw:
+            raise InvalidOption("this is an error reply of the Bot API, not an update; check reply['ok'] first")
+    elif isinstance(raw, _NOT_UPDATES) and keys.reads_telegram(key):
+        parse = "; parse its JSON first" if isinstance(raw, str | bytes | bytearray) else ""
+        raise InvalidOption(
+            f"an update is a dict or an object of a framework, not {type(raw).__name__}{parse}; "
+            "pass one update at a time"
+        )

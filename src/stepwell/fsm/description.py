@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -143,7 +143,10 @@ class FlowDescription:
 
     def allowed(self, from_: str | None, to: str) -> bool:
         """Whether a declared edge leads there."""
-        return to in self.targets(from_) and getattr(to, "flow_name", None) in (None, self.name)
+        targets = None if from_ is None else self.transitions.get(from_)
+        if targets is None:
+            targets = self.targets(from_)
+        return to in targets and getattr(to, "flow_name", None) in (None, self.name)
 
 
 def describe(flow: object) -> FlowDescription:
@@ -261,42 +264,29 @@ def _unreachable(flow: FlowDescription) -> list[str]:
     return [state for state in flow.states if state not in reached]
 
 
-class Flows(Mapping[str, FlowDescription]):
-    """The registered flows, found by class, object or plain name."""
+class Flows(dict[str, FlowDescription]):
+    """The registered flows by name; ``find`` also takes a class or an object."""
 
     def __init__(self, flows: Iterable[object]) -> None:
-        self._flows: dict[str, FlowDescription] = {}
+        super().__init__()
         if not isinstance(flows, Iterable) or isinstance(flows, str):
             given = getattr(flows, "__name__", repr(flows))
             raise InvalidOption(f"flows is a list of flows, also where there is one: FSM(..., flows=[{given}])")
         for flow in flows:
             description = describe(flow)
-            known = self._flows.setdefault(description.name, description)
+            known = self.setdefault(description.name, description)
             if known is not description:
                 raise InvalidFlow(
                     description.name, f"two flows have this name: {known.source!r} and {description.source!r}"
                 )
 
-    def __getitem__(self, name: str) -> FlowDescription:
-        return self._flows[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        # Asked several times an update; a Mapping's own would catch an exception each time.
-        return self._flows.get(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._flows)
-
-    def __len__(self) -> int:
-        return len(self._flows)
-
     def find(self, flow: object) -> FlowDescription:
         """The registered flow of that class, object or name; ``UnknownFlowError`` when there is none."""
         name = name_of(flow)
         try:
-            return self._flows[name]
+            return self[name]
         except KeyError:
-            raise UnknownFlowError(name, self._flows) from None
+            raise UnknownFlowError(name, self) from None
 
 
 def name_of(flow: object) -> str:

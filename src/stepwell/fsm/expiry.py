@@ -9,18 +9,34 @@ says when another worker may do so.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
-from stepwell.record import DAY, KEEP, Keep
+from stepwell.fsm.events import ConversationExpired, emit, subscribers
+from stepwell.record import DAY, KEEP, Address, Keep
 from stepwell.slot import Slot
 from stepwell.storage import Entry
 
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["GRACE", "deadline_of", "hand_over", "is_expired", "is_over", "is_waiting", "retire", "schedule", "take"]
+__all__ = [
+    "GRACE",
+    "Expired",
+    "deadline_of",
+    "hand_over",
+    "hand_over_swept",
+    "is_expired",
+    "is_over",
+    "is_waiting",
+    "retire",
+    "schedule",
+    "take",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +48,24 @@ RETRY = 60.0
 MOST_ENTRIES = 16
 
 
+class Expired(NamedTuple):
+    """A conversation that nobody continued in time; its record is gone."""
+
+    key: Any
+    flow: str | None
+    state: str | None
+
+
 def is_expired(slot: Slot) -> bool:
     """Whether the conversation of a held record has expired and is not an entry yet."""
-    expires_at = slot.times[0] if slot.times else None
+    times = slot.place.times
+    expires_at = times[0] if times else None
     return expires_at is not None and expires_at <= slot.now
 
 
 def is_waiting(slot: Slot) -> bool:
     """Whether a held record has an entry to hand over now."""
-    return any(entry[3] <= slot.now for entry in slot.expired)
+    return any(entry[3] <= slot.now for entry in slot.place.expired)
 
 
 def is_over(entry: Entry, now: float) -> bool:
@@ -63,27 +88,28 @@ def schedule(
 
     All are seconds from now; ``KEEP`` leaves what is there.
     """
-    now = slot.now
+    now, place = slot.now, slot.place
     expires_at: float | None = None
     timeout_at: float | None = None
-    if slot.times:
-        expires_at, timeout_at = slot.times
-    elif not slot.expired and not slot.deleted:
+    if place.times:
+        expires_at, timeout_at = place.times
+    elif not place.expired and not slot.deleted:
         expires_at, timeout_at = slot.expires_at, slot.deadline
     if deadline is not KEEP:
         timeout_at = None if deadline is None else float(now + deadline)
     if expiry is not KEEP:
         expires_at = None if expiry is None else float(now + expiry)
-    slot.expired = tuple(entry for entry in slot.expired if entry[0] > now - GRACE)
-    slot.times = () if expires_at is None and not slot.expired else (expires_at, timeout_at)
-    if not slot.times:
+    expired = tuple(entry for entry in place.expired if entry[0] > now - GRACE)
+    times = () if expires_at is None and not expired else (expires_at, timeout_at)
+    slot.place = place._replace(times=times, expired=expired)
+    if not times:
         return (None if timeout_at is None else max(timeout_at - now, 0.0)), None
     return deadline_of(slot), GRACE + max((expires_at or now) - now, 0.0)
 
 
 def deadline_of(slot: Slot) -> float | None:
     """Return the seconds to the next of the times in the head: expiry, timeout, or the hand-over of an entry."""
-    due = [at for at in (*slot.times, *[entry[3] for entry in slot.expired]) if at is not None]
+    due = [at for at in (*slot.place.times, *[entry[3] for entry in slot.place.expired]) if at is not None]
     return max(min(due) - slot.now, 0.0) if due else None
 
 
@@ -94,11 +120,12 @@ async def retire(slot: Slot) -> None:
 
 
 def _make_entry(slot: Slot) -> None:
-    entries = (*slot.expired, (slot.times[0], slot.flow, slot.state, float(slot.now)))
+    place = slot.place
+    entries = (*place.expired, (place.times[0], place.flow, place.state, float(slot.now)))
     if len(entries) > MOST_ENTRIES:
         logger.warning("no worker has handed over %d expired conversations at %s", len(entries), slot.address.text)
     slot.delete()
-    slot.expired = entries[-MOST_ENTRIES:]
+    slot.place = slot.place._replace(expired=entries[-MOST_ENTRIES:])
 
 
 async def take(slot: Slot) -> tuple[Any, ...]:
@@ -106,8 +133,9 @@ async def take(slot: Slot) -> tuple[Any, ...]:
     if is_expired(slot):
         _make_entry(slot)
     now = slot.now
-    taken = {entry: (*entry[:3], now + RETRY) for entry in slot.expired if entry[3] <= now}
-    slot.expired = tuple(taken.get(entry, entry) for entry in slot.expired)
+    expired = slot.place.expired
+    taken = {entry: (*entry[:3], now + RETRY) for entry in expired if entry[3] <= now}
+    slot.place = slot.place._replace(expired=tuple(taken.get(entry, entry) for entry in expired))
     await slot.commit(keep=True, deadline=deadline_of(slot), expiry=GRACE if slot.deleted else KEEP)
     return tuple(taken.values())
 
@@ -115,13 +143,44 @@ async def take(slot: Slot) -> tuple[Any, ...]:
 async def hand_over(fsm: FSM, key: Any, entries: tuple[Any, ...]) -> None:
     """Call ``on_expired`` for entries, without holding the record, and remove them."""
     for _, flow, state, _ in entries:
-        await fsm.tell_expired(key, flow, state)
+        await _notify(fsm, Expired(key, flow, state))
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-        if not slot.expired:
+        place = slot.place
+        if not place.expired:
             return
-        slot.expired = tuple(entry for entry in slot.expired if entry not in entries)
-        if not slot.expired and slot.flow is None and slot.state is None and not slot.data:
+        left = tuple(entry for entry in place.expired if entry not in entries)
+        slot.place = place._replace(expired=left)
+        if not left and place.flow is None and place.state is None and not slot.data:
             slot.delete()
-        slot.times = slot.times or (None, None)
+        slot.place = slot.place._replace(times=slot.place.times or (None, None))
         deadline, expiry = schedule(slot, KEEP, KEEP)
         await slot.commit(deadline=deadline, expiry=expiry)
+
+
+async def hand_over_swept(fsm: FSM, address: Address, head: str | None) -> None:
+    """Call ``on_expired`` for a record that the storage has removed."""
+    if fsm.on_expired is None and not fsm.subscribers and not subscribers:
+        return
+    place, key = fsm.storage.seal(address).open_head(head), decode_key(address.key)
+    for _, flow, state, _ in place.expired:
+        await _notify(fsm, Expired(key, flow, state))
+    if place.flow is not None or not place.expired:
+        await _notify(fsm, Expired(key, place.flow, place.state))
+
+
+async def _notify(fsm: FSM, expired: Expired) -> None:
+    started = monotonic()
+    failure: BaseException | None = None
+    try:
+        result = None if fsm.on_expired is None else fsm.on_expired(expired)
+        if inspect.isawaitable(result):
+            await result
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if fsm.subscribers or subscribers:
+            key, flow, state = expired
+            address, duration = fsm.storage.address(fsm.bot, key), monotonic() - started
+            about: dict[str, Any] = {"fsm": fsm, "bot": fsm.bot, "key": key, "address": address}
+            emit(ConversationExpired(**about, flow=flow, state=state, duration=duration, error=failure))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidFlow, UsageError
 
 if TYPE_CHECKING:
-    from stepwell.fsm.context import Context
+    from stepwell.fsm.context import Context, Move
     from stepwell.fsm.description import FlowDescription
 
-__all__ = ["Move", "check_hooks", "hook_of", "run_hooks"]
+__all__ = ["check_hooks", "hook_of", "run_hooks"]
 
 #: What each hook is called with.
 _HOOKS = {
@@ -24,13 +24,6 @@ _HOOKS = {
 MOST_MOVES = 16
 
 
-class Move(NamedTuple):
-    """One step of a conversation: what it left and what it entered."""
-
-    left: tuple[str | None, str | None]
-    entered: tuple[str | None, str | None]
-
-
 async def run_hooks(ctx: Context, moves: list[Move], flows: Mapping[str, FlowDescription]) -> None:
     """Run the hooks of all moves in order, and those of the moves that hooks make."""
     made_by_handler = len(moves)
@@ -39,10 +32,10 @@ async def run_hooks(ctx: Context, moves: list[Move], flows: Mapping[str, FlowDes
     while done < len(moves):
         if len(moves) - made_by_handler > MOST_MOVES:
             raise UsageError(f"hooks have moved on more than {MOST_MOVES} times for one update; they go in a circle")
-        move = moves[done]
+        left_flow, left_state, flow, state = moves[done]
         done += 1
-        await _call("on_leave", ctx, flows, *move.left)
-        await _call("on_enter", ctx, flows, *move.entered)
+        await _call("on_leave", ctx, flows, left_flow, left_state)
+        await _call("on_enter", ctx, flows, flow, state)
 
 
 async def _call(

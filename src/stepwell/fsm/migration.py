@@ -17,7 +17,7 @@ from stepwell.slot import Slot
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["Migrated", "migrate_all", "migrate_slot", "migrated"]
+__all__ = ["Migrated", "catch_up", "is_declared", "migrate_all", "migrate_slot", "migrated"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +53,35 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
     return None if state is None else str.__str__(state), dict(data)
 
 
+def is_declared(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
+    """Whether the flow and state of a held record are declared in this release."""
+    name, state, *_ = slot.place
+    flow = None if name is None else flows.get(name)
+    return flow is not None and (state is None or flow.declares(state))
+
+
+def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
+    """Migrate a held record if it is behind, and return whether its flow and state are declared in this release.
+
+    A record that cannot be migrated stays as it is.
+    """
+    name, state, revision, _, stack, *_ = slot.place
+    flow = None if name is None else flows.get(name)
+    if flow is not None and revision == flow.revision and not stack and state in flow.states:
+        # The usual case: nothing is behind.
+        return True
+    try:
+        migrate_slot(flows, slot)
+    except MigrationError:
+        logger.exception("the record at %s could not be migrated and stays as it is", slot.address.text)
+    return is_declared(flows, slot)
+
+
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Bring a held record, and the flows that wait in it, up to date in memory; whether anything was behind."""
     place, data, behind = _present(flows, slot.place, slot.copy_of_data)
     stack = []
-    for flow, state, revision, history, waiting_data, into in slot.stack:
+    for flow, state, revision, history, waiting_data, into in slot.place.stack:
         waiting = Place(flow, state, revision, tuple(history))
         found, found_data, was_behind = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
         behind = behind or was_behind

@@ -74,13 +74,14 @@ class MissingKeyPolicy(_Policy):
 class DuplicatePolicy(_Policy):
     """``on_duplicate``: ``conversation()`` with an update that was handled before."""
 
-    __slots__ = ()
+    __slots__ = ("enters",)
     option = "on_duplicate"
     words = ("raise", "enter")
 
-    @property
-    def enters(self) -> bool:
-        return bool(self.choice == "enter")
+    def __init__(self, choice: Any) -> None:
+        super().__init__(choice)
+        #: Enter such an update instead of raising ``DuplicateUpdate``.
+        self.enters = choice == "enter"
 
 
 class UnknownStatePolicy(_Policy):
@@ -91,7 +92,7 @@ class UnknownStatePolicy(_Policy):
     words = ("keep", "reset", "raise")
     arguments = "(ctx, flow, state)"
 
-    async def meet(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
+    async def resolve(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
         """Whether the stored names stay or the conversation begins anew, unless an error is raised.
 
         A function gets the context, moves it as it likes, and what it left there stays.

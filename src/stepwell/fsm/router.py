@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from stepwell import _portal
 from stepwell.errors import InvalidOption, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
+from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.filters import Filter, as_filter
 from stepwell.fsm.machine import FSM
 
@@ -80,7 +81,7 @@ class Router:
             raise InvalidOption(
                 "this router has no machine; give it one with Router(fsm), or include it in one that has"
             )
-        async with self.fsm.open(update, collects=True, enters=True) as ctx:
+        async with Conversation(self.fsm, update, collects=True, enters=True) as ctx:
             handler = None if ctx.duplicate else self._find(ctx)
             if handler is not None:
                 await _portal.call(handler, ctx)

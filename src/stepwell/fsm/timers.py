@@ -9,12 +9,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm import expiry
-from stepwell.fsm.context import Context
+from stepwell.fsm.commit import write
+from stepwell.fsm.context import CLOSED, Context
+from stepwell.fsm.events import TimerFired, emit, subscribers
+from stepwell.fsm.hooks import run_hooks
+from stepwell.fsm.migration import catch_up
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
@@ -24,7 +30,7 @@ from stepwell.storage.poller import DueTasks
 if TYPE_CHECKING:
     from stepwell.fsm.machine import FSM
 
-__all__ = ["Timers", "is_due", "is_timed_out", "time_out"]
+__all__ = ["Timers", "deliver", "is_due", "is_timed_out", "time_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,8 @@ logger = logging.getLogger(__name__)
 LEASE = 1.0
 #: Seconds before one that could not be fired is tried again: the first pause, and the longest.
 PAUSES = (1.0, 300.0)
+#: Seconds that sending one call of a timer may take.
+SEND_TIMEOUT = 30.0
 
 
 def is_due(slot: Slot) -> bool:
@@ -41,7 +49,7 @@ def is_due(slot: Slot) -> bool:
 
 def is_timed_out(slot: Slot) -> bool:
     """Whether the state of a held record has lasted too long."""
-    timeout_at = slot.times[1] if slot.times else slot.deadline
+    timeout_at = slot.place.times[1] if slot.place.times else slot.deadline
     return timeout_at is not None and timeout_at <= slot.now
 
 
@@ -52,7 +60,9 @@ async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
     """
     flow = None if slot.flow is None else fsm.flows.get(slot.flow)
     timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
-    ctx = Context(fsm, Update.of(None), decode_key(slot.address.key), slot, collects=True)
+    key, left = decode_key(slot.address.key), slot.place
+    ctx = Context(fsm, Update.of(None), key, slot, collects=True)
+    failure: BaseException | None = None
     try:
         if timeout is not None:
             if timeout.then is None:
@@ -63,11 +73,33 @@ async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
                 result = timeout.then(ctx)
                 if inspect.isawaitable(result):
                     await result
-        await fsm.finish(ctx)
-        await fsm.write(ctx, slot, keep=True, deadline_passed=True)
+        if fsm.has_hooks:
+            await run_hooks(ctx, ctx.moves, fsm.flows)
+        await write(fsm, ctx, slot, keep=True, deadline_passed=True)
         return ctx.calls
+    except BaseException as error:
+        failure = error
+        raise
     finally:
-        ctx.close()
+        ctx._record = CLOSED
+        if fsm.subscribers or subscribers:
+            about: dict[str, Any] = {"fsm": fsm, "bot": fsm.bot, "key": key, "address": slot.address}
+            duration = monotonic() - ctx.started
+            emit(TimerFired(**about, flow=left.flow, state=left.state, duration=duration, error=failure))
+
+
+async def deliver(send: Callable[[dict[str, Any]], Awaitable[Any]] | None, calls: list[dict[str, Any]]) -> None:
+    """Send the calls of a timer. Errors are logged, not raised: the timeout is committed already."""
+    if send is None:
+        if calls:
+            logger.warning("a timer answers, but there is no send= to send it with")
+        return
+    for call in calls:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await send(call)
+        except Exception:
+            logger.exception("a timer's call %s could not be sent", call.get("method"))
 
 
 class Timers:
@@ -113,7 +145,7 @@ class Timers:
                 expired = expiry.is_expired(slot)
                 if fsm.hands_over and (expired or expiry.is_waiting(slot)):
                     entries = await expiry.take(slot)
-                elif not expired and is_timed_out(slot) and fsm.catch_up(slot):
+                elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
                     calls = await time_out(fsm, slot)
                 else:
                     # Another worker can do it.
@@ -130,7 +162,7 @@ class Timers:
         if entries:
             # Not while the record is held: on_expired may take its time, or begin a new conversation there.
             return await self._hand_over(address, key, entries)
-        await fsm.deliver(calls)
+        await deliver(fsm.send, calls)
         return True
 
     async def _hand_over(self, address: Address, key: Any, entries: tuple[Any, ...]) -> bool:

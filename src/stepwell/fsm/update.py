@@ -197,11 +197,11 @@ class Update:
             if type(message) is dict:
                 # What nearly every update is, known without looking further.
                 self.kind, self.event, self._place = "message", message, message
-                self.update_id = _update_id(raw["update_id"])
-                sender = message.get("from")
+                number, text, sender = raw["update_id"], message.get("text"), message.get("from")
+                self.update_id = number if type(number) is int else None
+                self.text = text if text and isinstance(text, str) else None
                 self.user = _peer(message.get("user") if sender is None else sender)
                 self.chat = _peer(message.get("chat"))
-                self.text = _string(message.get("text"))
 
     @classmethod
     def of(cls, anything: object) -> Update:

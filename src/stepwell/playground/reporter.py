@@ -1,7 +1,7 @@
-"""In the bot's process: tells the playground of its machines, and of each record that they write.
+"""In the bot's process: reports its machines, and each record that they write, to the playground.
 
-``install`` is called before the bot's own code; a bot knows nothing of it. A reporter lives on the event
-loop of its machine, because a storage does too.
+``install`` is called before the bot's own code. A reporter runs on the event loop of its machine, because the
+storage does too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell.codec import decode_key
 from stepwell.errors import CorruptRecord, StepwellError
-from stepwell.fsm import FSM, Update
+from stepwell.fsm import FSM, Committed, FSMEvent, MachineReady, Update, subscribe
 from stepwell.fsm.description import FlowDescription
 from stepwell.playground.display import shown
 from stepwell.record import Address, Stored
@@ -30,53 +30,49 @@ LONGEST_LINE = 4 * 1024 * 1024
 
 
 def install(address: str) -> None:
-    """From now on every machine of this process reports to ``host:port:secret``."""
+    """Report every machine of this process to ``host:port:secret`` from now on."""
     host, port, secret = address.split(":")
     reporters: dict[asyncio.AbstractEventLoop, Reporter] = {}
-    prepare, write = FSM.prepare, FSM.write
 
-    async def prepare_and_report(fsm: FSM) -> None:
-        await prepare(fsm)
-        loop = asyncio.get_running_loop()
-        if loop not in reporters:
-            reporters[loop] = Reporter()
-            await reporters[loop].connect(host, int(port), secret)
-        reporters[loop].add(fsm)
+    def report(event: FSMEvent) -> None:
+        if isinstance(event, MachineReady | Committed):
+            loop = asyncio.get_running_loop()
+            if loop not in reporters:
+                reporters[loop] = Reporter(host, int(port), secret)
+            reporters[loop].events.put_nowait(event)
 
-    async def write_and_report(fsm: FSM, ctx: Any, slot: Slot, **options: Any) -> bool:
-        written = await write(fsm, ctx, slot, **options)
-        reporter = reporters.get(asyncio.get_running_loop())
-        if written and reporter is not None:
-            # Read again: what is shown is what is stored.
-            await reporter.report(fsm, slot.address)
-        return written
-
-    setattr(FSM, "prepare", prepare_and_report)  # noqa: B010
-    setattr(FSM, "write", write_and_report)  # noqa: B010
+    subscribe(report)
 
 
 class Reporter:
     """One connection to the playground, a JSON object a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, port: int, secret: str) -> None:
+        self.events: asyncio.Queue[MachineReady | Committed] = asyncio.Queue()
         self._machines: dict[str, FSM] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._reporting = asyncio.create_task(self._report(host, port, secret), name="stepwell-playground")
 
-    async def connect(self, host: str, port: int, secret: str) -> None:
+    async def _report(self, host: str, port: int, secret: str) -> None:
         reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
         self._say({"secret": secret})
-        self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground")
-
-    def add(self, fsm: FSM) -> None:
-        """A machine is ready."""
-        self._machines[fsm.bot] = fsm
-        flows = [described(flow) for flow in fsm.flows.values()]
-        self._say({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
-
-    async def report(self, fsm: FSM, address: Address) -> None:
-        """A record was written."""
-        self._say({"kind": "record", "bot": fsm.bot, "key": address.key, "record": await record_of(fsm, address)})
+        self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
+        while True:
+            event = await self.events.get()
+            fsm, address = event.fsm, event.address
+            if address is None:
+                self._machines[fsm.bot] = fsm
+                flows = [described(flow) for flow in fsm.flows.values()]
+                self._say({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
+                continue
+            try:
+                # Read again: the page shows what is stored.
+                record = await record_of(fsm, address)
+            except StepwellError as error:
+                logger.warning("the record at %s could not be read for the playground: %s", address.text, error)
+            else:
+                self._say({"kind": "record", "bot": fsm.bot, "key": address.key, "record": record})
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -104,8 +100,8 @@ async def time_out_now(fsm: FSM, key: Any) -> int:
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
         if not slot.found or slot.deadline is None:
             return 0
-        if slot.times:
-            slot.times = (slot.times[0], slot.now)
+        if slot.place.times:
+            slot.place = slot.place._replace(times=(slot.place.times[0], slot.now))
         await slot.commit(deadline=0.0, force=True)
     return await fsm.tick()
 

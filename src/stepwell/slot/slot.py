@@ -10,12 +10,13 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from stepwell.codec import Seal
 from stepwell.codec.keys import decode_name
-from stepwell.codec.large import LARGE, fingerprint, in_thread, is_large, seal_data
+from stepwell.codec.large import LARGE, fingerprint, in_thread, is_large, open_data, seal_data
 from stepwell.errors import (
     Busy,
     Conflict,
@@ -43,6 +44,8 @@ FIRST_POLL, LONGEST_POLL = 0.005, 0.1
 #: How many entered slots a task remembers, for itself and for the tasks that it starts.
 MOST_NESTED = 64
 
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
@@ -80,26 +83,17 @@ class Slot:
     """
 
     __slots__ = (
-        "_base", "_data", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json",
-        "_place", "_prints", "_renewal", "_seal", "_token", "_wait", "address", "deadline", "expired", "expires_at",
-        "flow", "history", "now", "revision", "stack", "state", "storage", "tags", "times", "version", "where",
+        "_base", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json", "_prints",
+        "_renewal", "_seal", "_stored_place", "_token", "_wait", "address", "data", "deadline", "expires_at", "now",
+        "place", "storage", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
         self.storage = storage
         self.address = storage.address(namespace, key)
-        self.flow: str | None = None
-        self.state: str | None = None
-        self.revision: int | None = None
-        self.history: tuple[str, ...] = ()
-        #: The flows that wait for this one to end.
-        self.stack: tuple[Any, ...] = ()
-        #: Where a timer answers, if the key does not say so.
-        self.where: tuple[Any, ...] = ()
-        #: When the conversation expires and when its state times out, if the machine keeps that itself.
-        self.times: tuple[float | None, ...] = ()
-        #: Expired conversations that were not handed over yet. They outlive ``delete()``.
-        self.expired: tuple[tuple[Any, ...], ...] = ()
+        #: Flow and state with what belongs to them.
+        self.place = NOWHERE
+        self.data: dict[Any, Any] = {}
         #: The last write, or ``None`` if there is no record.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
@@ -115,8 +109,7 @@ class Slot:
         self._memo: str | None = None
         self._memo_json: str | None = None
         self._fields: dict[str, str] = {}
-        self._place = NOWHERE
-        self._data: dict[Any, Any] | None = None
+        self._stored_place = NOWHERE
         #: The data as it was decoded, to know what is still the same object.
         self._loaded: dict[Any, Any] = {}
         #: Of large fields: a fingerprint of the value whose text is stored.
@@ -130,7 +123,7 @@ class Slot:
         if self._token:
             raise UsageError("a slot is held once; make a new one")
         loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        asked_at = monotonic()
         storage, address = self.storage, self.address
         if storage.loop is not loop:
             # First: if it was open in a loop that is closed, opening it anew ends all lines.
@@ -145,11 +138,11 @@ class Slot:
         self._token = token
         try:
             if hot and must_check_turn(storage, address):
-                claimed = await self._claim(0.0, loop, asked_at + self._wait)
+                claimed = await self._claim(0.0, asked_at + self._wait)
             else:
-                claimed = await storage.perform(Claim(address, token, self._lease))
+                claimed = await storage.perform(_new(Claim, (address, token, self._lease, False)))
                 if type(claimed) is not Claimed:
-                    claimed = await self._claim(max(claimed.remaining, 0.001), loop, asked_at + self._wait)
+                    claimed = await self._claim(max(claimed.remaining, 0.001), asked_at + self._wait)
             self._holding = True
             self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
             # Before the load: decoding a large record may take longer than the lease.
@@ -188,16 +181,22 @@ class Slot:
         return self._base
 
     @property
-    def data(self) -> dict[Any, Any]:
-        """The data, decoded when it is first asked for."""
-        if self._data is None:
-            self._data = self._seal.data(self._fields)
-            self._loaded = self._data.copy()
-        return self._data
+    def flow(self) -> str | None:
+        """The name of the flow."""
+        return self.place.flow
 
-    @data.setter
-    def data(self, data: Mapping[Any, Any]) -> None:
-        self._data = dict(data)
+    @flow.setter
+    def flow(self, flow: str | None) -> None:
+        self.place = self.place._replace(flow=flow)
+
+    @property
+    def state(self) -> str | None:
+        """The name of the state in that flow."""
+        return self.place.state
+
+    @state.setter
+    def state(self, state: str | None) -> None:
+        self.place = self.place._replace(state=state)
 
     @property
     def memo(self) -> Any:
@@ -225,17 +224,6 @@ class Slot:
         logger.error("the memo at %s cannot be read, and is taken for empty", self.address.text, exc_info=error)
         self._memo = self._memo_json = None
 
-    @property
-    def place(self) -> Place:
-        """Flow, state and what belongs to them, all at once."""
-        return Place(
-            self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired
-        )
-
-    @place.setter
-    def place(self, place: Place) -> None:
-        self.flow, self.state, self.revision, self.history, self.stack, self.where, self.times, self.expired = place
-
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""
         return self._seal.data(self._seal.fields(self.data))
@@ -261,18 +249,23 @@ class Slot:
         return Sealed(text)
 
     def delete(self) -> None:
-        """Let the next commit remove the record. What is set after this makes a new one."""
+        """Let the next commit remove the record. What is set after this makes a new one.
+
+        Expired conversations that were not handed over yet stay.
+        """
         self._deleted = True
-        self.place, self._data = Place(None, None, expired=self.expired), {}
+        self.place, self.data = Place(None, None, expired=self.place.expired), {}
 
     @property
     def deleted(self) -> bool:
         """``delete()`` was called since the load or the last commit."""
         return self._deleted
 
-    def rollback(self) -> None:
+    async def rollback(self) -> None:
         """Take back what was changed since the load or the last commit."""
-        self.place, self._data, self._deleted = self._place, None, False
+        self.data = await open_data(self._seal, self._fields)
+        self.place, self._deleted = self._stored_place, False
+        self._loaded = self.data.copy()
 
     async def changes(self) -> Changes:
         """Encode the fields that differ, for ``changed_data`` and one ``commit``; large ones in a thread."""
@@ -302,7 +295,7 @@ class Slot:
         """A commit would write something."""
         if self.deletes:
             return self.found
-        if self.place != self._place:
+        if self.place != self._stored_place:
             return True
         changes = self._compared()
         return bool(changes.set or changes.unset)
@@ -329,17 +322,18 @@ class Slot:
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True was its last")
-        place = NOWHERE
-        if tags is not KEEP or deadline is not KEEP or expiry is not KEEP:
+        if tags is not KEEP or not (deadline is KEEP or deadline is None) or not (expiry is KEEP or expiry is None):
             _check(tags, deadline, expiry)
+        place, seal = self.place, self._seal
         write = self.storage.ids()
         found = self.version is not None
-        if self.deletes:
+        if memo is not KEEP:
+            memo = seal.seal_body("m", "", memo.encode()) if type(memo) is Json else seal.seal("m", "", memo)
+        if self._deleted and self.deletes:
             if not found and not force:
                 return False
-            change = Change(write, delete=True, memo=self._sealed_memo(memo))
+            change = Change(write, delete=True, memo=memo)
         else:
-            place = self.place
             if changes is None:
                 changes = self._compared(aside=True)
                 if changes.large:
@@ -349,31 +343,29 @@ class Slot:
             anew = self._deleted and found
             if anew:
                 # What was set after delete() is a record of its own.
-                written, gone = await seal_data(self._seal, changes.data), ()
+                written, gone = await seal_data(seal, changes.data), ()
                 deadline = None if deadline is KEEP else deadline
-            if anew or place != self._place:
-                head = self._seal.head(place)
+            if anew or place != self._stored_place:
+                head = seal.head(place)
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
                 return False
-            change = Change(
-                write,
-                replace=anew,
-                fresh=not found,
-                head=head,
-                set=written,
-                unset=gone,
-                tags=tags,
-                deadline=deadline,
-                expiry=self.storage.expiry_of(self.address) if expiry is KEEP else expiry,
-                memo=memo if memo is KEEP else self._sealed_memo(memo),
-                parts=self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING,
-                limit=self._seal.limit,
-            )
+            if expiry is KEEP:
+                expiry = self.storage.expiry_of(self.address)
+            sealed_parts = self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING
+            change = _new(
+                Change,
+                (
+                    write, anew, False, False, not found, head, written, gone, tags, deadline, expiry, memo,
+                    sealed_parts, seal.limit,
+                ),
+            )  # fmt: skip
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = Guard(self._token, self._base)
-        apply = Apply(self.address, change, guard, "keep" if keep else "release", self._lease)
-        applied: Applied = await self.storage.perform(apply)
+        guard = _new(Guard, (self._token, self._base, None))
+        then = "keep" if keep else "release"
+        applied: Applied = await self.storage.perform(
+            _new(Apply, (self.address, change, guard, then, self._lease, False))
+        )
         self._holding = keep
         if keep:
             self._written(change, applied, place, changes)
@@ -382,15 +374,14 @@ class Slot:
     @property
     def deletes(self) -> bool:
         """The next commit would remove the record."""
-        return self._deleted and self.flow is None and self.state is None and not self._data and not self.expired
+        place = self.place
+        return self._deleted and place.flow is None and place.state is None and not self.data and not place.expired
 
     def _compared(self, *, aside: bool = False) -> Changes:
         """Compare the data with what was loaded; large fields are put ``aside``, or encoded here."""
-        data, old = self._data, self._fields
-        changes = Changes({} if data is None else data.copy(), {}, (), {}, {})
-        if data is None:
-            return changes
-        loaded, seal, written = self._loaded, self._seal, changes.set
+        data, old, loaded, seal = self.data, self._fields, self._loaded, self._seal
+        written: dict[str, str] = {}
+        large: dict[str, Any] = {}
         kept = 0
         for key, value in data.items():
             # What cannot be mutated, and is what was loaded, needs no second look. Equal floats may differ: 0.0, -0.0.
@@ -400,25 +391,20 @@ class Slot:
                 if known is value or (type(known) is kind and kind is not float and known == value):
                     kept += 1
                     continue
-            name = seal.name(key)
+            # A name that is stored, and is not an escaped one, is the key itself.
+            name = key if type(key) is str and key in old and key[0] != "$" else seal.name(key)
             text = old.get(name)
             if text is not None:
                 kept += 1
-            if aside and ((text is not None and len(text) > LARGE) or is_large(value)):
-                changes.large[name] = value
+            if aside and ((text is not None and len(text) > LARGE) or (kind is not int and is_large(value))):
+                large[name] = value
             elif (now := seal.field(name, value)) != text:
                 written[name] = now
-        if kept == len(old):
-            return changes
-        names = {seal.name(key) for key in data}
-        return changes._replace(unset=tuple([name for name in old if name not in names]))
-
-    def _sealed_memo(self, memo: Any) -> str | Keep:
-        if isinstance(memo, Keep):
-            return memo
-        if isinstance(memo, Json):
-            return self._seal.seal_body("m", "", memo)
-        return self._seal.seal("m", "", memo)
+        unset: tuple[str, ...] = ()
+        if kept != len(old):
+            names = {seal.name(key) for key in data}
+            unset = tuple([name for name in old if name not in names])
+        return _new(Changes, (data.copy(), written, unset, large, {}))
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
@@ -431,7 +417,7 @@ class Slot:
         self.now, self._base, self._deleted = applied.now, applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete:
-            self._fields, self._loaded, self._place, self._prints = {}, {}, NOWHERE, {}
+            self._fields, self._loaded, self._stored_place, self._prints = {}, {}, NOWHERE, {}
             self.deadline = self.expires_at = None
         else:
             if change.replace:
@@ -440,11 +426,11 @@ class Slot:
             self._fields.update(change.set)
             if changes is not None:
                 # As they were when they were encoded, which may be some time ago.
-                self._loaded = changes.data if self._data is not None else {}
+                self._loaded = changes.data
                 kept = {} if change.replace else self._prints
                 known = {name: mark for name, mark in kept.items() if name not in change.set} | changes.prints
                 self._prints = {name: mark for name, mark in known.items() if mark is not None and name in self._fields}
-            self._place = place
+            self._stored_place = place
             if change.tags is not KEEP:
                 self.tags = change.tags
             if change.deadline is not KEEP:
@@ -483,7 +469,7 @@ class Slot:
         if stored is not None:
             await self.storage.quarantine(self.address, stored, error)
 
-    async def _claim(self, remaining: float, loop: asyncio.AbstractEventLoop, give_up: float) -> Claimed:
+    async def _claim(self, remaining: float, give_up: float) -> Claimed:
         """Poll until the address is free and it is this waiter's turn, or ``wait`` is over.
 
         ``remaining`` is for how many seconds another holder has it, as far as is known.
@@ -494,7 +480,7 @@ class Slot:
         try:
             while True:
                 if remaining:
-                    left = give_up - loop.time()
+                    left = give_up - monotonic()
                     if left <= 0:
                         raise Busy(self.address.text, self._wait)
                     # Jitter, so that waiting workers do not ask in step.
@@ -516,13 +502,13 @@ class Slot:
         self.expires_at, self.deadline, self.tags = stored.expires_at, stored.deadline, stored.tags
         try:
             if stored.head is not None:
-                self.place = self._place = self._seal.open_head(stored.head)
+                self.place = self._stored_place = self._seal.open_head(stored.head)
             # Decoding later would let a handler run on a record that cannot be read.
             if sum(map(len, stored.fields.values())) > LARGE:
-                data, self._prints = await in_thread(_decode, self._seal, stored.fields)
-                self._data, self._loaded = data, data.copy()
+                self.data, self._prints = await in_thread(_decode, self._seal, stored.fields)
             else:
-                _ = self.data
+                self.data = self._seal.data(stored.fields)
+            self._loaded = self.data.copy()
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise

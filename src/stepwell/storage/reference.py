@@ -111,7 +111,7 @@ class Cell:
             return LeaseLost(address.text)
         self.token, self.leased_until = token, now + lease
         record = self.stored(parts=False) if self.visible(now) else None
-        return Claimed(record, self.base, self.memo if self.memo_until > now else None, now)
+        return tuple.__new__(Claimed, (record, self.base, self.memo if self.memo_until > now else None, now))
 
     def _release(self, release: Release) -> None:
         if self.token == release.token:
@@ -136,7 +136,7 @@ class Cell:
         if held:
             self.token, self.leased_until = (self.token, now + lease) if then == "keep" else (None, 0.0)
         record = self.stored(parts=False) if returning and self.alive else None
-        return Applied(self.version, self.base, now, record)
+        return tuple.__new__(Applied, (self.version, self.base, now, record))
 
     def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
         token, base, version = guard
@@ -193,7 +193,7 @@ class Cell:
         elif held and over:
             self.expires_at = None
         number = self.version.number + 1
-        self.version = Version(number if self.alive else max(number, int(now * 1e6)), write)
+        self.version = tuple.__new__(Version, (number if self.alive else max(number, int(now * 1e6)), write))
         self.alive, self.written_at, self.size = True, now, size
         return None
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from stepwell.adapters.aiogram.retry import retry_until_free
 from stepwell.fsm import FSM, Context
+from stepwell.fsm.conversation import Conversation
 from stepwell.record import ReservedNamespace
 from stepwell.slot import Slot
 
@@ -83,4 +84,9 @@ class BotMachines:
 async def conversation(fsm: FSM, update: Any) -> AsyncIterator[Context]:
     """Open the conversation of an update, waiting as long as it takes; its calls are collected, not made."""
     async with AsyncExitStack() as stack:
-        yield await retry_until_free(lambda: stack.enter_async_context(fsm.open(update, collects=True)))
+
+        def entered() -> Awaitable[Context]:
+            found = Conversation(fsm, update, collects=True, enters=fsm.duplicates.enters)
+            return stack.enter_async_context(found)
+
+        yield await retry_until_free(entered)

@@ -85,7 +85,7 @@ class ClaimedRecords:
         """Replace the data, and keep flow and state."""
         slot = await self._slot(namespace, key, tags)
         if slot is not None:
-            slot.data = self._checked(slot.address, data)
+            slot.data = dict(self._checked(slot.address, data))
             return
         address = self.storage.address(namespace, key)
         await self._apply(address, tags, replace=True, set=self.storage.seal(address).fields(data))

@@ -139,7 +139,7 @@ class Journal:
         self.positions = {"": slot.state or "", **table.get("lines", {})}
         self.open = dict(table.get("open", {}))
         self.errors.extend(reversed(table.get("errors", ())))
-        self.trail.extend(slot.history)
+        self.trail.extend(slot.place.history)
         # The same nodes may have been declared in another order.
         indexes = {path: index for index, path in enumerate(self._shape)}
         try:
@@ -222,7 +222,7 @@ class Journal:
                 # What a failed commit should have written is nowhere: nothing may be built on it.
                 raise self.broken
             saving = self._changes
-            self.slot.data = self.shared
+            self.slot.data = dict(self.shared)
             self.slot.place = self._place(self.status)
             await self._commit(node, keep=True, deadline=self._watch(), memo=memo)
             self._saved = saving
@@ -249,7 +249,7 @@ class Journal:
         times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
         deadline = max(0.0, min(times) - self.now()) if times else None
         async with self._lock:
-            self.slot.data = self.shared
+            self.slot.data = dict(self.shared)
             self.slot.place = self._place(self.status)
             await self._commit(next(iter(waits)), keep=False, deadline=deadline)
         return self.parked()
@@ -257,8 +257,8 @@ class Journal:
     async def fail(self) -> list[str]:
         """Write that the run has failed, where its last commit left it; the waits that have failed on their answer."""
         async with self._lock:
-            self.slot.rollback()
-            table = dict(self.slot.stack[0])
+            await self.slot.rollback()
+            table = dict(self.slot.place.stack[0])
             table["status"] = "failed"
             table["errors"] = list(reversed(self.errors))
             inside: dict[str, Any] = table.get("open", {})
@@ -266,7 +266,7 @@ class Journal:
             if refused:
                 # The answer may be what is wrong: another one is taken, under an id of its own.
                 table["open"] = inside | {path: _asked_again(inside[path]) for path in refused}
-            self.slot.stack = (table,)
+            self.slot.place = self.slot.place._replace(stack=(table,))
             await self.slot.commit(deadline=None)
         return refused
 
@@ -275,7 +275,7 @@ class Journal:
 
         The state after the last node is not written if the run is not kept, and must be as storable as any other.
         """
-        self.slot.data = self.shared
+        self.slot.data = dict(self.shared)
         try:
             await self.slot.changes()
         except EncodeError as error:
@@ -294,7 +294,7 @@ class Journal:
             self.status = "finished"
             self.positions, self.open = {"": ""}, {}
             self.drop("")
-            self.slot.data = self.shared
+            self.slot.data = dict(self.shared)
             self.slot.place = self._place(self.status)._replace(state=None)
             expiry = None if self.keep is True else float(self.keep)
             await self._commit(node, keep=False, deadline=None, expiry=expiry)

@@ -1,0 +1,116 @@
+"""Duplicates: the memo beside a record says which updates were handled, and what the newest was answered with.
+
+The memo is ``["<ids>", <calls>]``. The ids are one text, ``" 101 102 "``, without characters that JSON escapes, so
+finding one and adding one are text operations that cost the same for 1 and for 128 ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from hashlib import blake2b
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from stepwell.codec.values import conform
+from stepwell.errors import EncodeError, InvalidOption, TooLarge
+from stepwell.slot import Json, Slot
+
+__all__ = ["REMEMBERED", "HandledUpdates", "token_of"]
+
+logger = logging.getLogger(__name__)
+
+#: The form of a memo: ids, and calls.
+_Memo: TypeAlias = tuple[str, list[dict[str, Any]]]
+#: How many handled updates are remembered per key: more than one batch of getUpdates.
+REMEMBERED = 128
+#: Longer ids are remembered by a hash, in bytes of their token.
+LONGEST_TOKEN = 64
+
+
+class HandledUpdates:
+    """The updates that were handled for one key, read from the memo of a held slot."""
+
+    __slots__ = ("_slot", "ids")
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.ids = " "
+        text = slot.memo_json
+        if text is not None:
+            ids = text[2 : text.find('"', 2)]
+            if text[:2] == '["' and ids[:1] == " " == ids[-1:] and "\\" not in ids:
+                self.ids = ids
+            else:
+                slot.drop_memo()
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The Bot API calls that answered the newest update."""
+        memo = self._slot.memo
+        if memo is None:
+            return []
+        problem = conform(memo, _Memo)[1]
+        if problem is not None:
+            self._slot.drop_memo()
+            return []
+        calls: list[dict[str, Any]] = memo[1]
+        return calls
+
+    def has(self, token: str, update_id: int | str) -> bool:
+        """Whether the update with this token and id was handled."""
+        if token[0] == "#":
+            # Earlier releases stored long ids whole.
+            self.ids = self.ids.replace(f" {_text(update_id)} ", f" {token} ")
+        return f" {token} " in self.ids
+
+    def calls_of(self, token: str) -> list[dict[str, Any]]:
+        """The calls that answered the update with this token, while it is the newest."""
+        return self.calls if self.ids.endswith(f" {token} ") else []
+
+    def with_update(self, token: str, calls: list[dict[str, Any]] | None) -> Json:
+        """Return the memo after the update with this token."""
+        ids = f"{self.ids}{token} "
+        # The ids take at most half of the limit, so that a full memo never makes a commit fail.
+        room = self._slot.memo_limit // 2
+        while ids.count(" ") > REMEMBERED + 1 or len(ids) > room:
+            if ids == " ":
+                break
+            ids = ids[ids.index(" ", 1) :]
+        encoded = "[]"
+        if calls:
+            try:
+                encoded = self._slot.memo_part(calls)
+                self._slot.memo_part([ids, calls])
+            except (EncodeError, TooLarge) as error:
+                # Losing the calls of a redelivered update is better than losing its state.
+                logger.warning("the calls for this update cannot be remembered: %s", error)
+                encoded = "[]"
+        return Json(f'["{ids}",{encoded}]')
+
+    def merged(self, other: HandledUpdates, mark: str) -> Json:
+        """Return the memo with the updates of both, the other's first, and a mark that says so."""
+        calls = self.calls or other.calls
+        self.ids = other.ids + self.ids[1:]
+        return self.with_update(token_of(mark), calls)
+
+
+def token_of(update_id: int | str) -> str:
+    """Return an update's id as it is written in the memo. A long id is written as its hash."""
+    if type(update_id) is int and -_SHORT < update_id < _SHORT:
+        return str(update_id)
+    text = _text(update_id)
+    # No other token begins with "#".
+    return text if len(text) <= LONGEST_TOKEN else "#" + blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def _text(update_id: int | str) -> str:
+    if isinstance(update_id, str):
+        # Marked, so that "1" is not 1; quoted, so that no space, quote or backslash is in it.
+        return "'" + quote(update_id, safe="", errors="surrogatepass")
+    if isinstance(update_id, bool) or not isinstance(update_id, int):
+        raise InvalidOption(f"an update's id is an int or a str, not {update_id!r}")
+    # Python refuses to write very large numbers in decimal.
+    return str(update_id) if -_LARGE < update_id < _LARGE else hex(update_id)
+
+
+_SHORT, _LARGE = 10**18, 10**1000

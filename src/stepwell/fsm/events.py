@@ -1,0 +1,164 @@
+"""Events: what happens in the conversations of a machine, for logs, metrics and tracing."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from stepwell.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from stepwell.fsm.machine import FSM
+    from stepwell.fsm.update import Update
+    from stepwell.record import Address
+
+__all__ = [
+    "Committed",
+    "ConversationExpired",
+    "DuplicateReceived",
+    "FSMEvent",
+    "FSMSubscriber",
+    "HandlerFailed",
+    "MachineReady",
+    "StateEntered",
+    "TimerFired",
+    "UpdateReceived",
+    "add_subscriber",
+    "emit",
+    "subscribe",
+    "subscribers",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSMEvent:
+    """The base of all events of a machine."""
+
+    #: The machine.
+    fsm: FSM = field(repr=False)
+    #: The bot's name.
+    bot: str
+    #: The key of the conversation, and its address in the storage; ``None`` where the update has no key.
+    key: Any = None
+    address: Address | None = None
+    #: When it happened, in seconds since 1970.
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineReady(FSMEvent):
+    """The storage is open, and the bot is initialised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReceived(FSMEvent):
+    """An update came in; its record is not claimed yet."""
+
+    update: Update
+    update_id: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateReceived(FSMEvent):
+    """An update came in that was handled before."""
+
+    update: Update
+    update_id: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerFailed(FSMEvent):
+    """The claim, the handler, a hook or the commit raised, so nothing was written since the last ``save()``."""
+
+    update: Update
+    error: BaseException
+    #: Seconds since the update came in.
+    duration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntered(FSMEvent):
+    """A conversation has moved, and the move is committed. Without a flow: it has ended."""
+
+    from_flow: str | None
+    from_state: str | None
+    flow: str | None
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(FSMEvent):
+    """A record was written or removed."""
+
+    #: Seconds since the record was claimed.
+    duration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(FSMEvent):
+    """The timeout of a state was applied, or failed and is tried again."""
+
+    #: The flow and the state that timed out.
+    flow: str | None
+    state: str | None
+    duration: float
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationExpired(FSMEvent):
+    """A conversation has expired; with ``on_expired``, once for each time it is handed over."""
+
+    flow: str | None
+    state: str | None
+    #: Seconds that ``on_expired`` took.
+    duration: float
+    #: The error of ``on_expired``, which is called again.
+    error: BaseException | None = None
+
+
+FSMSubscriber: TypeAlias = Callable[[FSMEvent], object]
+
+#: The subscribers to all machines of the process.
+subscribers: list[FSMSubscriber] = []
+
+
+def subscribe(callback: FSMSubscriber) -> Callable[[], None]:
+    """Call ``callback(event)`` for every event of every machine of the process; return a function that ends it.
+
+    Callbacks run on the machine's event loop, in the order of the events, and must be quick. A callback that raises
+    is logged, and does not affect the conversation.
+    """
+    return add_subscriber(subscribers, callback)
+
+
+def add_subscriber(to: list[FSMSubscriber], callback: FSMSubscriber) -> Callable[[], None]:
+    """Add a callback to a list of subscribers; return a function that removes it."""
+    if not callable(callback):
+        raise InvalidOption(f"subscribe() takes a function of the event, got {callback!r}")
+    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise InvalidOption(
+            f"{callback!r} is an async def, which would not be awaited; let a def put events in a queue"
+        )
+    to.append(callback)
+
+    def unsubscribe() -> None:
+        if callback in to:
+            to.remove(callback)
+
+    return unsubscribe
+
+
+def emit(event: FSMEvent) -> None:
+    """Call the subscribers of the event's machine and those of the process."""
+    for subscriber in (*event.fsm.subscribers, *subscribers):
+        try:
+            subscriber(event)
+        except Exception:
+            logger.exception("a subscriber failed on %s", type(event).__name__)

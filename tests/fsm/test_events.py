@@ -1,0 +1,197 @@
+"""Subscribers: which events a machine emits, and that subscribers cannot affect it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from stepwell import MemoryStorage
+from stepwell.errors import EncodeError, InvalidOption
+from stepwell.fsm import (
+    FSM,
+    Committed,
+    ConversationExpired,
+    DuplicateReceived,
+    DuplicateUpdate,
+    Flow,
+    FSMEvent,
+    HandlerFailed,
+    MachineReady,
+    StateEntered,
+    TimerFired,
+    UpdateReceived,
+    state,
+    subscribe,
+)
+from stepwell.testing import Clock
+from tests.fsm.conftest import message
+
+KEY = (42, 42)
+
+
+class Short(Flow, name="short", ttl=100):
+    a = state(to=["b"])
+    b = state(timeout=6, on_timeout="c")
+    c = state()
+    default_state = a
+
+
+class Machine(FSM):
+    """A machine whose events are collected."""
+
+    def __init__(self, clock: Clock, **options: object) -> None:
+        super().__init__("bot", storage=MemoryStorage(clock=clock, sweep_every=None), flows=[Short], **options)  # type: ignore[arg-type]
+        self.seen: list[FSMEvent] = []
+        self.unsubscribe = self.subscribe(self.seen.append)
+
+
+@pytest.fixture
+def fsm(clock: Clock) -> Machine:
+    return Machine(clock)
+
+
+@pytest.fixture
+def everywhere() -> Iterator[list[FSMEvent]]:
+    seen: list[FSMEvent] = []
+    end = subscribe(seen.append)
+    yield seen
+    end()
+
+
+async def step(fsm: FSM, to: str, update_id: int | None = None) -> None:
+    async with fsm.conversation(message(update_id=update_id)) as ctx:
+        if ctx.flow is None:
+            ctx.start_flow(Short)
+        ctx.set_state(to)
+
+
+async def test_an_update_is_received_enters_states_and_is_committed(fsm: Machine) -> None:
+    await step(fsm, "b", update_id=1)
+    received, ready, first, second, committed = fsm.seen
+    assert isinstance(ready, MachineReady)
+    assert ready.fsm is fsm
+    assert isinstance(received, UpdateReceived)
+    assert (received.bot, received.key, received.update_id) == ("bot", KEY, 1)
+    assert isinstance(first, StateEntered)
+    assert isinstance(second, StateEntered)
+    assert (first.from_flow, first.from_state, first.flow, first.state) == (None, None, "short", "a")
+    assert (second.from_state, second.state) == ("a", "b")
+    assert isinstance(committed, Committed)
+    assert committed.duration >= 0
+    assert committed.address == fsm.storage.address("bot", KEY)
+
+
+async def test_a_state_is_reported_once_where_the_handler_saves(fsm: Machine) -> None:
+    async with fsm.conversation(message()) as ctx:
+        ctx.start_flow(Short)
+        await ctx.save()
+        ctx.set_state("b")
+    assert [event.state for event in fsm.seen if isinstance(event, StateEntered)] == ["a", "b"]
+    assert sum(isinstance(event, Committed) for event in fsm.seen) == 2
+
+
+async def test_an_update_without_a_change_commits_nothing(fsm: Machine) -> None:
+    async with fsm.conversation(message()):
+        pass
+    assert [type(event) for event in fsm.seen] == [UpdateReceived, MachineReady]
+
+
+async def test_a_duplicate_is_reported(fsm: Machine) -> None:
+    await step(fsm, "b", update_id=7)
+    fsm.seen.clear()
+    with pytest.raises(DuplicateUpdate):
+        await step(fsm, "b", update_id=7)
+    assert [type(event) for event in fsm.seen] == [UpdateReceived, DuplicateReceived]
+
+
+async def test_a_failing_handler_is_reported_with_its_error(fsm: Machine) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with fsm.conversation(message()) as ctx:
+            ctx.start_flow(Short)
+            raise ZeroDivisionError
+    failed = fsm.seen[-1]
+    assert isinstance(failed, HandlerFailed)
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert not any(isinstance(event, Committed | StateEntered) for event in fsm.seen)
+
+
+async def test_a_failing_commit_is_reported_once(fsm: Machine) -> None:
+    with pytest.raises(EncodeError):
+        async with fsm.conversation(message()) as ctx:
+            ctx.update_data(value=object())
+    assert sum(isinstance(event, HandlerFailed) for event in fsm.seen) == 1
+
+
+async def test_a_timer_is_reported_with_the_state_that_timed_out(fsm: Machine, clock: Clock) -> None:
+    await step(fsm, "b")
+    clock.advance(7)
+    assert await fsm.tick() == 1
+    fired = fsm.seen[-1]
+    assert isinstance(fired, TimerFired)
+    assert (fired.flow, fired.state, fired.error, fired.key) == ("short", "b", None, KEY)
+    assert any(isinstance(event, StateEntered) and event.state == "c" for event in fsm.seen)
+
+
+async def test_an_expired_conversation_is_reported_with_the_error_of_on_expired(clock: Clock) -> None:
+    def fail(expired: object) -> None:
+        raise ZeroDivisionError
+
+    fsm = Machine(clock, on_expired=fail)
+    await step(fsm, "c")
+    clock.advance(101)
+    await fsm.tick()
+    expired = fsm.seen[-1]
+    assert isinstance(expired, ConversationExpired)
+    assert (expired.flow, expired.state, expired.key) == ("short", "c", KEY)
+    assert isinstance(expired.error, ZeroDivisionError)
+
+
+async def test_a_swept_conversation_is_reported_without_on_expired(fsm: Machine, clock: Clock) -> None:
+    async with fsm:
+        await step(fsm, "c")
+        clock.advance(101)
+        await fsm.storage._sweep_all()
+    assert isinstance(fsm.seen[-1], ConversationExpired)
+
+
+async def test_the_function_that_subscribe_returns_ends_it(fsm: Machine) -> None:
+    fsm.unsubscribe()
+    fsm.unsubscribe()
+    await step(fsm, "b")
+    assert fsm.seen == []
+
+
+async def test_one_subscriber_gets_the_events_of_all_machines(clock: Clock, everywhere: list[FSMEvent]) -> None:
+    for bot in ("one", "two"):
+        await step(FSM(bot, storage=MemoryStorage(), flows=[Short]), "b")
+    assert {event.bot for event in everywhere} == {"one", "two"}
+
+
+async def test_a_failing_subscriber_is_logged_and_changes_nothing(
+    fsm: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(event: FSMEvent) -> None:
+        raise ZeroDivisionError
+
+    fsm.subscribe(fail)
+    with caplog.at_level(logging.ERROR):
+        await step(fsm, "b")
+    record = await fsm.storage.get_state("bot", KEY)
+    assert record is not None
+    assert record.state == "b"
+    assert "a subscriber failed on Committed" in caplog.text
+
+
+@pytest.mark.parametrize("callback", [None, "name"])
+def test_a_subscriber_is_a_function(fsm: Machine, callback: object) -> None:
+    with pytest.raises(InvalidOption, match="function"):
+        fsm.subscribe(callback)  # type: ignore[arg-type]
+
+
+def test_an_async_subscriber_is_refused(fsm: Machine) -> None:
+    async def callback(event: FSMEvent) -> None: ...
+
+    with pytest.raises(InvalidOption, match="async def"):
+        fsm.subscribe(callback)
