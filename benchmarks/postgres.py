@@ -1,4 +1,4 @@
-"""PostgreSQL with fsync on, beside plain asyncpg that does by hand what a careful program would."""
+"""PostgreSQL with fsync on, beside plain asyncpg with optimistic locking."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def updates(storage: Storage, key: Any = lambda task, turn: (task, task)) -> Ste
 
 
 def by_hand(pool: Any) -> Step:
-    """The same, and only if nobody else wrote since the read."""
+    """Read and update with asyncpg; the update requires the version that was read."""
 
     async def update(task: int, turn: int) -> None:
         async with pool.acquire() as connection:
@@ -90,7 +90,7 @@ async def side_by_side(server: PostgresServer) -> int:
 
 
 async def one_key(server: PostgresServer) -> int:
-    """Everybody wants the same conversation: one after the other, in order."""
+    """Measure updates of one conversation from many tasks, which run one after the other."""
     async with PostgresStorage(server.url(), schema="one_key") as storage:
         update = updates(storage, lambda task, turn: (1, 1))
         seconds = []
@@ -102,7 +102,7 @@ async def one_key(server: PostgresServer) -> int:
 
 
 async def a_million_stored(server: PostgresServer) -> int:
-    """The same updates among few stored conversations and among very many."""
+    """Compare the rate with few stored conversations and with very many."""
     async with (
         PostgresStorage(server.url(), schema="few") as few,
         PostgresStorage(server.url(), schema="many") as many,
@@ -113,7 +113,7 @@ async def a_million_stored(server: PostgresServer) -> int:
         print(f"{STORED:,} conversations stored in {time.perf_counter() - started:.0f} s")
 
         def spread(count: int) -> Any:
-            # People who write now, spread over all that are stored.
+            # 2,000 active users, spread over all stored conversations.
             return lambda task, turn: ((task * 7919 + turn * 104_729) % 2000 * (count // 2000),) * 2
 
         steps = {"few": (updates(few, spread(2000)), TASKS), "many": (updates(many, spread(STORED)), TASKS)}
@@ -125,7 +125,7 @@ async def a_million_stored(server: PostgresServer) -> int:
 
 
 async def fill(server: PostgresServer, schema: str, count: int) -> None:
-    """Conversations in bulk, with texts and checksums as the library makes them."""
+    """Insert conversations in bulk, encoded as the library does."""
     limits = Limits()
 
     def row(number: int) -> tuple[Any, ...]:

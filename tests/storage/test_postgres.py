@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 def fresh() -> str:
-    """The URL of a place that is empty."""
+    """Return the URL of an empty schema."""
     return Postgres(Path()).place()
 
 
@@ -59,17 +59,17 @@ class TestPostgresStorage(JournaledStorageContract):
 
 
 def bounced(**options: Any) -> PostgresStorage:
-    """A fresh place behind a PgBouncer that knows nothing of prepared statements."""
+    """Return a storage with an empty schema behind PgBouncer without prepared statements."""
     url = f"{pgbouncer.shared().url()}?schema={schema()}&prepared_statements=off"
     return PostgresStorage.from_url(url, sweep_every=None, **options)
 
 
-async def test_behind_pgbouncer_the_option_that_is_missing_is_named() -> None:
+async def test_behind_pgbouncer_the_error_names_the_missing_option() -> None:
     with pytest.raises(StorageUnavailable, match="prepared_statements=false"):
         await open_storage(pgbouncer.shared().url()).open()
 
 
-async def test_through_pgbouncer_operations_give_what_memory_gives() -> None:
+async def test_through_pgbouncer_results_equal_those_of_memory() -> None:
     clock = Clock()
     async with MemoryStorage(clock=clock, sweep_every=None) as ours, bounced(clock=clock) as theirs:
         seed = random.SystemRandom().randrange(1 << 32)
@@ -94,7 +94,7 @@ async def test_through_pgbouncer_many_tasks_lose_nothing() -> None:
         assert len([entry async for entry in one.scan("bot")]) == 2
 
 
-async def test_a_pool_passed_in_is_used_and_neither_closed_nor_kept_busy() -> None:
+async def test_a_given_pool_is_used_and_not_closed_and_its_connections_are_returned() -> None:
     async with asyncpg.create_pool(shared().url(), min_size=1, max_size=1) as pool:
         async with PostgresStorage(pool, schema=schema()) as storage:
             await asyncio.gather(*(storage.update_data("bot", n % 3, {f"f{n}": n}) for n in range(30)))
@@ -103,7 +103,7 @@ async def test_a_pool_passed_in_is_used_and_neither_closed_nor_kept_busy() -> No
         assert await pool.fetchval("select 1") == 1
 
 
-async def test_ten_workers_may_start_at_once_on_an_empty_database() -> None:
+async def test_ten_workers_can_start_at_once_on_an_empty_database() -> None:
     for _ in range(3):
         url = fresh()
         workers = [open_storage(url) for _ in range(10)]
@@ -115,7 +115,7 @@ async def test_ten_workers_may_start_at_once_on_an_empty_database() -> None:
                 await worker.close()
 
 
-def test_a_storage_that_lost_its_event_loop_is_opened_anew_by_the_next() -> None:
+def test_a_storage_is_reopened_in_a_new_event_loop() -> None:
     storage = open_storage(fresh())
 
     async def use(number: int) -> dict[Any, Any]:
@@ -134,7 +134,7 @@ def test_a_storage_that_lost_its_event_loop_is_opened_anew_by_the_next() -> None
         gc.collect()
 
 
-async def test_every_migration_is_made_once_and_noted(admin: Any) -> None:
+async def test_every_migration_runs_once_and_is_recorded(admin: Any) -> None:
     name = schema()
     for _ in range(2):
         async with PostgresStorage(shared().url(), schema=name):
@@ -144,7 +144,7 @@ async def test_every_migration_is_made_once_and_noted(admin: Any) -> None:
     assert [step.number for step in migrations()] == list(range(1, len(migrations()) + 1))
 
 
-async def test_a_schema_of_a_newer_release_is_left_alone(admin: Any) -> None:
+async def test_a_schema_of_a_newer_release_is_refused(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name):
         pass
@@ -153,7 +153,7 @@ async def test_a_schema_of_a_newer_release_is_left_alone(admin: Any) -> None:
         await PostgresStorage(shared().url(), schema=name).open()
 
 
-async def test_a_role_without_the_right_to_create_works_once_the_schema_is_there(admin: Any) -> None:
+async def test_a_role_without_the_right_to_create_can_use_an_existing_schema(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name):
         pass
@@ -164,7 +164,7 @@ async def test_a_role_without_the_right_to_create_works_once_the_schema_is_there
         assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
 
 
-async def test_what_jsonb_alone_would_change_comes_back_exactly() -> None:
+async def test_values_that_jsonb_would_change_are_returned_exactly() -> None:
     data = {
         "nul": "a\0b",
         "large": 1e16,
@@ -200,7 +200,7 @@ async def test_names_of_any_length_can_be_found() -> None:
         assert entry.tags == (long + "\0", "u\\1")
 
 
-async def test_a_large_field_is_not_written_again_with_its_neighbour(admin: Any) -> None:
+async def test_a_large_field_is_not_rewritten_when_another_field_changes(admin: Any) -> None:
     noise = "".join(random.choices("0123456789abcdef", k=10_000))
     async with open_storage(fresh()) as storage:
         await storage.set_state("bot", 1, State("f", "s", {"large": noise, "count": 0}))
@@ -217,7 +217,7 @@ async def test_a_large_field_is_not_written_again_with_its_neighbour(admin: Any)
         assert await storage.get_data("bot", 1) == {"large": noise, "count": updates - 1}
 
 
-async def test_batches_of_several_workers_never_wait_for_each_other_in_a_circle(admin: Any) -> None:
+async def test_batches_of_several_workers_do_not_deadlock(admin: Any) -> None:
     await admin.execute("create database circles")
     url = shared().url("circles")
     workers = [open_storage(url, sweep_every=None) for _ in range(4)]
@@ -228,7 +228,7 @@ async def test_batches_of_several_workers_never_wait_for_each_other_in_a_circle(
 
         async def work(storage: Storage) -> None:
             for _ in range(60):
-                # Whole batches in random order, on keys that come and go all the time.
+                # Batches in random order, on keys that are created and deleted all the time.
                 batch: list[Operation] = []
                 for key in chance.sample(keys, 12):
                     address = storage.address("bot", key)
@@ -254,7 +254,7 @@ async def test_batches_of_several_workers_never_wait_for_each_other_in_a_circle(
         assert await admin.fetchval("select deadlocks from pg_stat_database where datname = 'circles'") == 0
         connection = await asyncpg.connect(url)
         try:
-            # What belongs to a record is there if the record is.
+            # There are no tags or memos without a record.
             for table in ("tags", "memos"):
                 orphans = "left join stepwell.records r using (namespace, key) where r.key is null"
                 assert await connection.fetchval(f"select count(*) from stepwell.{table} {orphans}") == 0
@@ -272,7 +272,7 @@ async def _sweeping(storage: Storage) -> None:
 
 
 def _explaining() -> PostgresServer:
-    """A server that writes the plan of every statement into its log."""
+    """Return a server that logs the plan of every statement."""
     explain = {"log_min_duration": "0", "log_nested_statements": "on", "log_format": "json"}
     return PostgresServer(
         settings={"session_preload_libraries": "auto_explain"}
@@ -280,11 +280,11 @@ def _explaining() -> PostgresServer:
     )
 
 
-async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
+async def test_no_frequent_statement_scans_a_whole_table() -> None:
     server = _explaining().start()
     try:
         async with open_storage(server.url(), sweep_every=None) as storage:
-            # From an empty table on: a plan is made once and kept while the table grows.
+            # Start with an empty table: a plan is made once and kept while the table grows.
             for start in (0, 1, 3000):
                 await _use_everything(storage, start)
                 await asyncio.gather(*(_conversation(storage, n) for n in range(start, start + 300)))
@@ -301,7 +301,7 @@ async def test_nothing_on_the_hot_path_reads_a_whole_table() -> None:
     ours = {"records", "tags", "parts", "memos"}
     whole = {scan for scan in scans if scan[0] == "Seq Scan" and scan[1] in ours}
     assert not whole, whole
-    # An index that is gone through from end to end is no better.
+    # A scan of a whole index is as bad.
     unconditional = [
         node
         for node in nodes
@@ -379,17 +379,17 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in plan.get("Plans", ()) for node in _nodes(child))]
 
 
-async def test_a_claim_that_arrives_after_its_lane_went_on_claims_nothing() -> None:
+async def test_a_claim_that_arrives_after_a_newer_batch_claims_nothing() -> None:
     async with open_storage(fresh()) as storage:
         address = storage.address("bot", 1)
         late = Batch.of([Claim(address, "late", 30)], "lane", 1)
         await storage.run(Batch.of([Claim(address, "first", 30)], "lane", 1))
-        storage._sent = 0  # as if the next were the first one, on its way for all this time
+        storage._sent = 0  # as if the next batch were the first one, delayed until now
         with pytest.raises(Exception, match="SW001"):
             await storage.run(late)
 
 
-async def test_the_same_batch_again_gives_the_same_answers_and_changes_nothing() -> None:
+async def test_a_repeated_batch_gives_the_same_results_and_changes_nothing() -> None:
     async with open_storage(fresh()) as storage:
         one, two, three = (storage.address("bot", n) for n in range(3))
         claimed = await storage.perform(Claim(one, "t", 30))
@@ -423,7 +423,7 @@ def small_write(address: Address, token: str, number: int, base: str = "") -> Ap
 
 
 async def held(storage: Storage, *keys: int) -> list[Address]:
-    """Records that are there and held by their own number."""
+    """Create records and claim each with its number as the token."""
     addresses = [storage.address("bot", key) for key in keys]
     for address, key in zip(addresses, keys, strict=True):
         await storage.set_state("bot", key, State("f", "s", {"n": 0}))
@@ -494,7 +494,7 @@ async def test_the_fast_path_keeps_names_with_special_characters() -> None:
         async def step(name: str, turn: int) -> None:
             async with Slot(storage, "bot", (name, 1)) as slot:
                 assert slot.data == ({"turn": turn - 1, "name": name} if turn else {})
-                # Some have no flow, so that there are nulls among the others.
+                # Some have no flow, so that a batch contains nulls.
                 somewhere = turn == 4 or len(name) % 2
                 slot.flow, slot.state = (name, name) if somewhere else (None, None)
                 slot.data = {"turn": turn, "name": name}
@@ -540,7 +540,7 @@ def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str
     return sent
 
 
-async def test_the_fast_path_gives_what_memory_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_of_the_fast_path_equal_those_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     pick, clock = random.Random(seed), Clock()
@@ -662,13 +662,13 @@ async def test_the_number_of_remembered_addresses_is_bounded(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: Any, known: bool) -> None:
+async def test_a_claim_that_waited_for_a_lock_sees_the_new_memo(admin: Any, known: bool) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
         (address,) = await held(storage, 1)
         base = (await storage.perform(Get(address))).base
         await storage.perform(small_write(address, "1", 1, base))
-        # Free, as far as the claim can see, and the lane is known: what follows is the plain statement.
+        # The record is free and the lane exists, so the next claim can use the fast path.
         await storage.perform(Claim(address, "x", 30))
         await storage.perform(Release(address, "x"))
         _set_known(storage, address, known)
@@ -681,7 +681,7 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
         )
         await connection.execute("update memos set body = 'm2'")
         waiting = asyncio.create_task(storage.perform(Claim(address, "y", 30)))
-        await _until_somebody_waits(admin)
+        await _until_a_lock_is_awaited(admin)
         await transaction.commit()
         claimed = await waiting
         assert (claimed.memo, claimed.record.version.write) == ("m2", "w2")
@@ -689,7 +689,7 @@ async def test_a_claim_that_waited_sees_the_memo_of_whom_it_waited_for(admin: An
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(admin: Any, known: bool) -> None:
+async def test_the_lease_of_a_claim_that_waited_for_a_lock_starts_after_the_wait(admin: Any, known: bool) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
         address = storage.address("bot", 1)
@@ -701,9 +701,9 @@ async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(ad
         await transaction.start()
         await connection.execute("select from records for update")
         waiting = asyncio.create_task(storage.perform(Claim(address, "mine", 1.0)))
-        await _until_somebody_waits(admin)
+        await _until_a_lock_is_awaited(admin)
         await asyncio.sleep(0.8)
-        # Nothing was changed, so the statement goes on with what it knew before.
+        # The row did not change, so the server does not evaluate the statement again.
         await transaction.rollback()
         assert isinstance(await waiting, Claimed)
         taken = await storage.perform(Claim(address, "another", 1.0))
@@ -711,7 +711,7 @@ async def test_the_lease_of_a_claim_that_waited_in_vain_begins_after_the_wait(ad
         await connection.close()
 
 
-async def test_known_records_that_expired_are_not_seen() -> None:
+async def test_a_claim_does_not_return_a_known_record_that_expired() -> None:
     clock = Clock()
     async with PostgresStorage(shared().url(), schema=schema(), clock=clock, sweep_every=None) as storage:
         for _ in range(2):
@@ -725,7 +725,7 @@ async def test_known_records_that_expired_are_not_seen() -> None:
         assert (claimed.record, claimed.memo is None) == (None, False)
 
 
-async def test_a_claim_of_a_known_record_that_comes_late_claims_nothing() -> None:
+async def test_a_delayed_claim_of_a_known_record_claims_nothing() -> None:
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         address = storage.address("bot", 1)
         await storage.set_data("bot", 1, {})
@@ -733,13 +733,13 @@ async def test_a_claim_of_a_known_record_that_comes_late_claims_nothing() -> Non
             await storage.run(Batch.of([Claim(address, "first", 30)], "lane", turn))
         await storage.run([Release(address, "first")])
         assert storage._fast_path is not None and storage._fast_path._known == {hash(address)}
-        storage._sent = 0  # as if this were the first sending, on its way for all this time
+        storage._sent = 0  # as if this were the first sending, delayed until now
         with pytest.raises(Exception, match="SW001"):
             await storage.run(Batch.of([Claim(address, "late", 30)], "lane", 1))
         assert isinstance((await storage.run([Claim(address, "next", 30)]))[0], Claimed)
 
 
-async def test_claims_that_were_made_before_their_call_failed_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_claims_of_a_call_that_failed_later_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     name = schema()
     async with (
         PostgresStorage(shared().url(), schema=name, sweep_every=None) as ours,
@@ -769,7 +769,7 @@ async def test_claims_that_were_made_before_their_call_failed_are_given_back(mon
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_write_that_waited_is_judged_by_what_it_finds_then(admin: Any, count: int) -> None:
+async def test_a_write_that_waited_for_a_lock_checks_the_new_row(admin: Any, count: int) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
         addresses = await held(storage, *range(count))
@@ -781,11 +781,11 @@ async def test_a_write_that_waited_is_judged_by_what_it_finds_then(admin: Any, c
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute("update records set token = 'somebody' where key = '0'")
+        await connection.execute("update records set token = 'another' where key = '0'")
         writes = [small_write(address, str(n), n, before[n].base) for n, address in enumerate(addresses)]
         lanes = [lane for name, lane in storage._lanes.items() if name[0]]
         waiting = asyncio.create_task(storage.run(Batch.of(writes, lanes[0]._id, 1000)))
-        await _until_somebody_waits(admin)
+        await _until_a_lock_is_awaited(admin)
         await transaction.commit()
         assert [type(result) for result in await waiting] == [LeaseLost, Applied][:count]
         after = [await storage.perform(Get(each)) for each in addresses]
@@ -811,7 +811,7 @@ async def test_a_fast_write_that_waited_for_a_lock_keeps_the_other_change(
         await transaction.start()
         await connection.execute("update records set version = version + 1, deadline = 7 where key = '0'")
         waiting = asyncio.create_task(storage.run(Batch.of(writes, "lane", 2)))
-        await _until_somebody_waits(admin)
+        await _until_a_lock_is_awaited(admin)
         await transaction.commit()
         results: list[Any] = await waiting
         assert sent == ["fast writes"]
@@ -825,7 +825,7 @@ async def test_a_fast_write_that_waited_for_a_lock_keeps_the_other_change(
         await connection.close()
 
 
-async def _until_somebody_waits(admin: Any) -> None:
+async def _until_a_lock_is_awaited(admin: Any) -> None:
     async with asyncio.timeout(10):
         while not await admin.fetchval(
             "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'stepwell'"
@@ -833,10 +833,10 @@ async def _until_somebody_waits(admin: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_claims_of_old_and_new_keys_and_writes_to_them_do_not_wait_for_each_other_in_a_circle(admin: Any) -> None:
+async def test_claims_and_writes_of_old_and_new_keys_do_not_deadlock(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
-        # Claims and writes of one half of the keys, so that each are one batch; the first use makes the lanes.
+        # Keys of one half, so that claims and writes are one batch each. The first use creates the lanes.
         old, new, *others = [key for key in range(50) if hash(storage.address("bot", key)) & 1]
         for key in others[:2]:
             assert isinstance(await storage.perform(Claim(storage.address("bot", key), f"t{key}", 30)), Claimed)
@@ -849,7 +849,7 @@ async def test_claims_of_old_and_new_keys_and_writes_to_them_do_not_wait_for_eac
         await connection.execute(f"select from records where key = '{old}' for update")
         keys = (old, new)
         claims = asyncio.gather(*(storage.perform(Claim(storage.address("bot", key), f"c{key}", 5)) for key in keys))
-        await _until_somebody_waits(admin)
+        await _until_a_lock_is_awaited(admin)
         writes = asyncio.gather(*(storage.update_data("bot", key, {"n": 1}) for key in keys))
         await asyncio.sleep(0.1)
         await transaction.commit()
@@ -861,13 +861,13 @@ async def test_claims_of_old_and_new_keys_and_writes_to_them_do_not_wait_for_eac
         assert await admin.fetchval("select sum(deadlocks) from pg_stat_database") == before
 
 
-async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_then(
+async def test_claims_of_the_fast_path_are_released_if_the_function_call_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with open_storage(fresh()) as storage:
         address = storage.address("bot", 1)
         await storage.set_data("bot", 1, {})
-        # The first claim makes the lane known.
+        # The first claim creates the lane.
         await storage.perform(Claim(address, "first", 30))
         await storage.perform(Release(address, "first"))
         connection = storage._connections[storage.lane_of(Claim(address, "", 30))]
@@ -886,18 +886,18 @@ async def test_what_was_claimed_is_given_back_if_the_function_cannot_be_asked_th
             patch.setattr(connection, "fetch", once)
             with pytest.raises(StorageUnavailable, match="no connection"):
                 await storage.perform(Claim(address, "mine", 30))
-        # Behind the release in the same lane.
+        # This claim runs after the release in the same lane.
         assert isinstance(await storage.perform(Claim(address, "next", 30)), Claimed)
         assert calls >= 2
 
 
-async def test_a_claim_that_comes_late_claims_nothing_also_if_the_later_one_found_all_taken() -> None:
+async def test_a_delayed_claim_claims_nothing_after_a_newer_one_found_the_record_taken() -> None:
     async with open_storage(fresh()) as storage:
         address = storage.address("bot", 1)
         await storage.run(Batch.of([Claim(address, "other", 30)], "lane", 1))
         assert isinstance((await storage.run(Batch.of([Claim(address, "mine", 30)], "lane", 2)))[0], Taken)
         await storage.run([Release(address, "other")])
-        storage._sent -= 2  # as if this were the first sending, on its way for all this time
+        storage._sent -= 2  # as if this were the first sending, delayed until now
         with pytest.raises(Exception, match="SW001"):
             await storage.run(Batch.of([Claim(address, "mine", 30)], "lane", 2))
 
@@ -911,7 +911,7 @@ async def test_the_fast_path_refuses_a_name_with_a_lone_surrogate() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_call_that_a_closed_loop_left_behind_does_not_end_the_use_of_the_next() -> None:
+def test_an_abandoned_call_of_a_closed_loop_does_not_release_the_lock_of_the_next_loop() -> None:
     storage = PostgresStorage(shared().url(), schema=schema(), sweep_every=None)
     loop = asyncio.new_event_loop()
 
@@ -976,7 +976,7 @@ async def test_fast_path_batches_of_several_workers_do_not_deadlock_and_lose_not
             await storage.close()
 
 
-async def test_sweeping_forgets_the_lanes_of_workers_that_are_gone(admin: Any) -> None:
+async def test_a_sweep_removes_unused_lanes(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name) as storage:
         await storage.update_data("bot", 1, {"a": 1})

@@ -1,4 +1,4 @@
-"""What was acknowledged is there after the server was killed, and nothing is made twice when connections break."""
+"""Tests that killed servers and broken connections neither lose nor repeat writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_killing_the_server_under_load_loses_no_acknowledged_write() -> No
                 assert found is not None
                 lost = [number for number in numbers if found.get(f"n{number}") != number]
                 assert not lost, f"task {task} lost {lost}"
-                # Two fields of one write: none without the other.
+                # Both fields of a write are stored, or neither.
                 assert found["last"] in (f"n{number}" for number in range(max(numbers), max(numbers) + 2))
         assert sum(map(len, acknowledged.values())) >= 150 * KILLS
     finally:
@@ -65,10 +65,10 @@ async def _write(storage: Storage, task: int, acknowledged: list[int], over: asy
                     slot.data["last"] = f"n{number}"
                     await slot.commit()
         except LeaseLost:
-            # A claim is not worth waiting for the disk: the crash may take it, and then nothing was written.
+            # A crash may lose a claim; then nothing was written.
             continue
         except (OutcomeUnknown, StorageUnavailable) as error:
-            raise AssertionError(f"it was back within the patience, but: {error}") from error
+            raise AssertionError(f"the server was back within the patience, but: {error}") from error
         acknowledged.append(number)
 
 
@@ -85,7 +85,7 @@ def through(proxy: Proxy) -> Storage:
     return open_storage(url, sweep_every=None, patience=30)
 
 
-async def test_cut_connections_neither_lose_nor_double_a_write(proxy: Proxy) -> None:
+async def test_cut_connections_neither_lose_nor_repeat_a_write(proxy: Proxy) -> None:
     async with through(proxy) as storage:
         address = storage.address("bot", "hot-key")
         seal = storage.seal(address)
@@ -110,11 +110,11 @@ async def test_cut_connections_neither_lose_nor_double_a_write(proxy: Proxy) -> 
     assert proxy.cuts >= CUTS
     assert data is not None
     assert len(data) == len(versions) + 1
-    # Every write was acknowledged once and counted the version up by one.
+    # Every write was acknowledged once and increased the version by one.
     assert sorted(versions) == list(range(first + 1, first + 1 + len(versions)))
 
 
-async def test_cut_claims_and_commits_still_make_each_update_once(proxy: Proxy) -> None:
+async def test_cut_claims_and_commits_apply_each_update_once(proxy: Proxy) -> None:
     async with through(proxy) as storage:
         await storage.set_state("bot", "hot-key", State("f", "s", {"n": 0}))
         proxy.cut_rate, proxy.cut_what, proxy.most_cuts = 0.3, b"hot-key", CUTS // 5

@@ -1,4 +1,4 @@
-"""The SQL in the docs gives what the docs say."""
+"""Tests of the SQL in docs/postgresql.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers.postgres import shared
 PAGE = Path(__file__).parent.parent.parent / "docs" / "postgresql.md"
 
 
-async def test_every_query_of_the_page_gives_what_it_says() -> None:
+async def test_every_query_of_the_page_returns_the_described_rows() -> None:
     count, find, index, find_by_index, quiet = re.findall(
         r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -45,13 +45,13 @@ async def test_every_query_of_the_page_gives_what_it_says() -> None:
                 plan = "\n".join(line[0] for line in await connection.fetch(f"explain {find_by_index}"))
             assert "people_by_email" in plan
             assert rows(await connection.fetch(quiet)) == []
-            # With the index in place, everything still works.
+            # Writes still work with the index.
             assert (await storage.update_data(bot, (42, 42), {"n": -0.0}))["email"] == "alice@example.org"
     finally:
         await connection.close()
 
 
-async def test_a_value_that_jsonb_cannot_hold_or_that_is_damaged_spoils_no_query() -> None:
+async def test_damaged_values_and_values_that_jsonb_does_not_support_do_not_fail_a_query() -> None:
     connection = await asyncpg.connect(shared().url())
     try:
         async with PostgresStorage(shared().url(), schema="spoilt") as storage:

@@ -1,4 +1,4 @@
-"""What a broken, wrong, silent or changed server looks like: a typed error in time, and nothing secret in it."""
+"""Tests that broken, silent or misconfigured servers cause typed errors in time, without secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECRET = "hunter2-secret"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One that may be broken without disturbing anybody else."""
+    """A server that is not shared with other tests."""
     server = PostgresServer().start()
     yield server
     server.stop()
@@ -52,7 +52,7 @@ async def admin(server: PostgresServer) -> AsyncIterator[Any]:
 
 
 async def error_of(storage: PostgresStorage, within: float) -> StepwellError:
-    """What the first use of a storage raises, in time and without its password."""
+    """Return the error of the first use, which must be raised in time and without the password."""
     started = time.monotonic()
     with pytest.raises(StepwellError) as caught:
         await storage.update_data("bot", 1, {"a": 1})
@@ -71,14 +71,14 @@ async def test_a_wrong_password_is_final(server: PostgresServer, admin: Any) -> 
     assert "password authentication failed" in str(error)
 
 
-async def test_an_unknown_host_is_an_error_when_patience_ends() -> None:
+async def test_an_unknown_host_is_an_error_after_the_patience() -> None:
     storage = PostgresStorage(f"postgresql://me:{SECRET}@no-such-host.invalid/db", patience=0.3)
     error = await error_of(storage, 10)
     assert isinstance(error, StorageUnavailable)
     assert "no-such-host.invalid" in str(error)
 
 
-async def test_nobody_listening_is_an_error_when_patience_ends() -> None:
+async def test_a_refused_connection_is_an_error_after_the_patience() -> None:
     storage = PostgresStorage(f"postgresql://me:{SECRET}@127.0.0.1:{free_port()}/db", patience=0.3)
     assert isinstance(await error_of(storage, 5), StorageUnavailable)
 
@@ -90,7 +90,7 @@ async def test_a_claim_that_arrives_late_leases_nothing(server: PostgresServer, 
         async with open_storage(url, patience=patience, sweep_every=None) as storage:
             await storage.set_state("bot", 1, State("f", "s"))
             claim = Claim(storage.address("bot", 1), "late-token", 30.0)
-            # The first claims prepare the statements and make the record known.
+            # The first claims prepare the statements, and the storage remembers the record.
             for token in ("first", "second"):
                 await storage.perform(claim._replace(token=token))
                 await storage.perform(Release(claim.address, token))
@@ -127,21 +127,21 @@ async def test_a_write_that_arrives_after_it_was_given_up_does_not_overwrite_a_l
             assert await storage.get_data("bot", 1) == {"text": "later"}
 
 
-async def test_a_database_that_is_not_there_is_final(server: PostgresServer) -> None:
+async def test_a_missing_database_is_final(server: PostgresServer) -> None:
     error = await error_of(PostgresStorage(server.url("nowhere", password=SECRET)), 5)
     assert isinstance(error, StorageUnavailable)
     assert error.final
     assert '"nowhere" does not exist' in str(error)
 
 
-async def test_tls_that_the_server_does_not_have_is_final(server: PostgresServer) -> None:
+async def test_a_server_without_tls_is_final_if_tls_is_required(server: PostgresServer) -> None:
     error = await error_of(PostgresStorage(f"{server.url(password=SECRET)}?sslmode=require"), 5)
     assert isinstance(error, StorageUnavailable)
     assert error.final
     assert "TLS" in str(error)
 
 
-async def test_a_server_that_insists_on_tls_is_final(server: PostgresServer, admin: Any) -> None:
+async def test_a_server_that_requires_tls_is_final_without_tls(server: PostgresServer, admin: Any) -> None:
     await admin.execute("create role encrypted login")
     error = await error_of(PostgresStorage(f"{server.url(user='encrypted', password=SECRET)}?sslmode=disable"), 5)
     assert isinstance(error, StorageUnavailable)
@@ -149,7 +149,7 @@ async def test_a_server_that_insists_on_tls_is_final(server: PostgresServer, adm
     assert "no encryption" in str(error)
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_an_error_in_time() -> None:
+async def test_a_server_that_accepts_and_does_not_answer_is_an_error_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://me:{SECRET}@127.0.0.1:{silent.getsockname()[1]}/db"
         error = await error_of(PostgresStorage(url, connect_timeout=0.3, patience=0.2), 5)
@@ -157,14 +157,14 @@ async def test_a_server_that_accepts_and_says_nothing_is_an_error_in_time() -> N
     assert "in time" in str(error)
 
 
-async def test_an_option_that_nobody_knows_is_named(server: PostgresServer) -> None:
+async def test_an_unknown_option_is_named(server: PostgresServer) -> None:
     error = await error_of(PostgresStorage.from_url(f"{server.url(password=SECRET)}?colour=red"), 5)
     assert isinstance(error, StorageUnavailable)
     assert error.final
     assert '"colour"' in str(error)
 
 
-async def test_a_role_that_may_create_nothing_is_told_so(server: PostgresServer, admin: Any) -> None:
+async def test_a_role_without_the_right_to_create_is_final(server: PostgresServer, admin: Any) -> None:
     await admin.execute("create role modest login")
     error = await error_of(PostgresStorage(server.url(user="modest"), schema="not_mine"), 5)
     assert isinstance(error, StorageUnavailable)
@@ -173,19 +173,19 @@ async def test_a_role_that_may_create_nothing_is_told_so(server: PostgresServer,
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:{}@host:port/db", "postgresql://me:{}@[::1/db"])
-async def test_a_url_that_cannot_be_read_is_refused_without_quoting_it(url: str) -> None:
+async def test_an_invalid_url_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         await PostgresStorage.from_url(url.format(SECRET)).open()
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("schema", ["", "Bot", "a-b", 'x"; drop schema public; --', "pg_x", "1a", "ü", "a" * 64])
-def test_a_schema_name_that_needs_more_than_quotes_is_refused(schema: str) -> None:
+def test_an_invalid_schema_name_is_refused(schema: str) -> None:
     with pytest.raises(InvalidOption):
         PostgresStorage("postgresql://host/db", schema=schema)
 
 
-async def test_a_tag_that_no_text_can_hold_is_refused_alone_and_not_quoted() -> None:
+async def test_a_tag_with_a_lone_surrogate_is_refused_alone_and_not_quoted() -> None:
     async with PostgresStorage(shared().url(), schema="surrogates") as storage:
 
         async def write(key: str, tag: str) -> Any:
@@ -199,7 +199,7 @@ async def test_a_tag_that_no_text_can_hold_is_refused_alone_and_not_quoted() -> 
         assert len([entry async for entry in storage.scan("bot", tag="fine")]) == 2
 
 
-async def test_dead_connections_are_replaced_unseen(server: PostgresServer, admin: Any) -> None:
+async def test_dead_connections_are_replaced_without_an_error(server: PostgresServer, admin: Any) -> None:
     async with PostgresStorage(server.url(), schema="dead") as storage:
         for n in range(5):
             assert await storage.update_data("bot", 1, {f"f{n}": n}) == {f"f{m}": m for m in range(n + 1)}
@@ -211,7 +211,7 @@ async def test_dead_connections_are_replaced_unseen(server: PostgresServer, admi
         assert [entry.key async for entry in storage.scan("bot")] == [1]
 
 
-async def test_a_server_that_became_read_only_is_noticed_also_by_reads(server: PostgresServer, admin: Any) -> None:
+async def test_a_server_that_became_read_only_refuses_reads_and_writes(server: PostgresServer, admin: Any) -> None:
     async with PostgresStorage(server.url(), schema="demoted", patience=0.3) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         await admin.execute("alter system set default_transaction_read_only = on")
@@ -228,7 +228,7 @@ async def test_a_server_that_became_read_only_is_noticed_also_by_reads(server: P
         await until(lambda: storage.update_data("bot", 1, {"c": 3}), {"a": 1, "c": 3})
 
 
-async def test_of_a_standby_and_a_primary_the_primary_is_chosen(server: PostgresServer) -> None:
+async def test_the_primary_is_chosen_from_a_standby_and_a_primary(server: PostgresServer) -> None:
     standby = PostgresServer(standby=True).start()
     try:
         error = await error_of(PostgresStorage(standby.url(), patience=0.2), 10)
@@ -240,7 +240,7 @@ async def test_of_a_standby_and_a_primary_the_primary_is_chosen(server: Postgres
         standby.stop()
 
 
-async def test_a_lock_that_is_not_given_back_ends_the_call_in_time(server: PostgresServer, admin: Any) -> None:
+async def test_a_lock_that_is_not_released_ends_the_call_in_time(server: PostgresServer, admin: Any) -> None:
     async with PostgresStorage(server.url(), schema="locked", timeout=1, patience=0.2) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         async with admin.transaction():
@@ -252,7 +252,7 @@ async def test_a_lock_that_is_not_given_back_ends_the_call_in_time(server: Postg
         assert await storage.update_data("bot", 1, {"c": 3}) == {"a": 1, "c": 3}
 
 
-async def test_a_server_that_falls_silent_leaves_the_outcome_unknown_in_time(server: PostgresServer) -> None:
+async def test_a_server_that_stops_answering_leaves_the_outcome_unknown_in_time(server: PostgresServer) -> None:
     async with PostgresStorage(server.url(), schema="silent", timeout=1, connect_timeout=1, patience=0.2) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         server.pause()
@@ -265,11 +265,11 @@ async def test_a_server_that_falls_silent_leaves_the_outcome_unknown_in_time(ser
             assert time.monotonic() - started < 10
         finally:
             server.resume()
-        # Applied or not, but whole; and a read goes through again.
+        # The write was applied completely or not at all, and reads work again.
         assert await storage.get_data("bot", 1) in ({"a": 1}, {"a": 1, "b": 2})
 
 
-async def test_a_server_gone_in_the_middle_of_a_call_is_an_error_in_time_and_later_works_again() -> None:
+async def test_a_server_killed_during_a_call_is_an_error_in_time_and_works_after_a_restart() -> None:
     server = PostgresServer().start()
     try:
         async with PostgresStorage(server.url(), patience=0.5) as storage:
@@ -321,7 +321,7 @@ async def test_cancelled_calls_leave_no_open_transaction_and_no_mixed_answers() 
 
 
 class StoppingConnection:
-    """A connection whose program stops just before it sends a step of the schema."""
+    """A connection that stops before it sends a migration."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -338,7 +338,7 @@ class StoppingConnection:
         return await self._connection.execute(query, *args)
 
 
-async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_starting(
+async def test_a_worker_that_stops_during_a_migration_does_not_block_others(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_module, "_IDLE_LIMIT", 0.5)
@@ -359,7 +359,7 @@ async def test_a_worker_that_stops_in_a_migration_does_not_keep_others_from_star
         await working
 
 
-async def test_a_session_that_holds_up_a_migration_is_named(
+async def test_the_error_names_a_session_that_blocks_a_migration(
     server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_module, "_LOCK_WAIT", 0.3)
@@ -383,7 +383,7 @@ async def test_a_session_that_holds_up_a_migration_is_named(
 
 
 async def until(asked: Any, wanted: Any) -> None:
-    """Wait until an answer is what it should be; errors on the way are waited out too."""
+    """Wait until a call returns the wanted value, ignoring StorageUnavailable."""
     give_up = time.monotonic() + 10
     while True:
         try:
@@ -396,7 +396,7 @@ async def until(asked: Any, wanted: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_connections_that_the_server_ends_all_the_time_are_replaced_unseen(
+async def test_connections_that_the_server_keeps_ending_are_replaced_without_an_error(
     server: PostgresServer, admin: Any
 ) -> None:
     async with PostgresStorage(server.url(), schema="ended", sweep_every=None) as storage:
@@ -415,7 +415,7 @@ async def test_connections_that_the_server_ends_all_the_time_are_replaced_unseen
 
         tasks = [asyncio.create_task(work(key)) for key in range(3)]
         for number in range(60):
-            # However slow the machine is, something was written since the last time.
+            # Wait for a write, so that a slow machine makes progress too.
             progress.clear()
             async with asyncio.timeout(30):
                 await progress.wait()

@@ -1,8 +1,8 @@
--- A row of records is everything that an address holds: a record, or its tombstone, or only a lease or a
--- memo's end. What changes with every claim comes first and what hardly ever changes last: the log keeps
--- only what lies between the first and the last byte that differ.
+-- A row of records is a record, a tombstone, or only a lease or the end of a memo. Columns that change with every claim
+-- come first and columns that rarely change come last: the log stores only the bytes from the first to the last
+-- difference.
 
--- A name that fits into an index: itself, unless it is very long.
+-- Returns a name that fits into an index: the name itself, unless it is very long.
 create function @schema@.indexed(name text) returns text
     language sql immutable parallel safe
     return case when octet_length(name) <= 256 then name else left(name, 64) || ' ' || md5(name) end;
@@ -14,12 +14,12 @@ create table @schema@.records (
     memo_until double precision not null default 0,
     expires_at double precision,
     deadline double precision,
-    -- From here on nothing of it is of use to anybody, unless it is leased. Written by the functions: a generated
-    -- column would cost every statement the parsing of its expression.
+    -- When the row may be removed, unless it is leased. Not a generated column, because every statement would parse
+    -- its expression.
     removable_at double precision default 0,
-    -- At least what fields and parts take; counted exactly when that would be too much.
+    -- Upper bound of the size of fields and parts; computed exactly when it exceeds the limit.
     size bigint not null default 0,
-    -- There is a record, perhaps an expired one.
+    -- Whether there is a record, perhaps an expired one.
     alive boolean not null default false,
     has_parts boolean not null default false,
     token text collate "C",
@@ -27,25 +27,25 @@ create table @schema@.records (
     base text collate "C" not null default '',
     namespace text collate "C" not null,
     key text collate "C" not null,
-    -- For finding; what is true is in head.
+    -- For queries only; head is authoritative.
     flow text collate "C",
     state text collate "C",
     head text,
     tags text[] not null default '{}',
-    -- Field name to the codec's text. As a jsonb value it would lose NUL, -0.0, 1e16 and the order of keys.
+    -- Field names and encoded texts. Plain jsonb values would lose NUL, -0.0, 1e16 and the order of keys.
     data jsonb not null default '{}',
-    -- The fields over 1 KB, so that a change of the others does not write them again.
+    -- Fields over 1 KB, which are not rewritten when other fields change.
     large jsonb,
     primary key (namespace, key)
 ) with (
-    -- Room for the next version of a row on its own page: most updates then touch no index.
+    -- Leaves room for the next version of a row on its page, so that most updates touch no index.
     fillfactor = 75,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- POSIX is C under another name. With C the planner would take this index for a lookup by namespace and key while
--- a table is small, and go on doing so when it has grown.
+-- POSIX is the same order as C. With C the planner would use this index for lookups by namespace and key while the
+-- table is small, and keep that plan when it has grown.
 create index records_by_state on @schema@.records (
     namespace collate "POSIX", flow, state, key collate "POSIX"
 );
@@ -75,15 +75,15 @@ create table @schema@.memos (
     primary key (namespace, key)
 ) with (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.05);
 
--- The last batch of each lane and what became of its writes, for the lane that lost the answer.
+-- The journal: the last batch of each lane and the results of its writes, for a lane that lost the answer.
 create table @schema@.lanes (
     number bigint not null,
     used_at timestamptz not null,
     id text collate "C" primary key,
-    -- The usual writes: their places in the batch, and the versions they made.
+    -- Simple writes: their positions in the batch and their new versions.
     done bigint[],
     done_versions bigint[],
-    -- The others, by place. Writes and bases only where they differ from what the batch itself says.
+    -- Other writes, by position. Writes and bases only where they differ from those of the batch.
     codes smallint[],
     versions bigint[],
     writes text[],

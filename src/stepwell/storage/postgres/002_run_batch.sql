@@ -1,18 +1,16 @@
--- One batch of operations: one round trip, one commit. What each operation does is defined by
--- stepwell/storage/reference.py; this is the same, under row locks.
+-- Runs a batch of operations in one round trip and one commit. The rules are those of stepwell/storage/reference.py.
 --
--- Before anything is changed, all rows of the batch are locked in (namespace, key) order: no two batches can
--- wait for each other. Everything after that is a statement of its own, so it sees what the locks protect; a
--- statement that locks and reads at once would show the new record with belongings from before its wait.
--- Then the usual operations (each on a key that no other of the batch has) are made by one statement for all of
--- a kind, and the rest one by one.
+-- First, all rows of the batch are locked in (namespace, key) order, which rules out deadlocks between batches. The
+-- statements after that have newer snapshots, so they see each record together with its memo, tags and parts. A
+-- statement that locks and reads at once could combine a new record with an old memo.
+-- Then simple operations (each the only one on its key) run as one statement per kind, the others one by one.
 
 create function @schema@.run_batch(
     p_lane text,
     p_number bigint,
     p_now double precision,         -- null: the server's clock
-    p_lock_timeout text,            -- null: the connection's own
-    p_needed bigint,                -- on how many keys there must be a row before the batch can be made
+    p_lock_timeout text,            -- null: keep the setting of the connection
+    p_needed bigint,                -- number of keys that need a row
     p_kinds smallint[],             -- 1 get, 2 claim, 3 apply, 4 release
     p_namespaces text[],
     p_keys text[],
@@ -41,8 +39,8 @@ create function @schema@.run_batch(
     code smallint,
     clock double precision,
     version bigint,
-    write text,                     -- with an applied change: null if it is the one that was given
-    base text,                      -- likewise
+    write text,                     -- of an applied change: null if it is the given one
+    base text,                      -- the same
     written_at double precision,
     head text,
     data jsonb,
@@ -51,12 +49,12 @@ create function @schema@.run_batch(
     expires_at double precision,
     deadline double precision,
     memo text,
-    amount double precision,        -- seconds left, or bytes
+    amount double precision,        -- remaining seconds, or bytes
     part_names text[],
     part_bodies text[]
 )
 language plpgsql volatile
--- Every row is looked up by its key, however few or many there are when the plan is made.
+-- Forces index lookups, however many rows there are when the plan is made.
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -94,14 +92,14 @@ declare
     v_count constant integer := cardinality(p_keys);
     v_claimed bigint;
     v_simple bigint;
-    -- The operations whose rows we have locked. A row that somebody makes later is not there for this batch:
-    -- to wait for it would be out of order.
-    v_ours bigint[] := '{}';
+    -- The operations whose rows are locked. Rows that are inserted later are ignored, because locking them would
+    -- break the lock order.
+    v_rows bigint[] := '{}';
     v_locked bigint;
-    v_made bigint := 0;
-    v_untidy boolean := false;
+    v_done bigint := 0;
+    v_cleanup boolean := false;
 
-    -- Of the usual ones: which are done, and the versions that they made.
+    -- Simple writes that are done: positions and new versions.
     d_ats bigint[] := '{}';
     d_versions bigint[] := '{}';
 
@@ -110,7 +108,7 @@ declare
     v_there boolean;
     v_alive boolean;
     v_held boolean;
-    v_anew boolean;
+    v_new boolean;
     v_dropped boolean;
     v_keep boolean;
     v_returning boolean;
@@ -128,7 +126,7 @@ declare
     j_writes text[] := '{}';
     j_bases text[] := '{}';
 begin
-    -- A column in which all are alike is sent as one.
+    -- A column of equal items is sent as one item.
     if v_count > 1 then
         if cardinality(p_kinds) = 1 then
             p_kinds := array_fill(p_kinds[1], array[v_count]);
@@ -154,13 +152,13 @@ begin
         v_setting := set_config('lock_timeout', p_lock_timeout, true);
     end if;
     if not v_writes then
-        -- A lost claim costs its holder a LeaseLost, never data: not worth waiting for the disk.
+        -- A crash may lose a claim: its holder then gets LeaseLost. So claims do not wait for the disk.
         v_setting := set_config('synchronous_commit', 'off', true);
     elsif current_setting('synchronous_commit') = 'off' then
         v_setting := set_config('synchronous_commit', 'on', true);
     end if;
 
-    -- The lane. Locked before anything else: the same batch, sent again while the first one still runs, waits here.
+    -- The lane is locked first, so that a repeated batch waits here while the first one still runs.
 
     if v_journal then
         loop
@@ -171,7 +169,7 @@ begin
                 on conflict do nothing;
         end loop;
         if j.number > p_number then
-            raise exception 'batch % of this lane is over', p_number using errcode = 'SW001';
+            raise exception 'batch % of this lane is outdated', p_number using errcode = 'SW001';
         elsif j.number = p_number then
             return query
                 select u.at,
@@ -180,7 +178,7 @@ begin
                     coalesce(r_.version, d.version, j.versions[u.at]),
                     coalesce(r_.write, j.writes[u.at]),
                     coalesce(r_.base, j.bases[u.at]),
-                    -- Others may have written since: the record then is a later one, but whole.
+                    -- The record may be newer than the result, but it is complete.
                     r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline,
                     null::text, j.versions[u.at]::double precision, null::text[], null::text[]
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags)
@@ -193,19 +191,19 @@ begin
             return;
         end if;
     elsif p_lane is not null then
-        -- A batch that was cut off and arrives after it was sent again must not claim anything.
+        -- A delayed batch that arrives after a newer one must not claim anything.
         update @schema@.lanes l set number = p_number, used_at = clock_timestamp()
             where l.id = p_lane and l.number < p_number;
         if not found then
             insert into @schema@.lanes (id, number, used_at) values (p_lane, p_number, clock_timestamp())
                 on conflict do nothing;
             if not found then
-                raise exception 'batch % of this lane is over', p_number using errcode = 'SW001';
+                raise exception 'batch % of this lane is outdated', p_number using errcode = 'SW001';
             end if;
         end if;
     end if;
 
-    -- The rows.
+    -- Insert missing rows, then lock all rows.
 
     if v_writes or v_claims or 4 = any (p_kinds) then
         if p_needed > 0 then
@@ -220,11 +218,11 @@ begin
                     where u.flags & f_needs_row <> 0
                     order by u.namespace collate "C", u.key collate "C"
                     on conflict do nothing;
-                v_untidy := true;
+                v_cleanup := true;
             end if;
         end if;
         select coalesce(array_agg(x.at), '{}'), count(*) filter (where x.flags & f_needs_row <> 0)
-            into v_ours, v_locked
+            into v_rows, v_locked
             from (
                 select u.at, u.flags
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags) with ordinality as u(kind, namespace, key, flags, at)
@@ -234,13 +232,13 @@ begin
                 for update of r_
             ) x;
         if v_locked < p_needed then
-            -- Somebody removed an empty row in this very moment; making it now would be out of order.
+            -- An empty row was removed after the insert. Inserting it now would break the lock order.
             raise exception 'a row is gone' using errcode = 'serialization_failure';
         end if;
     end if;
     t := coalesce(p_now, date_part('epoch', clock_timestamp()));
 
-    -- The usual ones.
+    -- Simple operations.
 
     if v_gets then
         return query
@@ -250,7 +248,7 @@ begin
             join @schema@.records r_ on r_.namespace = u.namespace and r_.key = u.key
             where u.kind = 1 and u.flags & f_simple <> 0
                 and r_.alive and (r_.expires_at is null or r_.expires_at > t);
-        select v_made + count(*) into v_made
+        select v_done + count(*) into v_done
             from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 1 and u.flags & f_simple <> 0;
     end if;
 
@@ -264,7 +262,7 @@ begin
                     and r_.namespace = u.namespace and r_.key = u.key
                     and (r_.token is null or r_.leased_until <= t or r_.token = u.token)
                 returning u.at, c_claimed, t,
-                    -- Where nothing is to be seen, there still is the base to guard with.
+                    -- An expired record is not visible, but its base is still needed as a guard.
                     case when r_.alive and (r_.expires_at is null or r_.expires_at > t) then r_.version end,
                     r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline,
                     case
@@ -276,7 +274,7 @@ begin
         get diagnostics v_claimed = row_count;
         select count(*) into v_simple
             from unnest(p_kinds, p_flags) u(kind, flags) where u.kind = 2 and u.flags & f_simple <> 0;
-        v_made := v_made + v_simple;
+        v_done := v_done + v_simple;
         if v_claimed < v_simple then
             return query
                 select u.at, c_taken, t, null::bigint, null::text, null::text, null::double precision, null::text,
@@ -290,7 +288,7 @@ begin
     end if;
 
     if v_writes then
-        -- A holder changes small fields of a record that is there. Whatever is not as expected is left for below.
+        -- Merge small fields into existing records of their holders. Writes whose guards fail are handled below.
         with done as (
             update @schema@.records r_ set
                 version = r_.version + 1,
@@ -315,7 +313,7 @@ begin
                 data, deadline, expiry, memo, weight, allowed, at
             )
             where u.flags & f_simple <> 0 and u.weight is not null
-                and u.at = any (v_ours) and r_.namespace = u.namespace and r_.key = u.key
+                and u.at = any (v_rows) and r_.namespace = u.namespace and r_.key = u.key
                 and r_.alive and (r_.expires_at is null or r_.expires_at > t)
                 and r_.token = u.token and r_.leased_until > t and r_.base = u.base
                 and r_.large is null and r_.size + u.weight <= u.allowed
@@ -324,7 +322,7 @@ begin
         select coalesce(array_agg(d.at), '{}'), coalesce(array_agg(d.version), '{}')
             into d_ats, d_versions
             from done d;
-        v_made := v_made + cardinality(d_ats);
+        v_done := v_done + cardinality(d_ats);
         if cardinality(p_memos) > 0 then
             insert into @schema@.memos as m (namespace, key, body)
                 select u.namespace, u.key, u.memo
@@ -339,9 +337,9 @@ begin
             from unnest(d_ats, d_versions) d(at, version);
     end if;
 
-    -- The rest, one by one.
+    -- Other operations, one by one.
 
-    if v_made < v_count then
+    if v_done < v_count then
         for op in
             select *
             from unnest(
@@ -375,7 +373,7 @@ begin
             part_bodies := null;
 
             if op.kind = 1 then
-                -- One statement, one snapshot: the parts are those of this version.
+                -- One statement has one snapshot, so the parts belong to this version.
                 select r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
                         r_.expires_at, r_.deadline, p.names, p.bodies
                     into version, write, base, written_at, head, data, large, tags, expires_at, deadline,
@@ -395,7 +393,7 @@ begin
             elsif op.kind = 2 then
                 update @schema@.records r_
                     set token = op.token, leased_until = t + op.lease
-                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours)
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_rows)
                         and case
                             when op.flags & f_renew <> 0 then r_.token = op.token and r_.leased_until > t
                             else r_.token is null or r_.leased_until <= t or r_.token = op.token
@@ -415,7 +413,7 @@ begin
                     end if;
                 elsif op.flags & f_renew <> 0 then
                     code := c_lease_lost;
-                    v_untidy := true;
+                    v_cleanup := true;
                 else
                     select r_.leased_until - t into amount from @schema@.records r_
                         where r_.namespace = op.namespace and r_.key = op.key;
@@ -424,10 +422,10 @@ begin
 
             elsif op.kind = 4 then
                 update @schema@.records r_ set token = null, leased_until = 0
-                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours)
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_rows)
                         and r_.token = op.token
                     returning r_.alive into v_alive;
-                v_untidy := v_untidy or not found or not v_alive;
+                v_cleanup := v_cleanup or not found or not v_alive;
 
             else
                 v_held := op.token is not null;
@@ -437,7 +435,7 @@ begin
                         r_.memo_until, r_.tags, r_.has_parts, r_.large is not null as has_large
                     into r
                     from @schema@.records r_
-                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_ours);
+                    where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_rows);
                 v_there := found;
                 v_alive := v_there and r.alive;
 
@@ -458,7 +456,7 @@ begin
                     write := '';
                     base := '';
                     if op.flags & f_forget <> 0 and op.tags is not null then
-                        -- Found by these: their entries go, whatever the record says its tags are.
+                        -- Also delete the entries of the given tags, in case the stored tags are damaged.
                         delete from @schema@.tags g
                             where g.namespace = op.namespace and g.key = op.key
                                 and g.tag in (
@@ -476,7 +474,7 @@ begin
                             delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
                             v_memo_until := 0;
                             if not v_held and r.token is not null and r.leased_until > t then
-                                -- Somebody else holds it: the base says that what they saw is gone.
+                                -- The new base makes the write of another holder fail.
                                 base := op.write;
                             end if;
                         else
@@ -513,7 +511,7 @@ begin
                             flow = null,
                             state = null,
                             head = null,
-                            -- They stay: whoever they name must be able to have the tombstone forgotten too.
+                            -- Kept, so that the tombstone is found by its tags and can be forgotten too.
                             tags = case when op.flags & f_forget <> 0 then '{}' else r_.tags end,
                             data = '{}',
                             large = null
@@ -522,10 +520,10 @@ begin
                     end if;
 
                 else
-                    -- An expired record is only hidden: its holder brings it back, anybody else starts anew.
-                    v_anew := v_alive and coalesce(r.expires_at <= t, false)
+                    -- An expired record is only hidden: a write of its holder restores it, any other write replaces it.
+                    v_new := v_alive and coalesce(r.expires_at <= t, false)
                         and (op.flags & f_fresh <> 0 or not v_held);
-                    v_dropped := op.flags & f_replace <> 0 or v_anew;
+                    v_dropped := op.flags & f_replace <> 0 or v_new;
                     v_names := null;
                     if op.large is not null or op.unset is not null or r.has_large then
                         v_names := array(
@@ -537,7 +535,7 @@ begin
 
                     v_size := op.weight + case when v_dropped then 0 else r.size end;
                     if v_size > op.allowed then
-                        -- Too much by the rough count: count exactly.
+                        -- The upper bound exceeds the limit: compute the exact size.
                         select coalesce(sum(w.weight), 0), op.weight + coalesce(sum(w.weight) filter (where w.stays), 0)
                             into v_all, v_size
                             from (
@@ -564,13 +562,13 @@ begin
                         code := c_applied;
                         v_expires := case
                             when op.flags & f_expiry <> 0 then t + op.expiry
-                            when v_anew or (v_held and r.expires_at <= t) then null
+                            when v_new or (v_held and r.expires_at <= t) then null
                             else r.expires_at
                         end;
                         v_tags := null;
                         if op.tags is not null then
                             v_tags := array(select jsonb_array_elements_text(op.tags));
-                        elsif v_anew then
+                        elsif v_new then
                             v_tags := '{}';
                         end if;
 
@@ -589,7 +587,7 @@ begin
                             removable_at = v_expires,
                             deadline = case
                                 when op.flags & f_deadline <> 0 then t + op.deadline
-                                when v_anew then null
+                                when v_new then null
                                 else r_.deadline
                             end,
                             memo_until = case when op.memo is not null then t + c_day else r_.memo_until end,
@@ -601,15 +599,15 @@ begin
                             end,
                             flow = case
                                 when op.head is not null then @schema@.indexed(op.flow)
-                                when not v_anew then r_.flow
+                                when not v_new then r_.flow
                             end,
                             state = case
                                 when op.head is not null then @schema@.indexed(op.state)
-                                when not v_anew then r_.state
+                                when not v_new then r_.state
                             end,
                             head = case
                                 when op.head is not null then op.head
-                                when not v_anew then r_.head
+                                when not v_new then r_.head
                             end,
                             tags = coalesce(v_tags, r_.tags),
                             data = case
@@ -618,7 +616,7 @@ begin
                                 when op.data is not null then r_.data || op.data
                                 else r_.data
                             end,
-                            -- A large datum that is handed on as it is is not written again.
+                            -- An unchanged large value is not rewritten.
                             large = case
                                 when v_dropped then op.large
                                 when op.large is null and (r_.large is null or not r_.large ?| v_names) then r_.large
@@ -668,7 +666,7 @@ begin
                     insert into @schema@.memos as m (namespace, key, body) values (op.namespace, op.key, op.memo)
                         on conflict (namespace, key) do update set body = excluded.body;
                 end if;
-                v_untidy := v_untidy or not v_alive;
+                v_cleanup := v_cleanup or not v_alive;
                 if v_journal then
                     j_codes[op.at] := code;
                     if code = c_applied then
@@ -688,11 +686,11 @@ begin
         end loop;
     end if;
 
-    if v_untidy then
+    if v_cleanup then
         with gone as (
             delete from @schema@.records r_
                 using unnest(p_namespaces, p_keys) with ordinality as u(namespace, key, at)
-                where u.at = any (v_ours) and r_.namespace = u.namespace and r_.key = u.key
+                where u.at = any (v_rows) and r_.namespace = u.namespace and r_.key = u.key
                     and not r_.alive and r_.removable_at <= t and (r_.token is null or r_.leased_until <= t)
                 returning r_.namespace, r_.key, r_.tags
         ), memos as (

@@ -1,5 +1,4 @@
--- Removes what is of no use to anybody any more. Rows that somebody has locked are left for the next time:
--- a sweep never waits, so it can be in nobody's way.
+-- Removes expired records, old tombstones, memos and lanes. Skips locked rows, so that it never waits.
 
 create function @schema@.sweep(
     p_now double precision,         -- null: the server's clock
@@ -9,7 +8,7 @@ language plpgsql volatile
 set enable_seqscan = off
 as $$
 declare
-    -- A constant for the planner, which would not use the index with the clock itself.
+    -- A constant, because the planner would not use the index with clock_timestamp().
     t constant double precision := coalesce(p_now, date_part('epoch', clock_timestamp()));
     v_setting text;
     r record;
@@ -27,7 +26,7 @@ begin
             delete from @schema@.parts p where p.namespace = r.namespace and p.key = r.key;
         end if;
         if r.memo_until > t then
-            -- Handled updates stay known for a day, whatever becomes of the record.
+            -- Keep the memo of handled updates for a day.
             update @schema@.records r_ set
                 version = 0, write = '', base = '', written_at = 0, alive = false, has_parts = false, size = 0,
                 expires_at = null, removable_at = r_.memo_until, deadline = null, token = null, leased_until = 0,
@@ -51,7 +50,7 @@ begin
         return next;
     end loop;
 
-    -- A lane that was quiet for so long has its answer, or gave up.
+    -- A lane that was not used for this long no longer needs its journal.
     delete from @schema@.lanes l where l.id in (
         select l_.id from @schema@.lanes l_
         where l_.used_at < now() - interval '10 minutes'

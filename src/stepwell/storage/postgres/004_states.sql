@@ -1,7 +1,7 @@
--- What people and their SQL look at: the records that are there, values decoded.
+-- A view of the visible records with decoded values, for queries.
 
--- A stored text without its checksum. What jsonb cannot hold, such as a NUL, and what is damaged, comes as
--- the text itself: one such value must not spoil a whole query.
+-- Returns a stored value without its checksum. A damaged value, or one that jsonb does not support, such as a NUL, is
+-- returned as text, so that it does not fail the whole query.
 create function @schema@.value(stored text) returns jsonb
     language plpgsql immutable strict parallel safe
 as $$

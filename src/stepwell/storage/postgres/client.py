@@ -89,15 +89,15 @@ class Source(ABC):
     keeps: bool
 
     @abstractmethod
-    async def take(self) -> asyncpg.Connection[Any]:
+    async def acquire(self) -> asyncpg.Connection[Any]:
         """Return a connection for exclusive use."""
 
     @abstractmethod
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
+    async def release(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
         """Take back a connection that broke or is not kept."""
 
     @abstractmethod
-    async def end(self, connection: asyncpg.Connection[Any]) -> None:
+    async def close(self, connection: asyncpg.Connection[Any]) -> None:
         """Close a connection that is no longer needed."""
 
 
@@ -142,7 +142,7 @@ class UrlSource(Source):
                 "plan_cache_mode": "force_generic_plan",
             }
 
-    async def take(self) -> asyncpg.Connection[Any]:
+    async def acquire(self) -> asyncpg.Connection[Any]:
         connection: asyncpg.Connection[Any] = await asyncpg.connect(
             self._url,
             timeout=self._options.connect_timeout,
@@ -154,10 +154,10 @@ class UrlSource(Source):
         )
         return connection
 
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
+    async def release(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
         connection.terminate()
 
-    async def end(self, connection: asyncpg.Connection[Any]) -> None:
+    async def close(self, connection: asyncpg.Connection[Any]) -> None:
         try:
             await connection.close(timeout=1)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -175,15 +175,15 @@ class PoolSource(Source):
         self.server = "the server of the given pool"
         self.lock_timeout = options.lock_timeout
 
-    async def take(self) -> asyncpg.Connection[Any]:
+    async def acquire(self) -> asyncpg.Connection[Any]:
         return cast("asyncpg.Connection[Any]", await self._pool.acquire(timeout=self._options.connect_timeout))
 
-    async def give_back(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
+    async def release(self, connection: asyncpg.Connection[Any], *, broken: bool) -> None:
         if broken:
             connection.terminate()
-        await self.end(connection)
+        await self.close(connection)
 
-    async def end(self, connection: asyncpg.Connection[Any]) -> None:
+    async def close(self, connection: asyncpg.Connection[Any]) -> None:
         with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await self._pool.release(cast("PoolConnectionProxy[Any]", connection), timeout=self._options.timeout)
 
@@ -224,7 +224,7 @@ class PostgresConnection:
         async with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
-                await self._source.end(connection)
+                await self._source.close(connection)
 
     async def _ready(self) -> asyncpg.Connection[Any]:
         if self._connection is not None:
@@ -233,7 +233,7 @@ class PostgresConnection:
             self._connection = None
         self._loop = asyncio.get_running_loop()
         try:
-            return await self._source.take()
+            return await self._source.acquire()
         except _DRIVER_ERRORS as error:
             raise _translated(error, self._source.server, sent=False) from _without_secrets(error)
 
@@ -269,7 +269,7 @@ class _Use:
             if owner._lock is self._lock:
                 owner._connection = self._connection if kept else None
             if not kept:
-                await source.give_back(self._connection, broken=broken)
+                await source.release(self._connection, broken=broken)
         finally:
             self._lock.release()
         if isinstance(error, _DRIVER_ERRORS) and not ours:

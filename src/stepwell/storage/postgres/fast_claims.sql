@@ -1,5 +1,5 @@
--- Fast path for claims: claim records that have a row, as run_batch does. It returns fewer rows than claims if an address
--- has no row, is leased to another token, or the batch is outdated; the caller then sends all claims to run_batch.
+-- Fast path for claims: claims records that have a row, as run_batch does. Returns fewer rows than claims if an
+-- address has no row or is leased to another token, or if the batch is outdated; then run_batch runs the batch.
 with lane as (
     -- First, so that a repeated batch waits here while the first one still runs.
     update @schema@.lanes l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2

@@ -1,5 +1,5 @@
--- Fast path for writes: merge small fields into existing records that the writers hold, as run_batch does. It writes all of
--- the batch or nothing. Without a row nothing was written, and the caller sends the batch to run_batch.
+-- Fast path for writes: merges small fields into existing records of their holders, as run_batch does. Writes the whole
+-- batch or nothing. If it returns no rows, nothing was written, and run_batch runs the batch.
 with lane as materialized (
     -- First, so that a repeated batch waits here while the first one still runs.
     select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
