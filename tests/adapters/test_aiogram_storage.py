@@ -261,7 +261,7 @@ async def test_a_record_that_was_cleared_meanwhile_is_not_written(storage: Stora
     assert await kept.get_data(KEY) == {}
 
 
-async def test_a_holder_that_overslept_writes_nothing() -> None:
+async def test_a_holder_with_an_expired_lease_writes_nothing() -> None:
     clock = Clock()
     storage = MemoryStorage(clock=clock)
     kept, isolation = StepwellStorage(storage), StepwellIsolation(storage, lease=5)

@@ -166,7 +166,7 @@ async def test_an_inline_button_is_pressed_and_answered(call: Client, chat: Pers
     assert (await waiting)["text"] == "Noted"
     code, why = await call("answerCallbackQuery", callback_query_id=query_id)
     assert (code, "query is too old" in why) == (400, True)
-    with pytest.raises(UsageError, match="there is 'Yes', 'Web'"):
+    with pytest.raises(UsageError, match="the buttons are: 'Yes', 'Web'"):
         await chat.press("No")
     with pytest.raises(UsageError, match="opens a page"):
         await chat.press("Web")
@@ -476,13 +476,13 @@ async def test_what_cannot_be_is_refused_at_once(api: BotAPI, bot: Bot, chat: Pe
         chat.user(-1)
     with pytest.raises(InvalidOption, match="below 0"):
         chat.group(5)
-    with pytest.raises(UsageError, match="topics are in groups"):
+    with pytest.raises(UsageError, match="only groups have topics"):
         chat.topic("x")
-    with pytest.raises(UsageError, match="nothing to edit"):
+    with pytest.raises(UsageError, match="no message to edit"):
         await chat.edit("x")
-    with pytest.raises(UsageError, match="nothing to deliver again"):
+    with pytest.raises(UsageError, match="no update to deliver again"):
         await chat.redeliver()
-    with pytest.raises(TimeoutError, match="said nothing here"):
+    with pytest.raises(TimeoutError, match="sent no message here"):
         await chat.answer(timeout=0.01)
 
 

@@ -17,10 +17,10 @@ from stepwell.playground.actions import ACTIONS
 from stepwell.playground.auth import HEADERS
 from stepwell.playground.botapi import BotAPI
 from stepwell.playground.display import MASK, is_secret, shown
-from stepwell.playground.pages import FILES, LARGEST
+from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
-from stepwell.playground.timeline import LENGTH
+from stepwell.playground.timeline import MAX_EVENTS
 
 BOT = Path(__file__).parent / "cafe.py"
 HOST = "127.0.0.1:8642"
@@ -394,11 +394,11 @@ async def test_a_chat_and_the_timeline_show_the_newest_only(play: Playground) ->
     await following.aclose()
     messages = sections["room 42"]["messages"]
     assert (len(messages), messages[-1]["text"]) == (MESSAGES, "message 299")
-    assert (len(sections["timeline"]), sections["timeline"][-1]["title"]) == (LENGTH, "message: message 299")
+    assert (len(sections["timeline"]), sections["timeline"][-1]["title"]) == (MAX_EVENTS, "message: message 299")
 
 
 async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/api/send", content=b"x" * (LARGEST + 1), headers=allowed("POST"))
+    answer = await http.post("/api/send", content=b"x" * (MAX_REQUEST + 1), headers=allowed("POST"))
     assert answer.status_code == 400
     assert "at most" in answer.json()["error"]
 
@@ -439,4 +439,4 @@ async def test_people_groups_and_topics_are_few(play: Playground, http: httpx.As
             for n in range(15)
         ]
         assert answers[0].status_code == 200
-        assert "already" in answers[-1].json()["error"]
+        assert "the limit of" in answers[-1].json()["error"]

@@ -86,7 +86,7 @@ def make_poll(storage: Storage | str) -> Router:
 # Talking
 
 
-async def test_sending_gives_the_answers_and_keeps_what_was_said() -> None:
+async def test_send_returns_the_answers_and_keeps_the_messages() -> None:
     chat = Chat(make_router)
     assert chat.last is None
     assert await chat.send("/register") == ["What's your name?"]
@@ -144,14 +144,14 @@ async def test_any_update_can_be_delivered() -> None:
 
 async def test_a_message_can_be_edited() -> None:
     chat = Chat(make_poll)
-    with pytest.raises(UsageError, match="nothing to edit"):
+    with pytest.raises(UsageError, match="no message to edit"):
         await chat.edit("hallo")
     await chat.send("hello")
     assert await chat.edit("hallo") == ["You now say hallo."]
     assert [message["text"] for message in chat.messages] == ["hallo", "User 42: hello", "You now say hallo."]
 
 
-async def test_what_a_handler_raises_reaches_the_test_and_the_update_can_come_again() -> None:
+async def test_an_exception_of_a_handler_reaches_the_test_and_the_update_can_be_redelivered() -> None:
     chat = Chat(make_poll)
     with pytest.raises(ValueError, match="boom"):
         await chat.send("boom")
@@ -172,17 +172,17 @@ async def test_pressing_a_button_of_the_last_message_edits_it() -> None:
     assert [call["method"] for call in chat.calls] == ["sendMessage", "answerCallbackQuery", "editMessageText"]
 
 
-async def test_a_button_that_is_not_there_is_an_error_that_lists_the_buttons() -> None:
+async def test_pressing_a_missing_button_raises_and_lists_the_buttons() -> None:
     chat = Chat(make_poll)
-    with pytest.raises(AssertionError, match="the bot said nothing here"):
+    with pytest.raises(AssertionError, match="the bot has sent no message here"):
         await chat.press("Yes")
     await chat.send("/ask")
-    with pytest.raises(AssertionError, match="'Sure\\?' has no button 'Maybe'; it has 'Yes', 'No'"):
+    with pytest.raises(AssertionError, match="'Sure\\?' has no button 'Maybe'; its buttons are: 'Yes', 'No'"):
         await chat.press("Maybe")
     await chat.send("hello")
-    with pytest.raises(AssertionError, match="it has no buttons at all"):
+    with pytest.raises(AssertionError, match="its buttons are: none"):
         await chat.press("Yes")
-    with pytest.raises(AssertionError, match="did not say 'Well\\?' here, it said 'Sure\\?', 'User 42: hello'"):
+    with pytest.raises(AssertionError, match="sent no message 'Well\\?' here; it sent: 'Sure\\?', 'User 42: hello'"):
         await chat.press("Yes", on="Well?")
     await chat.send("/site")
     with pytest.raises(AssertionError, match="opens a page"):
@@ -196,14 +196,14 @@ async def test_an_older_message_still_has_its_buttons() -> None:
     assert await chat.press("No", on="Sure?") == ["You said no."]
 
 
-async def test_a_button_below_the_place_for_writing_sends_its_text() -> None:
+async def test_a_button_of_a_reply_keyboard_sends_its_text() -> None:
     chat = Chat(make_poll)
     await chat.send("/menu")
     assert chat.buttons == ["/ask", "Hello"]
     assert await chat.press("Hello") == ["User 42: Hello"]
 
 
-async def test_a_deleted_message_is_gone_and_one_that_never_was_is_an_error() -> None:
+async def test_a_message_can_be_deleted_and_an_unknown_one_raises() -> None:
     chat = Chat(make_poll)
     await chat.send("hello")
     await chat.send(f"/drop {chat.messages[1]['message_id']}")
@@ -215,7 +215,7 @@ async def test_a_deleted_message_is_gone_and_one_that_never_was_is_an_error() ->
 # People and places
 
 
-async def test_people_and_places_are_views_of_one_world() -> None:
+async def test_users_groups_and_topics_share_one_world() -> None:
     chat = Chat(make_poll)
     bob = chat.user(43, first_name="Bob", language_code="de")
     group = chat.group(-100)
@@ -230,13 +230,13 @@ async def test_people_and_places_are_views_of_one_world() -> None:
     assert len(chat.updates) == len(bob.updates) == 5
 
 
-async def test_only_answers_in_this_place_are_returned() -> None:
+async def test_only_answers_in_this_chat_are_returned() -> None:
     chat = Chat(make_poll)
     assert await chat.send("/tell 43") == ["I told them."]
     assert chat.user(43).last == "A word for you."
 
 
-async def test_the_record_is_that_of_the_person_in_the_place() -> None:
+async def test_record_returns_the_record_of_this_user_in_this_chat() -> None:
     chat = Chat(make_poll)
     topic = chat.group(-100).topic(7)
     await topic.send("/ask")
@@ -245,34 +245,34 @@ async def test_the_record_is_that_of_the_person_in_the_place() -> None:
     assert await chat.group(-100).record() is None
 
 
-def test_ids_that_cannot_be_are_refused() -> None:
+def test_invalid_ids_are_refused() -> None:
     chat = Chat(make_poll)
-    with pytest.raises(InvalidOption, match="a group is below 0"):
+    with pytest.raises(InvalidOption, match="a group must be below 0"):
         chat.group(100)
-    with pytest.raises(InvalidOption, match="a user is above 0"):
+    with pytest.raises(InvalidOption, match="a user must be above 0"):
         chat.user(-1)
-    with pytest.raises(UsageError, match="topics are in groups"):
+    with pytest.raises(UsageError, match="only groups have topics"):
         chat.topic(7)
 
 
-async def test_what_is_no_text_is_refused() -> None:
+async def test_a_text_that_is_no_str_is_refused() -> None:
     chat = Chat(make_poll)
     for write in (chat.send, chat.send_at_once, chat.edit):
-        with pytest.raises(InvalidOption, match="a message's text is a str, got 5"):
+        with pytest.raises(InvalidOption, match="text must be a str, got 5"):
             await write(5)  # type: ignore[arg-type,operator]
 
 
 # Restart, redelivery, workers, time
 
 
-async def test_a_restart_goes_on_where_it_was(backend: Backend) -> None:
+async def test_a_conversation_continues_after_a_restart(backend: Backend) -> None:
     chat = Chat(make_router, storage=backend.storage())
     await chat.send("/register")
     await chat.restart()
     assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
 
 
-async def test_a_url_is_opened_anew_by_every_worker_and_every_restart(shared_backend: Backend) -> None:
+async def test_every_worker_and_every_restart_opens_the_url_again(shared_backend: Backend) -> None:
     async with Chat(make_router, storage=shared_backend.place(), workers=2) as chat:
         await chat.send("/register")
         await chat.send("Alice")
@@ -280,7 +280,7 @@ async def test_a_url_is_opened_anew_by_every_worker_and_every_restart(shared_bac
         assert await chat.send("alice@example.com") == ["Please confirm."]
 
 
-async def test_a_restart_may_bring_another_release() -> None:
+async def test_a_restart_may_use_another_release() -> None:
     chat = Chat(make_router)
     await chat.send("/register")
     await chat.restart(make_poll)
@@ -289,7 +289,7 @@ async def test_a_restart_may_bring_another_release() -> None:
 
 async def test_a_redelivered_update_changes_nothing_and_is_answered_again(backend: Backend) -> None:
     chat = Chat(make_router, storage=backend.storage())
-    with pytest.raises(UsageError, match="nothing to deliver again"):
+    with pytest.raises(UsageError, match="no update to deliver again"):
         await chat.redeliver()
     await chat.send("/register")
     await chat.send("Alice")
@@ -305,7 +305,7 @@ async def test_two_chats_over_one_storage_do_not_take_updates_for_duplicates(bac
     assert await Chat(make_router, storage=storage).send("Alice") == ["Got it, Alice! What's your email?"]
 
 
-async def test_workers_take_updates_in_turn(backend: Backend) -> None:
+async def test_workers_get_updates_in_turn(backend: Backend) -> None:
     made: list[Router] = []
 
     def make(storage: Storage | str) -> Router:
@@ -358,7 +358,7 @@ async def test_messages_sent_at_once_are_handled_one_after_the_other(backend: Ba
     assert (await chat.record() or State()).data == {"seen": texts}
 
 
-async def test_the_clock_of_the_storage_is_moved(clock: Clock) -> None:
+async def test_advance_moves_the_clock_of_the_storage(clock: Clock) -> None:
     chat = Chat(make_router)
     await chat.send("/register")
     date = chat.messages[-1]["date"]
@@ -377,33 +377,33 @@ async def test_the_clock_of_the_storage_is_moved(clock: Clock) -> None:
 # Wrong use
 
 
-async def test_a_router_cannot_be_made_anew() -> None:
+async def test_a_chat_with_a_router_cannot_restart() -> None:
     chat = Chat(make_router(MemoryStorage()))
     assert await chat.send("/register") == ["What's your name?"]
-    with pytest.raises(UsageError, match="give Chat a function that makes the router"):
+    with pytest.raises(UsageError, match="needs a function that makes the router"):
         await chat.restart()
-    with pytest.raises(InvalidOption, match="a router has its storage already"):
+    with pytest.raises(InvalidOption, match="a router already has its storage"):
         Chat(make_router(MemoryStorage()), workers=2)
-    with pytest.raises(UsageError, match="goes by its own clock"):
+    with pytest.raises(UsageError, match="uses the system clock"):
         await chat.advance(1)
 
 
-def test_what_is_neither_a_router_nor_makes_one_is_refused() -> None:
+def test_anything_but_a_router_or_its_factory_is_refused() -> None:
     with pytest.raises(InvalidOption, match="def make_router\\(storage\\)"):
         Chat(lambda: make_router("memory://"))  # type: ignore[arg-type, misc]
-    with pytest.raises(InvalidOption, match="a function of a storage"):
+    with pytest.raises(InvalidOption, match="a function that makes one"):
         Chat(make_router(MemoryStorage()).fsm)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="returns a Router, got None"):
+    with pytest.raises(InvalidOption, match="must return a Router, got None"):
         Chat(lambda storage: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidOption, match="no machine"):
         Chat(Router())
-    with pytest.raises(InvalidOption, match="workers is 1 or more"):
+    with pytest.raises(InvalidOption, match="workers must be 1 or more"):
         Chat(make_router, workers=0)
-    with pytest.raises(InvalidOption, match="clock of its own"):
+    with pytest.raises(InvalidOption, match="has its own clock"):
         Chat(make_router, storage=MemoryStorage(), clock=Clock())
 
 
-def test_a_bot_s_tests_need_no_pytest_and_a_storage_s_tests_no_conversations() -> None:
+def test_chat_needs_no_pytest_and_the_contract_no_fsm() -> None:
     code = "import sys; from stepwell.testing import {0}; print({1!r} in sys.modules)"
     for name, module in (("Chat", "pytest"), ("Clock", "stepwell.fsm")):
         done = subprocess.run(

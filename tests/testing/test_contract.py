@@ -25,7 +25,7 @@ class TestForgetful(StorageContract):
 
 
 @pytest.mark.parametrize("module", ["stepwell.testing", "stepwell.testing.contract"])
-def test_a_promise_that_fails_shows_the_values(tmp_path: Path, module: str) -> None:
+def test_a_failing_assertion_shows_its_values(tmp_path: Path, module: str) -> None:
     path = tmp_path / "test_forgetful.py"
     path.write_text(FAILING.format(line=f"from {module} import StorageContract"))
     name = "test_a_record_without_data_has_empty_data"

@@ -1,4 +1,4 @@
-"""Try a bot without Telegram: a local Bot API, and a page that shows the bot at work.
+"""Try a bot without Telegram: a local Bot API, and a page that shows the bot's state.
 
-``stepwell play bot.py`` starts both; ``playground.play.Playground`` is the same for programs.
+``stepwell play bot.py`` starts both; use ``playground.play.Playground`` in programs.
 """

@@ -1,4 +1,4 @@
-"""What the page may do, by name: each takes the playground and the request's JSON."""
+"""The actions of the page, by name. Each takes the playground and the JSON of the request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["ACTIONS", "Action"]
 Given: TypeAlias = dict[str, Any]
 Action: TypeAlias = Callable[["Playground", Given], Awaitable[Given | None]]
 
-LONGEST_TEXT, LONGEST_NAME = 4096, 64
-MOST_PEOPLE, MOST_ROOMS, MOST_TOPICS = 12, 12, 12
+MAX_TEXT, MAX_NAME = 4096, 64
+MAX_PEOPLE, MAX_ROOMS, MAX_TOPICS = 12, 12, 12
 BURST = 10
 
 
 async def send(play: Playground, given: Given) -> None:
-    """Write a message."""
-    await _person(play, given).send(_text(given, "text", LONGEST_TEXT))
+    """Send a message."""
+    await _person(play, given).send(_text(given, "text", MAX_TEXT))
 
 
 async def burst(play: Playground, given: Given) -> None:
-    """Write ten messages at once."""
+    """Send ten messages at once."""
     text = given.get("text")
-    texts = [f"Message {n}" for n in range(1, BURST + 1)] if not text else [_text(given, "text", LONGEST_TEXT)] * BURST
+    texts = [f"Message {n}" for n in range(1, BURST + 1)] if not text else [_text(given, "text", MAX_TEXT)] * BURST
     await _person(play, given).send_at_once(*texts)
 
 
 async def press(play: Playground, given: Given) -> None:
-    """Press a button of a message, or of the keyboard below the place for writing."""
+    """Press a button of a message or of the reply keyboard."""
     person = _person(play, given)
     number = given.get("message")
     message: dict[str, Any] = {}
@@ -47,16 +47,16 @@ async def press(play: Playground, given: Given) -> None:
     try:
         raw = rows[_number(given, "row")][_number(given, "column")]
     except IndexError:
-        raise UsageError("this button is no longer there") from None
+        raise UsageError("this button no longer exists") from None
     await person.push(KeyboardButton(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
 
 
 async def again(play: Playground, given: Given) -> None:
-    """The last update comes a second time, or another one."""
+    """Deliver the last update, or the one with this id, again."""
     number = given.get("update_id")
     known = [each for each in play.bot.updates.all if number in (None, each["update_id"])]
     if not known:
-        raise UsageError("there is nothing to send twice yet; write something first")
+        raise UsageError("there is no update to repeat yet; send a message first")
     play.world.deliver(play.bot, known[-1])
 
 
@@ -66,17 +66,17 @@ async def restart(play: Playground, given: Given) -> None:
 
 
 async def timeout(play: Playground, given: Given) -> None:
-    """Let a timer run out now."""
+    """Fire a timer now."""
     await play.time_out(_text(given, "bot", 512), _text(given, "key", 1024))
 
 
 async def add_person(play: Playground, given: Given) -> Given:
-    """Somebody new, with a private chat, and in every group."""
+    """Add a user with a private chat, and to every group."""
     people = [user for user in play.world.users.values() if not user["is_bot"]]
-    if len(people) >= MOST_PEOPLE:
-        raise UsageError(f"there are {MOST_PEOPLE} people already")
+    if len(people) >= MAX_PEOPLE:
+        raise UsageError(f"the limit of {MAX_PEOPLE} users is reached")
     user = max(each["id"] for each in people) + 1
-    play.api.chat(play.bot, user, first_name=_text(given, "name", LONGEST_NAME))
+    play.api.chat(play.bot, user, first_name=_text(given, "name", MAX_NAME))
     for room in list(play.world.rooms.values()):
         if room.id < 0:
             Person(play.world, play.bot, user, room=room)
@@ -85,11 +85,11 @@ async def add_person(play: Playground, given: Given) -> Given:
 
 
 async def add_group(play: Playground, given: Given) -> Given:
-    """A group with everybody in it."""
+    """Add a group with all users in it."""
     groups = [room.id for room in play.world.rooms.values() if room.id < 0]
-    if len(groups) >= MOST_ROOMS:
-        raise UsageError(f"there are {MOST_ROOMS} groups already")
-    room = play.world.group(min(groups, default=-1000) - 1, title=_text(given, "name", LONGEST_NAME))
+    if len(groups) >= MAX_ROOMS:
+        raise UsageError(f"the limit of {MAX_ROOMS} groups is reached")
+    room = play.world.group(min(groups, default=-1000) - 1, title=_text(given, "name", MAX_NAME))
     for user in [each["id"] for each in play.world.users.values() if not each["is_bot"]]:
         Person(play.world, play.bot, user, room=room)
     play.places_changed()
@@ -97,11 +97,11 @@ async def add_group(play: Playground, given: Given) -> Given:
 
 
 async def add_topic(play: Playground, given: Given) -> Given:
-    """A topic of a group, which becomes a forum by it."""
+    """Add a topic to a group, which turns it into a forum."""
     person = _person(play, {**given, "thread": None})
-    if len(person.room.topics) >= MOST_TOPICS:
-        raise UsageError(f"there are {MOST_TOPICS} topics already")
-    topic = person.topic(_text(given, "name", LONGEST_NAME))
+    if len(person.room.topics) >= MAX_TOPICS:
+        raise UsageError(f"the limit of {MAX_TOPICS} topics is reached")
+    topic = person.topic(_text(given, "name", MAX_NAME))
     play.places_changed()
     return {"thread": topic.thread}
 
@@ -116,18 +116,18 @@ def _person(play: Playground, given: Given) -> Person:
 def _text(given: Given, name: str, longest: int) -> str:
     value = given.get(name)
     if not isinstance(value, str) or not value.strip() or len(value) > longest:
-        raise UsageError(f"{name} is a text of 1 to {longest} characters")
+        raise UsageError(f"{name} must be a text of 1 to {longest} characters")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{name} is no text that can be sent") from None
+        raise UsageError(f"{name} contains a lone surrogate and cannot be sent") from None
     return value
 
 
 def _number(given: Given, name: str) -> int:
     value = given.get(name)
     if type(value) is not int or abs(value) >= 2**53 or (name in ("row", "column") and value < 0):
-        raise UsageError(f"{name} is a whole number")
+        raise UsageError(f"{name} must be a whole number")
     return value
 
 

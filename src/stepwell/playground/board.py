@@ -1,4 +1,4 @@
-"""What the page shows, in sections; whoever looks on is sent each section anew when it changes."""
+"""The sections of the page. Each open page gets a section again when it changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 __all__ = ["Board"]
 
-#: Seconds in which changes are gathered.
-PAUSE = 0.02
+#: Seconds to collect changes before they are sent.
+DEBOUNCE = 0.02
 
 
 class Board:
-    """Sections by name. Each is built when it is sent, so a burst of changes costs one building."""
+    """Sections by name. A section is built when it is sent, so a burst of changes builds it once."""
 
     def __init__(self) -> None:
         self._sections: dict[str, tuple[int, Callable[[], Any]]] = {}
@@ -23,33 +23,33 @@ class Board:
         self.closed = False
 
     def put(self, name: str, build: Callable[[], Any]) -> None:
-        """A section is new, or has changed."""
+        """Add or replace a section."""
         self._sections[name] = (next(self._versions), build)
         self._wake()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End all streams."""
         self.closed = True
         self._wake()
 
     async def follow(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The sections that changed since the last time, all of them at first."""
+        """Yield all sections, then the changed ones."""
         seen = 0
-        came = asyncio.Event()
-        came.set()
-        self._watchers.add(came)
+        changed = asyncio.Event()
+        changed.set()
+        self._watchers.add(changed)
         try:
             while not self.closed:
-                await came.wait()
-                await asyncio.sleep(PAUSE)
-                came.clear()
+                await changed.wait()
+                await asyncio.sleep(DEBOUNCE)
+                changed.clear()
                 new = {name: build() for name, (version, build) in self._sections.items() if version > seen}
                 seen = max((version for version, _ in self._sections.values()), default=seen)
                 if new:
                     yield new
         finally:
-            self._watchers.discard(came)
+            self._watchers.discard(changed)
 
     def _wake(self) -> None:
-        for came in self._watchers:
-            came.set()
+        for changed in self._watchers:
+            changed.set()

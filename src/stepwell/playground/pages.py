@@ -1,4 +1,4 @@
-"""The page's routes: its files, its events, and what it may do. All of them stand behind ``guard``."""
+"""The routes of the page: files, events and actions. ``auth`` checks every request first."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["FILES", "make_app"]
 
 _HERE = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-#: Everything that is served: no path of a request is ever looked up on the disk.
+#: All files that are served. The path of a request is never looked up on the disk.
 FILES = {f"/{path.name}": path for path in sorted(_HERE.iterdir()) if path.suffix in _TYPES}
-#: The largest request.
-LARGEST = 64 * 1024
-#: Seconds between signs of life.
+#: The largest request in bytes.
+MAX_REQUEST = 64 * 1024
+#: Seconds between two keep-alive comments.
 HEARTBEAT = 10.0
 
 
 def make_app(play: Playground) -> Any:
-    """The application, to be put behind a guard."""
+    """Return the application, to be wrapped in ``AuthMiddleware``."""
 
     async def file(request: Request) -> Response:
         path = FILES["/index.html" if request.url.path == "/" else request.url.path]
@@ -50,10 +50,10 @@ def make_app(play: Playground) -> Any:
         action = ACTIONS.get(request.path_params["name"])
         try:
             if action is None:
-                raise UsageError(f"there is nothing called {request.path_params['name']!r} to do")
+                raise UsageError(f"unknown action {request.path_params['name']!r}")
             given = loads(await _body(request) or b"{}")
             if not isinstance(given, dict):
-                raise UsageError("an object is expected")
+                raise UsageError("the body must be a JSON object")
             result = await action(play, given)
         except (StepwellError, ValueError) as error:
             return JSONResponse({"ok": False, "error": str(error)}, status_code=400)
@@ -92,8 +92,8 @@ async def _body(request: Request) -> bytes:
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > LARGEST:
-                raise UsageError(f"a request is at most {LARGEST} bytes")
+            if len(body) > MAX_REQUEST:
+                raise UsageError(f"a request must be at most {MAX_REQUEST} bytes")
     except ClientDisconnect:
         raise UsageError("the request is incomplete") from None
     return bytes(body)

@@ -1,4 +1,4 @@
-"""The bot's process: started, watched, killed and started again."""
+"""The bot's process: starts, watches, kills and restarts it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 __all__ = ["BotProcess"]
 
-#: Seconds between two looks at the bot's files.
-LOOK = 0.3
-#: Lines of the bot's output that are kept, and the longest of them.
-LINES, LONGEST = 100, 2000
+#: Seconds between two checks of the bot's files.
+CHECK_EVERY = 0.3
+#: The most lines of output that are kept, and the most characters of each.
+MAX_LINES, MAX_LENGTH = 100, 2000
 
 
 class BotProcess:
-    """Runs one file with ``runner`` in a process of its own; a change of the file starts it again."""
+    """Runs one file with ``runner`` in a separate process, and restarts it when the file changes."""
 
     def __init__(
         self, path: Path, env: Mapping[str, str], changed: Callable[[], None], said: Callable[[str], None] | None = None
@@ -29,15 +29,15 @@ class BotProcess:
         self.path = path
         self.env = env
         self._changed = changed
-        #: Told each line of the bot's output.
+        #: Called with each line of the bot's output.
         self._said = said
-        #: ``running``, ``failed`` (ended with an exit code) or ``ended``.
+        #: ``running``, ``failed`` (exit code not 0) or ``ended``.
         self.status = "ended"
         self.starts = 0
         self.exit_code: int | None = None
-        #: Why it was started last.
+        #: The reason of the last start.
         self.why = ""
-        self.lines: deque[str] = deque(maxlen=LINES)
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -48,12 +48,12 @@ class BotProcess:
         return None if self._process is None or self.status != "running" else self._process.pid
 
     async def start(self) -> None:
-        """Start it, and look after its files."""
+        """Start the process, and watch its files."""
         await self.restart("started")
         self._watching = self._begin(self._watch())
 
     async def restart(self, why: str) -> None:
-        """Kill it, as a crash would, and start it."""
+        """Kill the process as a crash would, and start it."""
         async with self._lock:
             await self._kill()
             self.starts += 1
@@ -68,7 +68,7 @@ class BotProcess:
             self._changed()
 
     async def stop(self) -> None:
-        """End it for good."""
+        """Kill the process and stop watching."""
         if self._watching is not None:
             self._watching.cancel()
         async with self._lock:
@@ -89,7 +89,7 @@ class BotProcess:
         assert process.stdout is not None
         assert process.stdin is not None
         while line := await _line(process.stdout):
-            self.lines.append(line.decode(errors="replace").rstrip()[:LONGEST])
+            self.lines.append(line.decode(errors="replace").rstrip()[:MAX_LENGTH])
             if self._said is not None:
                 self._said(self.lines[-1])
             self._changed()
@@ -102,7 +102,7 @@ class BotProcess:
     async def _watch(self) -> None:
         seen = self._stamps()
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_EVERY)
             now = self._stamps()
             if now != seen:
                 seen = now
@@ -110,7 +110,7 @@ class BotProcess:
 
     def _stamps(self) -> dict[str, int]:
         stamps: dict[str, int] = {}
-        # The bot, and the modules beside it.
+        # The bot and the modules in the same directory.
         for path in self.path.parent.glob("*.py"):
             with contextlib.suppress(OSError):
                 stamps[path.name] = path.stat().st_mtime_ns
@@ -127,5 +127,5 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
     try:
         return await stream.readline()
     except ValueError:
-        # Too long to be kept; whatever follows is read.
+        # The line is too long; continue with the next.
         return "…".encode()

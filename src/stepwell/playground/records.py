@@ -1,4 +1,4 @@
-"""The records that the page shows: what each was, what it is, and what the last write changed."""
+"""The records that the page shows, with their path and the changes of the last write."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 __all__ = ["Records", "Shown"]
 
-#: Records that are remembered; the oldest are forgotten, and found again when they are asked for.
-MOST = 200
+#: The most records that are kept; older ones are looked up again when needed.
+MAX_RECORDS = 200
 
 
 @dataclass(slots=True)
 class Shown:
-    """One record and how it came to be."""
+    """One record with its history."""
 
     record: dict[str, Any] | None
-    #: What the last write changed: ``flow``, ``state``, ``deadline``, and the names of fields below ``data``.
+    #: The changes of the last write: ``flow``, ``state``, ``deadline``; below, the names of changed data fields.
     changed: list[str] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
-    #: The states it went through, in order; kept when the record ends.
+    #: Its states in order; kept when the record is deleted.
     path: list[str] = field(default_factory=list)
     #: The flow of the path.
     flow: str | None = None
-    #: How many writes were seen.
+    #: The number of writes seen.
     writes: int = 0
 
     def json(self) -> dict[str, Any]:
@@ -38,19 +38,19 @@ class Shown:
 
 
 class Records:
-    """By bot and key, as their reports come in."""
+    """The reported records, by bot and key."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], Shown] = {}
 
     def found(self, bot: str, key: str, record: dict[str, Any] | None) -> None:
-        """A record was read; nothing has changed by that."""
+        """Add a record that was read, without marking changes."""
         known = self._shown.get((bot, key))
         if known is None or known.record != record:
             self._keep(bot, key, _moved(Shown(record), known))
 
     def written(self, bot: str, key: str, record: dict[str, Any] | None) -> Shown:
-        """A record was written: what differs from before."""
+        """Add a record that was written, and mark what changed."""
         known = self._shown.get((bot, key))
         new = _moved(Shown(record), known)
         old = known.record if known is not None else None
@@ -65,13 +65,13 @@ class Records:
         return new
 
     def json(self) -> dict[str, Any]:
-        """All of them, as the page knows them: by ``bot`` and ``key``, in a list of pairs."""
+        """Return all records for the page, by ``bot`` and ``key``."""
         return {f"{bot}\n{key}": each.json() for (bot, key), each in self._shown.items()}
 
     def _keep(self, bot: str, key: str, new: Shown) -> None:
         self._shown.pop((bot, key), None)
         self._shown[bot, key] = new
-        while len(self._shown) > MOST:
+        while len(self._shown) > MAX_RECORDS:
             del self._shown[next(iter(self._shown))]
 
 

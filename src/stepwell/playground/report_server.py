@@ -1,4 +1,4 @@
-"""The playground's end of what ``reporter`` says: machines, records, and answers to what was asked."""
+"""The playground's side of the reports from the bot's process: machines, records, and answers to requests."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 __all__ = ["ReportServer"]
 
 LONGEST_LINE = 4 * 1024 * 1024
-#: Seconds that a bot's process has to answer.
-PATIENCE = 5.0
+#: Seconds to wait for an answer of the bot's process.
+TIMEOUT = 5.0
 
 
 class ReportServer:
-    """Listens on loopback for the bot's process, which proves with a secret that it is the one."""
+    """Listens on loopback for the bot's process, which authenticates with a secret."""
 
-    def __init__(self, told: Callable[[dict[str, Any]], None]) -> None:
-        self._told = told
+    def __init__(self, on_report: Callable[[dict[str, Any]], None]) -> None:
+        self._on_report = on_report
         self._secret = secrets.token_urlsafe(24)
         self._server: asyncio.Server | None = None
         self._port = 0
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
-        #: Those that answer.
+        #: Connections that answer requests.
         self._listening: set[asyncio.StreamWriter] = set()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
     @property
     def address(self) -> str:
-        """What the reporter connects to: ``host:port:secret``."""
+        """The address for the reporter: ``host:port:secret``."""
         return f"127.0.0.1:{self._port}:{self._secret}"
 
     async def start(self) -> None:
@@ -50,7 +50,7 @@ class ReportServer:
             await asyncio.wait(tasks)
 
     async def ask(self, what: dict[str, Any]) -> list[Any]:
-        """Ask every machine's loop of the bot's process; what those say that answer in time."""
+        """Send a request to every machine of the bot's process, and return the answers that arrive in time."""
         waiting = [self._ask(writer, what) for writer in list(self._listening)]
         answers = await asyncio.gather(*waiting)
         return [answer for answer in answers if answer is not None]
@@ -60,10 +60,10 @@ class ReportServer:
         self._asked[number] = answered = asyncio.get_running_loop().create_future()
         writer.write(json.dumps({**what, "id": number}).encode() + b"\n")
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 return await answered
         except TimeoutError:
-            # It is busy, or gone; the page goes on with what it knows.
+            # The process is busy or has ended; the page keeps the last state.
             return None
         finally:
             del self._asked[number]
@@ -77,13 +77,13 @@ class ReportServer:
             if first.get("listens", True):
                 self._listening.add(writer)
             while line := await reader.readline():
-                said = json.loads(line)
-                if said["kind"] != "answer":
-                    self._told(said)
-                elif (answered := self._asked.get(said["id"])) is not None and not answered.done():
-                    answered.set_result(said["answer"])
+                report = json.loads(line)
+                if report["kind"] != "answer":
+                    self._on_report(report)
+                elif (answered := self._asked.get(report["id"])) is not None and not answered.done():
+                    answered.set_result(report["answer"])
         except (ConnectionError, ValueError, asyncio.CancelledError):
-            # A killed bot ends in the middle of a line.
+            # A killed bot may leave an incomplete line.
             pass
         finally:
             self._connections.pop(writer, None)

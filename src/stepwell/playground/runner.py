@@ -1,7 +1,7 @@
 """The bot's process: ``python -m stepwell.playground.runner bot.py``.
 
-A file with ``make_router(storage)`` is polled for with that router. Any other is run as a program; if it ends and has
-defined a ``router``, it is polled for with that one. It finds where to go in its environment: ``docs/playground.md``.
+For a file with ``make_router(storage)`` this module polls with that router. Any other file runs as a program; if it
+ends and has defined a ``router``, this module polls with that one. ``docs/playground.md`` lists the environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stepwell.playground import reporter, run_reporter
 
 __all__ = ["main", "makes_router"]
 
-#: Seconds that one request for updates waits.
+#: Seconds that one getUpdates request waits.
 POLL = 20
 
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def makes_router(path: Path) -> bool:
-    """The file has a function ``make_router`` of its own."""
+    """Return whether the file defines a function ``make_router``."""
     body = ast.parse(path.read_bytes(), str(path)).body
     return any(isinstance(each, ast.FunctionDef) and each.name == "make_router" for each in body)
 
@@ -68,14 +68,14 @@ def _router_of(path: Path) -> Router:
     spec.loader.exec_module(module)
     router = module.make_router(os.environ["STEPWELL_STORAGE"])
     if not isinstance(router, Router) or router.fsm is None:
-        raise UsageError(f"make_router(storage) of {path.name} gives a Router with a machine, not {router!r}")
+        raise UsageError(f"make_router(storage) of {path.name} must return a Router with a machine, got {router!r}")
     return router
 
 
 def _run_program(path: Path) -> Router | None:
-    """Run the file as a program and return the router that it has defined, for a program that does not run a bot."""
+    """Run the file as a program, and return the router that it has defined, if any."""
     names = runpy.run_path(str(path), run_name="__main__")
-    # It stays the main module: the names in its annotations are looked up there while the bot runs.
+    # Annotations of handlers are resolved in the main module while the bot runs.
     program = sys.modules["__main__"] = ModuleType("__main__")
     vars(program).update(names)
     router = names.get("router")
@@ -88,7 +88,7 @@ def _run_program(path: Path) -> Router | None:
     if router.fsm is None:
         raise UsageError(f"the router of {path.name} has no machine; give it one with Router(fsm)")
     if not router.fsm.storage.is_open:
-        # As with make_router(storage): conversations of the playground do not mix with those of the real bot.
+        # As with make_router(storage), so that the playground does not use the real bot's conversations.
         router.fsm.move_to(open_storage(os.environ["STEPWELL_STORAGE"]))
     return router
 
@@ -97,7 +97,7 @@ async def _poll(router: Router) -> None:
     fsm = router.fsm
     assert fsm is not None
     if fsm.send is None:
-        # What timers say.
+        # For the answers of timers.
         fsm.send = _send
     async with fsm:
         await _call("setMyCommands", commands=_commands(router))
@@ -110,7 +110,7 @@ async def _poll(router: Router) -> None:
                 chats.setdefault(chat and chat.id, []).append(update)
             await asyncio.gather(*(_handle(router, each) for each in chats.values()))
             if updates:
-                # Confirmed only now: what a killed bot had in hand comes again.
+                # Confirmed only now, so that a killed bot gets unfinished updates again.
                 offset = max(offset, *(update["update_id"] + 1 for update in updates))
 
 
@@ -122,7 +122,7 @@ async def _handle(router: Router, updates: list[dict[str, Any]]) -> None:
                 for call in calls:
                     await _send(call)
         except Exception:  # noqa: BLE001
-            # A bot that fails with one update goes on with the next.
+            # An error with one update must not stop the bot.
             traceback.print_exc()
 
 
@@ -149,7 +149,7 @@ def _request(method: str, params: dict[str, Any]) -> Any:
 
 
 def _commands(router: Router) -> list[dict[str, str]]:
-    """The commands that the router waits for, each described by its handler's docstring, or by its name."""
+    """Return the router's commands, each described by its handler's docstring or name."""
     found: dict[str, str] = {}
     for filters, handler in router._flat():
         about = str(handler.__doc__ or getattr(handler, "__name__", "")).strip().partition("\n")[0].replace("_", " ")
@@ -160,7 +160,7 @@ def _commands(router: Router) -> list[dict[str, str]]:
 
 
 def _end_with_the_playground() -> None:
-    """The other end of stdin is the playground, which never writes: at its end, however it came, this process ends."""
+    """End this process when the playground ends: it holds the other end of stdin and never writes."""
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

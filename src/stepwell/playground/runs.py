@@ -1,4 +1,4 @@
-"""The runs of node flows that the page shows: where each is, how far its batch is, and what it waits for."""
+"""The runs of node flows that the page shows: current node, progress and question."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from typing import Any
 
 __all__ = ["Runs"]
 
-#: Runs and graphs that are remembered, and how much of a run's way.
-MOST, LONGEST_WAY = 12, 200
+#: The most runs and graphs that are kept, and the most nodes of a path.
+MAX_RUNS, MAX_PATH = 12, 200
 _STATUS = {"run.started": "running", "run.finished": "finished", "run.failed": "failed", "run.parked": "waiting"}
 
 
 class Runs:
-    """By the run's id, in the order in which they last moved on."""
+    """The runs by id, the most recently active last."""
 
     def __init__(self) -> None:
         self.graphs: dict[str, dict[str, Any]] = {}
         self._runs: dict[str, dict[str, Any]] = {}
 
     def graph(self, graph: dict[str, Any]) -> None:
-        """A flow is about to run."""
+        """Add or replace the graph of a flow."""
         self.graphs.pop(graph["name"], None)
         self.graphs[graph["name"]] = graph
         _bound(self.graphs)
 
-    def event(self, said: dict[str, Any]) -> str | None:
-        """Something happened in a run; a line for the timeline, if it is worth one."""
-        kind = said["event"]
+    def event(self, report: dict[str, Any]) -> str | None:
+        """Apply an event of a run; return a title for the timeline, if any."""
+        kind = report["event"]
         new = {
-            "id": said["id"], "flow": said["flow"], "status": "running", "node": None, "at": None, "path": [],
+            "id": report["id"], "flow": report["flow"], "status": "running", "node": None, "at": None, "path": [],
             "progress": None, "question": None, "deadline": None, "error": None,
         }  # fmt: skip
-        run = self._runs.pop(said["id"], new)
-        self._runs[said["id"]] = run
+        run = self._runs.pop(report["id"], new)
+        self._runs[report["id"]] = run
         _bound(self._runs)
         if kind in _STATUS:
             run["status"] = _STATUS[kind]
@@ -41,37 +41,37 @@ class Runs:
             elif kind == "run.finished":
                 run.update(node=None, at=None, progress=None)
             elif kind == "run.failed":
-                run["error"] = said["error"]
-            return f"{said['flow']}: {run['status']}" + (f" at {run['node']}" if run["node"] else "")
+                run["error"] = report["error"]
+            return f"{report['flow']}: {run['status']}" + (f" at {run['node']}" if run["node"] else "")
         if kind == "node.started":
-            self._enter(run, said["node"])
+            self._enter(run, report["node"])
             run["progress"] = None
         elif kind == "node.progress":
-            run["progress"] = {"done": said["done"], "total": said["total"]}
+            run["progress"] = {"done": report["done"], "total": report["total"]}
         return None
 
-    def question(self, said: dict[str, Any]) -> None:
-        """A run waits for a person."""
-        run = self._runs.get(said["id"])
+    def question(self, report: dict[str, Any]) -> None:
+        """Add the question that a run waits on."""
+        run = self._runs.get(report["id"])
         if run is not None:
-            run.update(question=said["question"], deadline=said["deadline"])
-            self._enter(run, said["node"])
+            run.update(question=report["question"], deadline=report["deadline"])
+            self._enter(run, report["node"])
 
     def json(self) -> dict[str, Any]:
-        """All of them, the one that moved last first."""
+        """Return all graphs and runs, the most recently active first."""
         return {"graphs": list(self.graphs.values()), "runs": list(reversed(self._runs.values()))}
 
     def _enter(self, run: dict[str, Any], node: str) -> None:
         states = self.graphs.get(run["flow"], {}).get("states", [])
-        # A node inside a nested flow is shown at the node that the flow is.
+        # A node inside a nested flow is shown as the node of that flow.
         inside = next((state for state in states if node == state or node.startswith(f"{state}/")), None)
         if inside is None:
             return
         run["node"], run["at"] = node, inside
         if not run["path"] or run["path"][-1] != inside:
-            run["path"] = [*run["path"], inside][-LONGEST_WAY:]
+            run["path"] = [*run["path"], inside][-MAX_PATH:]
 
 
 def _bound(kept: dict[str, Any]) -> None:
-    while len(kept) > MOST:
+    while len(kept) > MAX_RUNS:
         del kept[next(iter(kept))]

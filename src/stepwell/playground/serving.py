@@ -1,4 +1,4 @@
-"""An application on a socket, from ``start`` to ``stop``. The only module that knows uvicorn."""
+"""Serves an ASGI application on a socket. The only module that imports uvicorn."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
 __all__ = ["Serving"]
 
-#: Seconds from a connection or the first byte of a request to the request's last byte.
+#: Seconds from the connection, or the first byte of a request, to its last byte.
 REQUEST_TIMEOUT = 30.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Serving:
-    """Serves one application on the running loop."""
+    """One application on the running loop, from ``start`` to ``stop``."""
 
     def __init__(self, app: Any, *, name: str) -> None:
-        # No access log: every line of it would hold a token.
+        # No access log, because its lines would contain tokens.
         config = _uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=_Protocol)
         self._server = _Server(config)
         self._name = name
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; gives the port, which is a free one for 0."""
+        """Listen, and return the port; 0 chooses a free one."""
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listening = socket.create_server((host, port), family=family)
@@ -47,17 +47,17 @@ class Serving:
         return number
 
     async def stop(self) -> None:
-        """Stop listening; whoever is still connected is cut off."""
+        """Stop listening, and close open connections."""
         if self._task is None:
             return
         self._server.should_exit = True
-        # A client that keeps its connection open must not keep us.
+        # Do not wait for clients that keep their connection open.
         self._server.force_exit = True
         await self._task
 
 
 class _Server(_uvicorn.Server):  # type: ignore[misc]
-    """Signals are for the program that we are a part of."""
+    """A server that leaves signals to the program."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,7 +65,7 @@ class _Server(_uvicorn.Server):  # type: ignore[misc]
 
 
 class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
-    """A connection that is closed if a request does not arrive in time; an answer may take as long as it likes."""
+    """Closes a connection if a request does not arrive in time. Responses have no time limit."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -75,7 +75,7 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # After a complete answer, this is the beginning of the next request.
+        # After a complete response, this is the start of the next request.
         self._watch(begun=self.cycle is None or self.cycle.response_complete)
 
     def on_response_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""JSON from outside: only what can be kept and sent on as JSON."""
+"""Strict parsing of JSON from outside."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from math import isfinite
 from typing import Any
 
-__all__ = ["DEEPEST", "loads"]
+__all__ = ["MAX_DEPTH", "loads"]
 
-#: How deeply arrays and objects may be nested.
-DEEPEST = 64
+#: The deepest nesting of arrays and objects.
+MAX_DEPTH = 64
 
 
 def loads(text: str | bytes) -> Any:
@@ -17,9 +17,9 @@ def loads(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ValueError(f"nested more than {DEEPEST} levels deep") from None
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
     level: list[Any] = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
         for each in level:
             if isinstance(each, str):
@@ -34,4 +34,4 @@ def loads(text: str | bytes) -> Any:
         if not inner:
             return value
         level = inner
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")

@@ -1,4 +1,4 @@
-"""What happened, newest last: updates that the bot got, records that it wrote, calls that it made."""
+"""The events of the page, newest last: updates, written records, and Bot API calls."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from stepwell.playground.display import shown
 
 __all__ = ["Timeline"]
 
-#: As many as the page shows.
-LENGTH = 60
-#: Calls about the bot itself, which nobody in a chat sees.
-_QUIET = frozenset({"getme", "setmycommands", "deletewebhook", "setwebhook", "getwebhookinfo", "getupdates"})
+#: The most events that are kept.
+MAX_EVENTS = 60
+#: Calls for the bot itself, which are not shown.
+_HIDDEN = frozenset({"getme", "setmycommands", "deletewebhook", "setwebhook", "getwebhookinfo", "getupdates"})
 
 
 class Timeline:
-    """A bounded list of moments, each JSON for the page."""
+    """A bounded list of events as JSON for the page."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.moments: deque[dict[str, Any]] = deque(maxlen=LENGTH)
+        self.moments: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._clock = clock
         self._numbers = count(1)
         self._seen: deque[int] = deque(maxlen=1000)
 
     def update(self, event: WorldEvent) -> None:
-        """The bot is told something."""
+        """Add an update to the bot."""
         update = event.body
         again = update.get("update_id") in self._seen
         if not again:
@@ -43,21 +43,21 @@ class Timeline:
         )  # fmt: skip
 
     def call(self, event: WorldEvent) -> bool:
-        """The bot has called something; whether it is worth showing."""
+        """Add a call of the bot; return whether it is shown."""
         call = event.body
         ok = bool(call["answer"].get("ok"))
-        if ok and str(call["method"]).lower() in _QUIET:
+        if ok and str(call["method"]).lower() in _HIDDEN:
             return False
         said = call.get("text") or call.get("caption") or ("" if ok else call["answer"].get("description", ""))
         self._add("call", f"{call['method']}: {said}" if said else call["method"], json=shown(call), failed=not ok)
         return True
 
     def record(self, title: str, change: dict[str, Any]) -> None:
-        """A record was written."""
+        """Add a written record."""
         self._add("record", title, json=change)
 
     def note(self, title: str) -> None:
-        """Something else, such as a restart."""
+        """Add another event, such as a restart."""
         self._add("note", title)
 
     def _add(self, kind: str, title: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the servers here take from starlette. The only module that knows it."""
+"""The names of starlette that the servers use. The only module that imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help for tests of bots, of flows and of storages; the contract suites need ``stepwell[testing]``."""
+"""Helpers for tests of bots, flows and storages; the contract suites need ``stepwell[testing]``."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ __all__ = ["Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyVal
 
 _pytest = sys.modules.get("pytest")
 if _pytest is not None:
-    # Before the suites are imported, by whichever name: only then does a promise that fails show the values.
+    # Before the suites are imported, so that a failing assertion shows its values.
     _pytest.register_assert_rewrite("stepwell.testing.contract")
 
 
 def __getattr__(name: str) -> Any:
-    # The tests of a storage need no conversations, and those of a bot no pytest.
+    # Imported on use: tests of a storage need no conversations, tests of a bot no pytest.
     if name == "Chat":
         from stepwell.testing.chat import Chat
 

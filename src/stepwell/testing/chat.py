@@ -1,4 +1,4 @@
-"""A conversation with a bot in a test, without Telegram."""
+"""Chat with a bot in a test, without Telegram."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Chat"]
 
 
 class Chat:
-    """A person who writes to a bot::
+    """A user who chats with a bot::
 
         chat = Chat(make_router)
         assert await chat.send("/register") == ["What's your name?"]
         await chat.restart()
         assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
 
-    Give it a router, or a function that makes one for a storage; only the function can restart the bot
-    or run several workers. The storage is memory unless given. One given as URL is opened by every worker
-    for itself, as processes would; ``async with Chat(...)`` closes what was opened.
+    Pass a router, or a function that makes one for a storage; only with a function can the bot be restarted
+    or have several workers. The default storage is memory. Every worker opens a storage given as URL for
+    itself, as separate processes would; ``async with Chat(...)`` closes these.
 
-    It begins in a private chat. ``user``, ``group`` and ``topic`` give the same world seen by another
-    person or in another place.
+    It starts in a private chat. ``user``, ``group`` and ``topic`` return the same chat for another user,
+    group or topic.
     """
 
     def __init__(
@@ -59,49 +59,49 @@ class Chat:
     ) -> None:
         await self._workers.stop()
 
-    # Who and where
+    # Other users and chats
 
     def user(self, id: int, **fields: Any) -> Chat:  # noqa: A002
-        """Another person in this place; in a private chat, in their own. ``fields``: ``language_code="de"``."""
+        """Return another user in this chat; from a private chat, in their own. ``fields``: ``language_code="de"``."""
         other = copy.copy(self)
         other._user = _person(id, **fields)
         return other
 
     def group(self, id: int, **fields: Any) -> Chat:  # noqa: A002
-        """This person in a group; its id is negative."""
+        """Return this user in a group; its id is negative."""
         if id >= 0:
-            raise InvalidOption(f"the id of a group is below 0, got {id}")
+            raise InvalidOption(f"the id of a group must be below 0, got {id}")
         other = copy.copy(self)
         other._group = {"id": id, "title": f"Group {-id}", "type": "supergroup" if id < -(10**12) else "group"} | fields
         other._thread = None
         return other
 
     def topic(self, id: int) -> Chat:  # noqa: A002
-        """This person in a forum topic of this group."""
+        """Return this user in a forum topic of this group."""
         if self._group is None:
-            raise UsageError("topics are in groups: chat.group(-100).topic(7)")
+            raise UsageError("only groups have topics: chat.group(-100).topic(7)")
         other = copy.copy(self)
         other._group = self._group | {"type": "supergroup", "is_forum": True}
         other._thread = id
         return other
 
-    # Acting. Each returns the texts that the bot answered in this place.
+    # Actions. Each returns the texts that the bot answered here.
 
     async def send(self, text: str | None = None, **fields: Any) -> list[str]:
-        """Write a message; ``fields`` are those of the Bot API, such as ``photo=[...], caption="Me"``."""
+        """Send a message; ``fields`` are fields of the Bot API, such as ``photo=[...], caption="Me"``."""
         return await self.deliver(self._written(text, fields))
 
     async def send_at_once(self, *texts: str) -> list[list[str]]:
-        """Write several messages without waiting for answers; the workers get them in turn."""
+        """Send several messages at once; the workers get them in turn."""
         updates = [self._written(text, {}) for text in texts]
         return await asyncio.gather(*(self.deliver(update) for update in updates))
 
     async def edit(self, text: str) -> list[str]:
-        """Change the last message of this person."""
+        """Edit this user's last message."""
         _check_text(text)
         mine = [message for message in self.messages if message["from"]["id"] == self._user["id"]]
         if not mine:
-            raise UsageError("there is nothing to edit yet; send() something first")
+            raise UsageError("this user has sent no message to edit; call send() first")
         edited = self._telegram.edited(mine[-1], text)
         return await self.deliver(self._telegram.update("edited_message", copy.deepcopy(edited)))
 
@@ -110,51 +110,53 @@ class Chat:
         message = self._answered(on)
         found = next((each for each in buttons_of(message) if each.text == button), None)
         if found is None:
-            there = ", ".join(repr(each.text) for each in buttons_of(message)) or "no buttons at all"
-            raise AssertionError(f"the bot's message {text_of(message)!r} has no button {button!r}; it has {there}")
+            there = ", ".join(repr(each.text) for each in buttons_of(message)) or "none"
+            raise AssertionError(
+                f"the bot's message {text_of(message)!r} has no button {button!r}; its buttons are: {there}"
+            )
         if found.types:
             return await self.send(button)
         if found.data is None:
-            raise AssertionError(f"the button {button!r} opens a page; the bot hears nothing of it")
+            raise AssertionError(f"the button {button!r} opens a page and sends the bot no update")
         pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found.data)
         return await self.deliver(self._telegram.update("callback_query", pressed))
 
     async def deliver(self, update: dict[str, Any]) -> list[str]:
-        """Give the bot any update at all, as Bot API JSON."""
+        """Deliver any update to the bot, as Bot API JSON."""
         self._telegram.updates.append(update)
-        # As from the network: what a handler does to it must not show here.
+        # A copy, so that a handler cannot change it here.
         calls = await self._workers.next().handle(copy.deepcopy(update))
         shown = [self._telegram.take(call) for call in calls]
         return [
             text_of(message) for message in shown if message is not None and thread_of(message) == self._chat_thread
         ]
 
-    # What may happen meanwhile
+    # Faults and time
 
     async def redeliver(self) -> list[str]:
-        """The last update comes again, as it does when its acknowledgement was lost."""
+        """Deliver the last update again, as after a lost acknowledgement."""
         if not self.updates:
-            raise UsageError("there is nothing to deliver again yet; send() something first")
+            raise UsageError("no update to deliver again; call send() first")
         return await self.deliver(self.updates[-1])
 
     async def restart(self, make_router: MakeRouter | None = None) -> None:
-        """The bot ends, and begins again over what is stored; with another function, as its next release."""
+        """Restart the bot over the same storage; another function makes its next release."""
         await self._workers.restart(make_router)
 
     async def advance(self, seconds: float) -> list[str]:
-        """Let time pass on the clock that the storage has, and timers fire; what they answered in this place."""
+        """Advance the storage's clock and fire due timers; return what they answered here."""
         if self._workers.clock is None:
-            raise UsageError("this storage goes by its own clock; give it one to move: clock=stepwell.testing.Clock()")
+            raise UsageError("this storage uses the system clock; create it with clock=stepwell.testing.Clock()")
         self._workers.clock.advance(seconds)
         before = len(self._answers())
         await self._workers.tick()
         return [text_of(message) for message in self._answers()[before:]]
 
-    # Looking
+    # History
 
     @property
     def last(self) -> str | None:
-        """The text of the bot's last message in this place, ``None`` before its first."""
+        """The text of the bot's last message here, ``None`` before its first."""
         answers = self._answers()
         return text_of(answers[-1]) if answers else None
 
@@ -166,21 +168,21 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All that is to be read in this place, oldest first, as messages of the Bot API."""
+        """The messages here, oldest first, as Bot API JSON."""
         return self._telegram.seen(self._chat_thread)
 
     @property
     def updates(self) -> list[dict[str, Any]]:
-        """All that the bot was given, from everybody, oldest first."""
+        """All updates of the bot, from all users, oldest first."""
         return self._telegram.updates
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """All that the bot called, for everybody, oldest first."""
+        """All calls of the bot, for all users, oldest first."""
         return self._telegram.calls
 
     async def record(self) -> State | None:
-        """What is stored for this person in this place."""
+        """Return the record of this user here."""
         fsm = self._workers.fsm
         message = {"message_id": 0, "from": self._user, **self._where()}
         key = fsm.key.extract(Update.of({"update_id": 0, "message": message}))
@@ -190,7 +192,7 @@ class Chat:
         lines = [(message["from"]["first_name"], text_of(message)) for message in self.messages]
         return "\n".join(f"{name}: {text}" for name, text in lines)
 
-    # Inside
+    # Internal
 
     @property
     def _chat(self) -> dict[str, Any]:
@@ -221,20 +223,22 @@ class Chat:
         if not found:
             said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
             raise AssertionError(
-                f"the bot said {said} here" if text is None else f"the bot did not say {text!r} here, it said {said}"
+                "the bot has sent no message here"
+                if text is None
+                else f"the bot sent no message {text!r} here; it sent: {said}"
             )
         return found[-1]
 
 
 def _person(number: int, **fields: Any) -> dict[str, Any]:
     if number <= 0:
-        raise InvalidOption(f"the id of a user is above 0, got {number}")
+        raise InvalidOption(f"the id of a user must be above 0, got {number}")
     return {"id": number, "is_bot": False, "first_name": f"User {number}", "language_code": "en"} | fields
 
 
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
-        raise InvalidOption(f"a message's text is a str, got {text!r}; other fields have names: photo=[...]")
+        raise InvalidOption(f"text must be a str, got {text!r}; pass other fields by name: photo=[...]")
 
 
 def _entities(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A clock that moves only when it is told to."""
+"""A clock that a test moves by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Give it to a storage as ``clock=``, then move time by hand."""
+    """Pass it to a storage as ``clock=``, then call ``advance()``."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -15,5 +15,5 @@ class Clock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Move the clock forward."""
         self.now += seconds

@@ -1,4 +1,4 @@
-"""A storage behind a connection that breaks when it is told to."""
+"""A storage whose connection breaks on request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["FaultyStorage"]
 
 
 class FaultyStorage(MemoryStorage):
-    """Memory with batches, a journal and faults, as if there were a network in between.
+    """A memory storage with batches, a journal and faults, as behind a network.
 
-    The n-th batch (counted from 1) fails: those in ``before`` without being applied, those in ``after``
-    when they are applied and only the answer is lost.
+    Batches are counted from 1. Those in ``before`` fail without being applied; those in ``after`` are
+    applied, and only the result is lost.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class FaultyStorage(MemoryStorage):
         for name, numbers in (("before", before), ("after", after)):
             if not isinstance(numbers, Collection) or not all(type(each) is int and each > 0 for each in numbers):
                 raise InvalidOption(
-                    f"{name}={numbers!r}: give the numbers of batches, counted from 1, as in {name}=[3]"
+                    f"{name} takes numbers of batches, counted from 1, as in {name}=[3]; got {numbers!r}"
                 )
         if not isinstance(patience, int | float) or not patience >= 0:
-            raise InvalidOption(f"patience is a number of seconds, not {patience!r}")
+            raise InvalidOption(f"patience must be a number of seconds, got {patience!r}")
         super().__init__(**options)
         self.before, self.after = before, after
-        #: Every batch that was sent, failed ones included.
+        #: All batches that were sent, including failed ones.
         self.batches: list[Sequence[Operation]] = []
         self._patience = patience
         self._journal: dict[str, tuple[int, list[Result]]] = {}
@@ -48,7 +48,7 @@ class FaultyStorage(MemoryStorage):
             raise StorageUnavailable("the connection broke before sending", sent=False)
         results = await self._once(operations)
         if call in self.after:
-            raise StorageUnavailable("the connection broke before the answer came")
+            raise StorageUnavailable("the connection broke before the result arrived")
         return results
 
     async def _once(self, operations: Sequence[Operation]) -> list[Result]:
@@ -56,7 +56,7 @@ class FaultyStorage(MemoryStorage):
             return await super().run(operations)
         number, results = self._journal.get(operations.lane, (0, []))
         if operations.number < number:
-            raise StepwellError("a batch came late and is refused")
+            raise StepwellError("a batch arrived late and was refused")
         if operations.number > number:
             results = await super().run(operations)
             self._journal[operations.lane] = (operations.number, results)

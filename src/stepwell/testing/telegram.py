@@ -1,4 +1,4 @@
-"""As much of Telegram as a test needs: ids, messages, and what the bot's calls do to them."""
+"""A minimal Telegram for tests: ids, messages, and the effects of the bot's calls."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["Button", "ChatThread", "Telegram", "text_of"]
 
 BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
-# One row of ids for the whole process, begun anywhere as Telegram does: two chats over one
-# storage must not take each other's updates for their own, delivered again.
+# One sequence of ids for the whole process, starting at random: two chats over one storage must not
+# take each other's updates for duplicates.
 _update_ids = count(random.randrange(10**8, 10**9))
 
 
 class ChatThread(NamedTuple):
-    """Where messages are read: a chat, or one topic of it."""
+    """A chat, or one topic of it."""
 
     chat: int | str
     thread: int | None
 
 
 class Button(NamedTuple):
-    """A button that a person sees."""
+    """A button that a user sees."""
 
     text: str
-    #: What Telegram sends along; ``None`` for a button that sends its text, or opens a page.
+    #: The callback data; ``None`` for a button that sends its text or opens a page.
     data: str | None
-    #: It stands below the place for writing, and sends its text.
+    #: True for a button of a reply keyboard, which sends its text.
     types: bool
 
 
 class Telegram:
-    """Remembers what was said, and gives out ids."""
+    """The messages, updates and calls of one test."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        #: Every update that was delivered, in order; one that was delivered again stands here again.
+        #: All delivered updates, in order, with repeated deliveries.
         self.updates: list[dict[str, Any]] = []
-        #: Every call of the bot, in order.
+        #: All calls of the bot, in order.
         self.calls: list[dict[str, Any]] = []
         self._messages: list[dict[str, Any]] = []
         self._message_ids = count(1)
@@ -47,24 +47,24 @@ class Telegram:
         self._chats: dict[int | str, dict[str, Any]] = {}
         self._now = now
 
-    # What people do
+    # Users
 
     def update(self, kind: str, event: dict[str, Any]) -> dict[str, Any]:
-        """An update as the Bot API delivers it."""
+        """Return an update as the Bot API delivers it."""
         return {"update_id": next(_update_ids), kind: event}
 
     def said(self, user: dict[str, Any], chat: dict[str, Any], thread: int | None, **fields: Any) -> dict[str, Any]:
-        """A message of a person."""
+        """Add a message of a user."""
         self._chats[chat["id"]] = chat
         return self._message(user, chat, thread, **fields)
 
     def edited(self, message: dict[str, Any], text: str) -> dict[str, Any]:
-        """A person's message with another text."""
+        """Edit a user's message."""
         message.update(text=text, edit_date=int(self._now()))
         return message
 
     def pressed(self, user: dict[str, Any], message: dict[str, Any], data: str) -> dict[str, Any]:
-        """A callback query: this person pressed a button of that message."""
+        """Return a callback query: this user pressed a button of that message."""
         return {
             "id": str(next(self._query_ids)),
             "from": user,
@@ -73,16 +73,16 @@ class Telegram:
             "data": data,
         }
 
-    # What the bot does
+    # The bot
 
     def take(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """Do what the bot asks for; the message that people now see, if there is one."""
+        """Run a call of the bot; return the message that it sent or edited, if any."""
         self.calls.append(call)
         method = call["method"]
         params = {name: value for name, value in call.items() if name not in ("method", "chat_id")}
         if method.startswith("edit") and "message_id" in call:
             message = self._find(call)
-            # An edit that brings no keyboard takes the old one away.
+            # An edit without a keyboard removes the old one.
             message.pop("reply_markup", None)
             message.update(params, edit_date=int(self._now()))
             return message
@@ -94,11 +94,11 @@ class Telegram:
             return self._message(BOT, chat, thread, **params)
         return None
 
-    # What people see
+    # Messages
 
-    def seen(self, place: ChatThread) -> list[dict[str, Any]]:
-        """The messages in a place, oldest first."""
-        return [message for message in self._messages if thread_of(message) == place]
+    def seen(self, thread: ChatThread) -> list[dict[str, Any]]:
+        """Return the messages of a chat or topic, oldest first."""
+        return [message for message in self._messages if thread_of(message) == thread]
 
     def _message(
         self, sender: dict[str, Any], chat: dict[str, Any], thread: int | None, **fields: Any
@@ -119,17 +119,17 @@ class Telegram:
 
 
 def thread_of(message: dict[str, Any]) -> ChatThread:
-    """Where a message stands."""
+    """Return the chat and topic of a message."""
     return ChatThread(message["chat"]["id"], message.get("message_thread_id"))
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """What a person reads in a message."""
+    """Return the text or caption of a message."""
     return str(message.get("text", message.get("caption", "")))
 
 
 def buttons_of(message: dict[str, Any]) -> Iterator[Button]:
-    """The buttons of a message, row by row."""
+    """Yield the buttons of a message, row by row."""
     markup = message.get("reply_markup") or {}
     for row in markup.get("inline_keyboard", []):
         for button in row:

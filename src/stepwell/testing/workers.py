@@ -1,4 +1,4 @@
-"""The workers of a bot in a test: routers that take updates in turn, and can be made anew."""
+"""The workers of a bot in a test: routers that get updates in turn and can be restarted."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MakeRouter = Callable[[Any], Router]
 
 
 class Workers:
-    """The routers that take updates in turn, and their storages."""
+    """The routers, which get updates in turn, and their storages."""
 
     def __init__(
         self, bot: Router | MakeRouter, storage: Storage | str | None, count: int, clock: Clock | None
     ) -> None:
         if count < 1:
-            raise InvalidOption(f"workers is 1 or more, got {count}")
+            raise InvalidOption(f"workers must be 1 or more, got {count}")
         if isinstance(bot, Router):
             if storage is not None or clock is not None or count > 1:
                 raise InvalidOption(
-                    "a router has its storage already; to choose the storage, clock or workers here, "
-                    "give Chat a function that makes the router: Chat(make_router, ...)"
+                    "a router already has its storage; to choose storage, clock or workers here, "
+                    "pass a function that makes the router: Chat(make_router, ...)"
                 )
             storage = _fsm_of(bot).storage
         self._given = storage
@@ -37,7 +37,7 @@ class Workers:
             storage = MemoryStorage(clock=clock)
         if isinstance(storage, Storage):
             if clock is not None and storage.clock is not clock:
-                raise InvalidOption("this storage has a clock of its own; give the clock to the storage: clock=...")
+                raise InvalidOption("this storage has its own clock; pass the clock to the storage: clock=...")
             clock = storage.clock if isinstance(storage.clock, Clock) else None
         self.clock = clock
         self._storage = storage
@@ -56,12 +56,12 @@ class Workers:
         return self._routers[self._turn % len(self._routers)]
 
     async def tick(self) -> None:
-        """Let every worker fire what is due."""
+        """Fire the due timers of every worker."""
         for router in self._routers:
             await _fsm_of(router).tick()
 
     def show_timers(self, show: Callable[[dict[str, Any]], Any]) -> None:
-        """What timers answer is shown, and also sent if the bot has a way of its own."""
+        """Call ``show`` with each call of a timer, before the bot's own ``send``, if any."""
         self._show = show
         for router in self._routers:
             fsm = _fsm_of(router)
@@ -70,17 +70,17 @@ class Workers:
     async def restart(self, make: MakeRouter | None) -> None:
         self._make = self._make if make is None else _checked(make)
         if self._make is None:
-            raise UsageError("restart() makes the bot anew: give Chat a function that makes the router, not a router")
+            raise UsageError("restart() needs a function that makes the router: Chat(make_router), not Chat(router)")
         await self.stop()
         self._routers = self._made(self._make)
         for router in self._routers:
-            # The function may use one storage for every router that it makes; stop() has closed it.
+            # The function may reuse one storage for every router, and stop() has closed it.
             await _fsm_of(router).storage.open()
 
     async def stop(self) -> None:
         for router in self._routers:
             storage = _fsm_of(router).storage
-            # One that was given is its giver's to close.
+            # The caller closes a storage that was passed in.
             if storage is not self._given:
                 await storage.close()
 
@@ -88,7 +88,7 @@ class Workers:
         routers = [make(self._opened()) for _ in range(self._count)]
         for router in routers:
             if not isinstance(router, Router):
-                raise InvalidOption(f"Chat(make_router): the function returns a Router, got {router!r}")
+                raise InvalidOption(f"Chat(make_router): the function must return a Router, got {router!r}")
             fsm = _fsm_of(router)
             if self._show is not None:
                 fsm.send = _shown(self._show, fsm.send)
@@ -114,12 +114,12 @@ def _checked(make: MakeRouter) -> MakeRouter:
         inspect.signature(make).bind(None)
     except TypeError:
         raise InvalidOption(
-            f"Chat takes a Router, or a function of a storage that makes one: def make_router(storage); got {make!r}"
+            f"Chat takes a Router or a function that makes one: def make_router(storage); got {make!r}"
         ) from None
     return make
 
 
 def _fsm_of(router: Router) -> FSM:
     if router.fsm is None:
-        raise InvalidOption("this router has no machine; give it one with Router(fsm)")
+        raise InvalidOption("this router has no machine; create it with Router(fsm)")
     return router.fsm

@@ -1,6 +1,6 @@
-"""A local stand-in for the Bot API: any bot, in any framework, can be pointed at it.
+"""A local Bot API server, for bots in any framework.
 
-``BotAPI`` is the server; ``api.bot("my_bot")`` registers a bot, ``api.chat(bot)`` is a person who talks to it.
+``BotAPI`` is the server; ``api.bot("my_bot")`` registers a bot, ``api.chat(bot)`` returns a user in a chat with it.
 """
 
 from stepwell.playground.botapi.person import Person

@@ -14,12 +14,12 @@ from stepwell.playground.web import ClientDisconnect, JSONResponse, Request, Res
 
 __all__ = ["make_app"]
 
-#: The largest request: what Telegram takes for a file.
-LARGEST = 50 * 1024 * 1024
+#: The largest request in bytes: Telegram's limit for files.
+MAX_REQUEST = 50 * 1024 * 1024
 
 
 def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Any:
-    """An ASGI application that answers to these Host headers only, against DNS rebinding."""
+    """Return an ASGI application that accepts only these Host headers, against DNS rebinding."""
 
     def checked(request: Request) -> Bot:
         if request.headers.get("host", "") not in hosts():
@@ -27,7 +27,7 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
         token: str = request.path_params["token"]
         bot = world.bots.get(token)
         if bot is None:
-            # A token that cannot be one is not found; one that could be is not let in.
+            # As Telegram does: 401 for a well-formed token, 404 for anything else.
             number, colon, _ = token.partition(":")
             raise Refusal(401, "Unauthorized") if number.isdigit() and colon else Refusal(404, "Not Found")
         return bot
@@ -50,7 +50,7 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
                 raise Refusal(404, "Not Found")
         except Refusal as refusal:
             return _refused(refusal)
-        # Never as what it claims to be: a browser must not run it.
+        # Never with its own media type: a browser must not run it.
         return Response(
             found["content"],
             media_type="application/octet-stream",
@@ -80,7 +80,7 @@ async def _body(request: Request) -> bytes:
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > LARGEST:
+            if len(body) > MAX_REQUEST:
                 raise Refusal(413, "Request Entity Too Large")
     except ClientDisconnect:
         raise bad_request("the request is incomplete") from None

@@ -15,7 +15,7 @@ __all__ = ["Call", "Method"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Who calls, with what, in which world."""
+    """One method call: the bot, its parameters and the world."""
 
     world: World
     webhooks: Webhooks
@@ -23,9 +23,9 @@ class Call:
     params: Params
 
     def room(self) -> Room:
-        """The chat that it names."""
+        """Return the chat that ``chat_id`` names."""
         return self.world.room_for(self.bot, self.params.chat_id())
 
 
-#: Gives the result, or an awaitable of it; raises ``Refusal``.
+#: Returns the result or an awaitable of it; raises ``Refusal``.
 Method: TypeAlias = Callable[[Call], Any]

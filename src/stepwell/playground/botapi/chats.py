@@ -1,4 +1,4 @@
-"""Methods about chats: who is in them, and the topics of forums."""
+"""Bot API methods for chats, their members and forum topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC_COLOUR = 7322096
 
 
 def member_of(world: World, room: Room, user_id: int) -> dict[str, Any]:
-    """A member, in the form that belongs to its status."""
+    """Return a ChatMember object for the member's status."""
     status = room.members.get(user_id, "left")
     member: dict[str, Any] = {"status": status, "user": dict(world.users[user_id])}
     if status == "creator":
@@ -47,8 +47,8 @@ def get_chat_member(call: Call) -> dict[str, Any]:
 
 def get_administrators(call: Call) -> list[dict[str, Any]]:
     room = call.room()
-    chiefs = [user_id for user_id, status in room.members.items() if status in ("creator", "administrator")]
-    return [member_of(call.world, room, user_id) for user_id in chiefs]
+    admins = [user_id for user_id, status in room.members.items() if status in ("creator", "administrator")]
+    return [member_of(call.world, room, user_id) for user_id in admins]
 
 
 def get_member_count(call: Call) -> int:
@@ -70,7 +70,7 @@ def create_topic(call: Call) -> dict[str, Any]:
 
 
 def open_topic(world: World, room: Room, by: dict[str, Any], name: str) -> dict[str, Any]:
-    """A new topic; its id is that of the service message that opens it."""
+    """Create a topic. Its id is the id of its service message."""
     about = {"name": name, "icon_color": TOPIC_COLOUR}
     thread = next(room.ids)
     room.topics[thread] = Topic(thread, name)
@@ -81,7 +81,7 @@ def open_topic(world: World, room: Room, by: dict[str, Any], name: str) -> dict[
 def edit_topic(call: Call) -> bool:
     topic = _topic(call)
     topic.name = call.params.text("name") or topic.name
-    _say(call, topic, forum_topic_edited={"name": topic.name})
+    _post(call, topic, forum_topic_edited={"name": topic.name})
     return True
 
 
@@ -90,7 +90,7 @@ def close_topic(call: Call) -> bool:
     if topic.closed:
         raise bad_request("TOPIC_NOT_MODIFIED")
     topic.closed = True
-    _say(call, topic, forum_topic_closed={})
+    _post(call, topic, forum_topic_closed={})
     return True
 
 
@@ -99,7 +99,7 @@ def reopen_topic(call: Call) -> bool:
     if not topic.closed:
         raise bad_request("TOPIC_NOT_MODIFIED")
     topic.closed = False
-    _say(call, topic, forum_topic_reopened={})
+    _post(call, topic, forum_topic_reopened={})
     return True
 
 
@@ -118,7 +118,7 @@ def _topic(call: Call) -> Topic:
     return topic
 
 
-def _say(call: Call, topic: Topic, **content: Any) -> None:
+def _post(call: Call, topic: Topic, **content: Any) -> None:
     call.world.post(call.room(), call.bot.user, message_thread_id=topic.id, is_topic_message=True, **content)
 
 

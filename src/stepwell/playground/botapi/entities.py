@@ -1,4 +1,4 @@
-"""Entities of a text: commands, links and formatting, as Telegram finds and reads them.
+"""Message entities: commands, links and formatting, parsed as Telegram does.
 
 Offsets and lengths count UTF-16 code units.
 """
@@ -34,12 +34,12 @@ _MARKS = {"*": "bold", "_": "italic"}
 
 
 def units(text: str) -> int:
-    """How long a text is for Telegram."""
+    """Return the length of a text in UTF-16 code units."""
     return len(text) + sum(ord(character) > 0xFFFF for character in text)
 
 
 def found(text: str) -> list[Entity]:
-    """What is seen in a text without being told."""
+    """Return the entities that Telegram finds without formatting."""
     return [
         {"type": str(match.lastgroup), "offset": units(text[: match.start()]), "length": units(match[0])}
         for match in _FOUND.finditer(text)
@@ -47,7 +47,7 @@ def found(text: str) -> list[Entity]:
 
 
 def parsed(text: str, mode: str | None) -> tuple[str, list[Entity]]:
-    """A text and its entities, read in ``HTML``, ``MarkdownV2`` or ``Markdown``."""
+    """Parse ``HTML``, ``MarkdownV2`` or ``Markdown``; return the plain text and its entities."""
     if not mode:
         return text, []
     reader = _READERS.get(mode.lower())
@@ -104,7 +104,7 @@ def _html(text: str) -> tuple[str, list[Entity]]:
         reader.feed(text)
         reader.close()
     except AssertionError as error:
-        # HTMLParser's way to say that a declaration such as <![x is not HTML.
+        # HTMLParser asserts on malformed declarations such as <![x.
         raise _unreadable(str(error)) from None
     if reader.open:
         raise _unreadable(f'Can\'t find end tag corresponding to start tag "{reader.open[-1][0]}"')

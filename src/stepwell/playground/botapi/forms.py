@@ -1,4 +1,4 @@
-"""Bodies of requests and of webhooks' answers: JSON, form, multipart. The only module that knows python-multipart."""
+"""Request bodies and webhook responses: JSON, form, multipart. The only module that imports python-multipart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["read_body"]
 
 
 def read_body(content_type: str, body: bytes, query: dict[str, Any] | None = None) -> Params:
-    """What a body says, over what the query says."""
+    """Return the parameters of a body; they override those of the query."""
     given: dict[str, Any] = dict(query or {})
     files: dict[str, Upload] = {}
     kind = content_type.partition(";")[0].strip().lower()
@@ -30,12 +30,12 @@ def read_body(content_type: str, body: bytes, query: dict[str, Any] | None = Non
         _read_parts(content_type, body, given, files)
         return Params(given, files)
     try:
-        said = loads(body)
+        parsed = loads(body)
     except ValueError:
         raise bad_request("can't parse JSON object" if kind == "application/json" else "unsupported body") from None
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         raise bad_request("object expected as JSON body")
-    return Params({**given, **said})
+    return Params({**given, **parsed})
 
 
 def _read_parts(content_type: str, body: bytes, given: dict[str, Any], files: dict[str, Upload]) -> None:

@@ -1,4 +1,4 @@
-"""Keyboards: what a bot may attach to a message, and what a person can press."""
+"""Keyboards: checks of reply markup, and the buttons that a user can press."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ACTIONS = frozenset(
 
 
 class KeyboardButton(NamedTuple):
-    """A button that a person sees."""
+    """A button that a user sees."""
 
     text: str
-    #: What Telegram sends along; ``None`` for a button that sends its text, or opens a page.
+    #: The callback data; ``None`` for a button that sends its text or opens a page.
     data: str | None
-    #: It stands below the place for writing, and sends its text.
+    #: True for a button of a reply keyboard, which sends its text.
     types: bool
-    #: The whole of it, as the bot gave it.
+    #: The button as the bot sent it.
     raw: dict[str, Any]
 
 
 def markup_of(params: Params) -> dict[str, Any] | None:
-    """The reply markup of a call, or the refusal that Telegram would give."""
+    """Return the reply markup of a call; raise the refusal that Telegram would send."""
     markup: dict[str, Any] | None = params.json("reply_markup", dict)
     if not markup:
         return None
@@ -56,7 +56,7 @@ def markup_of(params: Params) -> dict[str, Any] | None:
 
 
 def buttons_of(markup: dict[str, Any] | None) -> Iterator[KeyboardButton]:
-    """The buttons of a keyboard, row by row."""
+    """Yield the buttons of a keyboard, row by row."""
     for row in (markup or {}).get("inline_keyboard", []):
         for button in row:
             yield KeyboardButton(button["text"], button.get("callback_data"), types=False, raw=button)

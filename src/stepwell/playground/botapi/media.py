@@ -1,4 +1,4 @@
-"""Methods that send more than text. Files are kept for a while and listed; nothing looks into them."""
+"""Bot API methods that send media. The newest files are kept; their content is not inspected."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stepwell.playground.botapi.refusal import bad_request
 
 __all__ = ["METHODS"]
 
-#: How many uploaded files are kept.
-FILES = 100
-#: Kind of media to the fields that Telegram always gives with it.
-_ALWAYS: dict[str, dict[str, Any]] = {
+#: The most uploaded files that are kept.
+MAX_FILES = 100
+#: For each kind of media, the fields that Telegram always sends.
+_REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "photo": {"width": 1, "height": 1},
     "document": {},
     "video": {"width": 1, "height": 1, "duration": 1},
@@ -30,7 +30,7 @@ _ALWAYS: dict[str, dict[str, Any]] = {
 
 
 def keep_file(call: Call, kind: str, given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A file that is uploaded, attached, known by its id, or somewhere on the web."""
+    """Return a file that is uploaded, attached, named by its id, or named by a URL."""
     value = given.get(name)
     attached = value.removeprefix("attach://") if isinstance(value, str) and value.startswith("attach://") else name
     upload = call.params.files.get(attached)
@@ -38,18 +38,18 @@ def keep_file(call: Call, kind: str, given: Mapping[str, Any], name: str) -> dic
         file_id = secrets.token_urlsafe(12)
         media_type = mimetypes.guess_type(upload.name)[0] or "application/octet-stream"
         call.world.files[file_id] = {"name": upload.name, "type": media_type, "content": upload.content, "kind": kind}
-        while len(call.world.files) > FILES:
+        while len(call.world.files) > MAX_FILES:
             del call.world.files[next(iter(call.world.files))]
     elif isinstance(value, str) and value in call.world.files:
         file_id = value
     elif isinstance(value, str) and value.startswith(("http://", "https://")):
-        # Taken by its word: this server fetches nothing.
+        # Not downloaded: this server makes no requests to the web.
         file_id = secrets.token_urlsafe(12)
         call.world.files[file_id] = {"name": value.rpartition("/")[2], "type": "", "content": b"", "kind": kind}
     else:
         raise bad_request(f"there is no {kind} in the request" if not value else "wrong file identifier specified")
     file = call.world.files[file_id]
-    about = {"file_id": file_id, "file_unique_id": file_id, "file_size": len(file["content"]), **_ALWAYS[kind]}
+    about = {"file_id": file_id, "file_unique_id": file_id, "file_size": len(file["content"]), **_REQUIRED_FIELDS[kind]}
     if kind in ("document", "video", "animation", "audio"):
         about |= {"file_name": file["name"], "mime_type": file["type"]}
     return about
@@ -57,7 +57,7 @@ def keep_file(call: Call, kind: str, given: Mapping[str, Any], name: str) -> dic
 
 def _content(call: Call, kind: str, given: Mapping[str, Any], name: str) -> dict[str, Any]:
     file = keep_file(call, kind, given, name)
-    # A photo comes in several sizes, an animation also as a document.
+    # A photo is a list of sizes; an animation is also sent as a document.
     extra = {"document": file} if kind == "animation" else {}
     return {kind: [file] if kind == "photo" else file, **extra}
 
@@ -77,7 +77,7 @@ def send_group(call: Call) -> list[dict[str, Any]]:
     album = secrets.token_urlsafe(8)
     sent = []
     for item in items:
-        if str(item.get("type")) not in _ALWAYS:
+        if str(item.get("type")) not in _REQUIRED_FIELDS:
             raise bad_request("can't parse media: wrong type")
         caption = text_of(Params(item), "caption", "caption_entities")
         sent.append(deliver(call, **_content(call, item["type"], item, "media"), **caption, media_group_id=album))
@@ -140,7 +140,7 @@ def get_file(call: Call) -> dict[str, Any]:
 
 
 METHODS: dict[str, Method] = {
-    **{f"send{kind.title().replace('_', '')}": _sender(kind) for kind in _ALWAYS},
+    **{f"send{kind.title().replace('_', '')}": _sender(kind) for kind in _REQUIRED_FIELDS},
     "sendMediaGroup": send_group,
     "sendLocation": _plain("location", "latitude", "longitude"),
     "sendContact": _plain("contact", "phone_number", "first_name"),

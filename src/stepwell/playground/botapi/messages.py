@@ -1,4 +1,4 @@
-"""Methods about messages: send, edit, copy, delete."""
+"""Bot API methods for messages: send, edit, copy, delete."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stepwell.playground.botapi.world import Room
 
 __all__ = ["METHODS", "deliver"]
 
-LONGEST_TEXT, LONGEST_CAPTION = 4096, 1024
-#: Before the formatting is read.
-LONGEST_RAW_TEXT = 64 * 1024
+MAX_TEXT, MAX_CAPTION = 4096, 1024
+#: Before the formatting is parsed.
+MAX_RAW_TEXT = 64 * 1024
 
 
 def deliver(call: Call, **content: Any) -> dict[str, Any]:
-    """Say something in the chat that the call names, in its thread, as a reply, with its keyboard."""
+    """Post a message to the chat of a call, with its thread, reply and keyboard."""
     params, room = call.params, call.room()
     markup = markup_of(params)
     reply = _replied(params, room)
@@ -43,17 +43,17 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
 
 
 def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
-    """A text with its entities."""
+    """Return the checked text of a call and its entities."""
     given = params.objects(listed)
     if not all(type(entity.get(name)) is int for entity in given for name in ("offset", "length")):
         raise bad_request(f"can't parse {listed}: offset and length are numbers")
-    # The limit counts what is left after parsing; more markup than this is no message.
-    if len(params.text(name)) > LONGEST_RAW_TEXT:
+    # The message limit counts the parsed text; this one bounds the work of parsing.
+    if len(params.text(name)) > MAX_RAW_TEXT:
         raise bad_request("message is too long" if name == "text" else "message caption is too long")
     text, formatted = (
         (params.text(name), given) if given else entities.parsed(params.text(name), params.text("parse_mode"))
     )
-    if entities.units(text) > (LONGEST_TEXT if name == "text" else LONGEST_CAPTION):
+    if entities.units(text) > (MAX_TEXT if name == "text" else MAX_CAPTION):
         raise bad_request("message is too long" if name == "text" else "message caption is too long")
     if not text.strip():
         if name == "text":
@@ -109,7 +109,7 @@ def copy_message(call: Call) -> dict[str, Any]:
 
 def _edit(call: Call, content: dict[str, Any]) -> dict[str, Any] | bool:
     if call.params.text("inline_message_id"):
-        # Sent through somebody's inline query, into a chat that is not here.
+        # The message was sent through an inline query to a chat outside this world.
         return True
     room, number = call.room(), call.params.number("message_id", 0)
     message = room.messages.get(number)
@@ -120,7 +120,7 @@ def _edit(call: Call, content: dict[str, Any]) -> dict[str, Any] | bool:
     markup = markup_of(call.params)
     if markup is not None and "inline_keyboard" not in markup:
         raise bad_request("inline keyboard expected")
-    # An edit that brings no keyboard, or an empty one, takes the old one away.
+    # An edit without a keyboard, or with an empty one, removes the old one.
     content = {**content, "reply_markup": markup if markup and markup["inline_keyboard"] else None}
     if all(message.get(name) == value for name, value in content.items()):
         raise bad_request(

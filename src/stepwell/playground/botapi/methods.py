@@ -1,4 +1,4 @@
-"""Every method of the Bot API that this server knows, and those about the bot itself."""
+"""The table of supported Bot API methods, and the methods for the bot itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["METHODS", "perform"]
 
 
 async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params: Params) -> Any:
-    """What a bot asks for. Raises ``Refusal``; either way the call is noted."""
+    """Run a method and record the call. Raises ``Refusal``."""
     noted = {"method": name, **params.given, **{field: upload.name for field, upload in params.files.items()}}
     try:
         refusal = bot.refused(name)
@@ -165,7 +165,7 @@ METHODS: dict[str, Method] = {
     **messages.METHODS,
     **chats.METHODS,
     **media.METHODS,
-    # Accepted, for nothing here would show it.
+    # Accepted without effect.
     **dict.fromkeys(
         (
             "logOut", "close", "setMyName", "setMyDescription", "setMyShortDescription", "setChatMenuButton",

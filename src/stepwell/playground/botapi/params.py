@@ -1,4 +1,4 @@
-"""The parameters of a call: JSON or form, read as what they are asked for."""
+"""The parameters of a call, from JSON or from a form."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Params", "Upload"]
 
 
 class Upload(NamedTuple):
-    """A file that came with a call."""
+    """A file uploaded with a call."""
 
     name: str
     content: bytes
 
 
 class Params:
-    """In a form everything is text; in JSON it need not be. Both read the same."""
+    """Reads parameters by type. Values from a form are text and are converted."""
 
     def __init__(self, given: Mapping[str, Any], files: Mapping[str, Upload] | None = None) -> None:
         self.given = {name: value for name, value in given.items() if value is not None}
@@ -51,7 +51,7 @@ class Params:
         return str(self.given.get(name, "")).lower() in ("true", "1", "yes")
 
     def json(self, name: str, kind: type[Any]) -> Any:
-        """An object or a list; ``None`` where it was not given."""
+        """Return an object or a list; ``None`` if it is missing."""
         value = self.given.get(name)
         if isinstance(value, str) and kind is not str:
             if not value:
@@ -65,11 +65,11 @@ class Params:
         return value
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """A list of objects; empty where it was not given."""
+        """Return a list of objects; empty if it is missing."""
         return self._all_of(name, dict, "an Array of Object")
 
     def texts(self, name: str) -> list[str] | None:
-        """A list of texts; ``None`` where it was not given."""
+        """Return a list of strings; ``None`` if it is missing."""
         return None if self.json(name, list) is None else self._all_of(name, str, "an Array of String")
 
     def _all_of(self, name: str, kind: type[Any], what: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A person who talks to a bot, in the words of ``stepwell.testing.Chat``."""
+"""A user who chats with a bot; its methods are named as in ``stepwell.testing.Chat``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Person"]
 
 
 class Person:
-    """One person in one place: a private chat, a group, a channel, or a topic.
+    """One user in one chat: private, group, channel or topic.
 
-    The bot runs elsewhere and answers when it does, so ``send`` and ``press`` return at once, and
-    ``await chat.answer()`` waits for the next thing that the bot says here.
+    The bot runs in another task or process, so ``send`` and ``press`` return at once.
+    ``await chat.answer()`` waits for the bot's next message here.
     """
 
     def __init__(
@@ -32,29 +32,29 @@ class Person:
         self.thread = thread
         self.room.members.setdefault(bot.id, "administrator")
         self.room.members.setdefault(user, "member")
-        #: The newest message of a bot that ``answer`` has given.
+        #: The id of the last message that ``answer`` returned.
         self._heard = max(self.room.messages, default=0)
 
-    # Who and where
+    # Other users and chats
 
     def user(self, id: int, **fields: Any) -> Person:  # noqa: A002
-        """Another person in this place; in a private chat, in their own. ``fields``: ``language_code="de"``."""
+        """Return another user in this chat; from a private chat, in their own. ``fields``: ``language_code="de"``."""
         self.world.user(id, **fields)
         return Person(
             self.world, self.bot, id, room=None if self.room.type == "private" else self.room, thread=self.thread
         )
 
     def group(self, id: int, **fields: Any) -> Person:  # noqa: A002
-        """This person in a group, which the bot belongs to; its id is negative. ``type="channel"`` for a channel."""
+        """Return this user in a group with the bot. Its id is negative; ``type="channel"`` makes it a channel."""
         room = self.world.group(id, **fields)
         self.world.user(self.id)
         return Person(self.world, self.bot, self.id, room=room)
 
     def topic(self, id: int | str) -> Person:  # noqa: A002
-        """This person in a forum topic of this group, given by its id or name; made when first asked for."""
+        """Return this user in a forum topic, by id or name; the topic is created if needed."""
         room = self.room
         if room.type not in ("group", "supergroup"):
-            raise UsageError("topics are in groups: chat.group(-100).topic('Help')")
+            raise UsageError("only groups have topics: chat.group(-100).topic('Help')")
         room.chat.update(type="supergroup", is_forum=True)
         known = next((topic.id for topic in room.topics.values() if id in (topic.id, topic.name)), None)
         if known is None:
@@ -63,13 +63,13 @@ class Person:
 
     @property
     def me(self) -> dict[str, Any]:
-        """This person, as bots see them."""
+        """This user as Bot API JSON."""
         return self.world.users[self.id]
 
-    # Acting
+    # Actions
 
     async def send(self, text: str | None = None, **fields: Any) -> dict[str, Any]:
-        """Write a message, and give it as the bot gets it; ``fields`` are those of the Bot API."""
+        """Send a message and return it as the bot gets it; ``fields`` are fields of the Bot API."""
         if text is not None:
             seen = found(text)
             fields = {"text": text, **({"entities": seen} if seen else {}), **fields}
@@ -77,34 +77,34 @@ class Person:
         return self.world.post(self.room, self.me, **topic, **fields)
 
     async def send_at_once(self, *texts: str) -> list[dict[str, Any]]:
-        """Write several messages, one right after the other."""
+        """Send several messages at once."""
         return [await self.send(text) for text in texts]
 
     async def reply(self, text: str, **fields: Any) -> dict[str, Any]:
-        """Answer the bot's last message, as a reply."""
+        """Reply to the bot's last message."""
         return await self.send(text, reply_to_message=copy.deepcopy(self._answered(None)), **fields)
 
     async def edit(self, text: str) -> dict[str, Any]:
-        """Change the last message of this person."""
+        """Edit this user's last message."""
         mine = [message for message in self.messages if message.get("from", {}).get("id") == self.id]
         if not mine:
-            raise UsageError("there is nothing to edit yet; send() something first")
+            raise UsageError("this user has sent no message to edit; call send() first")
         return self.world.edit(self.room, mine[-1], by_bot=False, text=text, entities=found(text) or None)
 
     async def press(self, button: str, *, on: str | None = None) -> str | None:
         """Press a button of the bot's last message with buttons, or of the last message with the text ``on``.
 
-        Gives the id of the callback query, for ``notice``; ``None`` for a button that sends its text.
+        Returns the id of the callback query, for ``notice``; ``None`` for a button that sends its text.
         """
         return await self.push(*self._button(button, on))
 
     async def push(self, pressed: KeyboardButton, message: dict[str, Any]) -> str | None:
-        """Press this very button of this message."""
+        """Press this button of this message."""
         if pressed.types:
             await self._type(pressed)
             return None
         if pressed.data is None:
-            raise UsageError(f"the button {pressed.text!r} opens a page; the bot hears nothing of it")
+            raise UsageError(f"the button {pressed.text!r} opens a page and sends the bot no update")
         query = {
             "from": dict(self.me),
             "message": message,
@@ -115,52 +115,52 @@ class Person:
         return self.world.ask(by, "callback_query", query)
 
     async def inline(self, text: str, *, offset: str = "") -> str:
-        """Type the bot's name and a text in some chat; gives the id of the inline query, for ``notice``."""
+        """Send an inline query and return its id, for ``notice``."""
         query = {"from": dict(self.me), "query": text, "offset": offset, "chat_type": self.room.type}
         return self.world.ask(self.bot, "inline_query", query)
 
     async def block(self) -> None:
         """Block the bot."""
-        self._standing(self.bot.id, "kicked")
+        self._set_status(self.bot.id, "kicked")
 
     async def unblock(self) -> None:
-        """Let the bot write again."""
-        self._standing(self.bot.id, "member")
+        """Unblock the bot."""
+        self._set_status(self.bot.id, "member")
 
     async def join(self) -> None:
-        """Come into the group, which says so."""
-        self._standing(self.id, "member")
+        """Join the group, with a service message."""
+        self._set_status(self.id, "member")
         self.world.post(self.room, self.me, new_chat_members=[dict(self.me)])
 
     async def leave(self) -> None:
-        """Go out of the group, which says so."""
+        """Leave the group, with a service message."""
         self.world.post(self.room, self.me, left_chat_member=dict(self.me))
-        self._standing(self.id, "left")
+        self._set_status(self.id, "left")
 
     async def migrate(self) -> Person:
-        """Make a supergroup of this group, and give this person in it."""
+        """Upgrade this group to a supergroup, and return this user in it."""
         return Person(self.world, self.bot, self.id, room=self.world.migrate(self.room))
 
     async def deliver(self, update: dict[str, Any]) -> None:
-        """Give the bot any update at all, as Bot API JSON."""
+        """Deliver any update to the bot, as Bot API JSON."""
         self.world.deliver(self.bot, update)
 
     async def redeliver(self, update_id: int | None = None) -> None:
-        """The bot's last update comes again, or another one, as it does when its acknowledgement was lost."""
+        """Deliver the last update, or the one with this id, again, as after a lost acknowledgement."""
         every = self.bot.updates.all
         chosen = [update for update in every if update_id in (None, update["update_id"])]
         if not chosen:
-            raise UsageError("there is nothing to deliver again yet; send() something first")
+            raise UsageError("no update to deliver again; call send() first")
         await self.deliver(chosen[-1])
 
-    # Looking
+    # Answers and history
 
     async def answer(self, *, timeout: float = 10.0) -> str:
-        """The text of the next message of a bot here; waits for it."""
+        """Wait for the bot's next message here, and return its text."""
         return text_of(await self.hear(timeout=timeout))
 
     async def hear(self, *, timeout: float = 10.0) -> dict[str, Any]:
-        """The next message of a bot here, as Bot API JSON; waits for it."""
+        """Wait for the bot's next message here, and return it as Bot API JSON."""
         came = asyncio.Event()
         stop = self.world.watch(lambda event: self._woken(event, came))
         try:
@@ -173,18 +173,18 @@ class Person:
                     came.clear()
                     await came.wait()
         except TimeoutError:
-            raise TimeoutError(f"the bot said nothing here for {timeout:g} s; the chat so far:\n{self}") from None
+            raise TimeoutError(f"the bot sent no message here within {timeout:g} s; the chat so far:\n{self}") from None
         finally:
             stop()
 
     async def ask(self, text: str, *, timeout: float = 10.0) -> str:
-        """Send a text, and give what the bot answers."""
+        """Send a text, and return the bot's answer."""
         self._heard = max(self.room.messages, default=0)
         await self.send(text)
         return await self.answer(timeout=timeout)
 
     async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
-        """What the bot answered to a pressed button (its little notice) or to an inline query; waits for it."""
+        """Wait for the bot's answer to a callback query or an inline query, and return it."""
         came = asyncio.Event()
         stop = self.world.watch(lambda event: came.set() if event.kind == "answered" else None)
         try:
@@ -193,7 +193,7 @@ class Person:
                     came.clear()
                     await came.wait()
         except TimeoutError:
-            raise TimeoutError(f"the bot did not answer the query for {timeout:g} s") from None
+            raise TimeoutError(f"the bot did not answer the query within {timeout:g} s") from None
         finally:
             stop()
         answer: dict[str, Any] = self.world.queries[query_id]["answer"]
@@ -201,20 +201,20 @@ class Person:
 
     @property
     def last(self) -> str | None:
-        """The text of the bot's last message in this place, ``None`` before its first."""
+        """The text of the bot's last message here, ``None`` before its first."""
         answers = self._answers()
         return text_of(answers[-1]) if answers else None
 
     @property
     def buttons(self) -> list[str]:
-        """The buttons that can be pressed: of the bot's last message, and those below the place for writing."""
+        """The buttons of the bot's last message and of the reply keyboard."""
         answers = self._answers()
         own = buttons_of(answers[-1].get("reply_markup")) if answers else ()
         return [button.text for button in (*own, *buttons_of(self.room.keyboard))]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All that is to be read in this place, oldest first, as messages of the Bot API."""
+        """The messages here, oldest first, as Bot API JSON."""
         every = self.room.messages.values()
         if not self.room.chat.get("is_forum"):
             return list(every)
@@ -222,19 +222,19 @@ class Person:
 
     @property
     def updates(self) -> list[dict[str, Any]]:
-        """All that the bot was told, from everybody, oldest first."""
+        """All updates of the bot, from all users, oldest first."""
         return list(self.bot.updates.all)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """What the bot called, for everybody, oldest first; polling aside."""
+        """The bot's calls for all users, oldest first, without getUpdates."""
         return list(self.bot.calls)
 
     def __str__(self) -> str:
         lines = [(message.get("from", {}).get("first_name", "Channel"), text_of(message)) for message in self.messages]
         return "\n".join(f"{name}: {text}" for name, text in lines)
 
-    # Inside
+    # Internal
 
     def _woken(self, event: WorldEvent, came: asyncio.Event) -> None:
         if event.kind in ("message", "edited") and event.room is self.room:
@@ -249,7 +249,9 @@ class Person:
         if not chosen:
             said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
             raise UsageError(
-                f"the bot said {said} here" if text is None else f"the bot did not say {text!r} here, it said {said}"
+                "the bot has sent no message here"
+                if text is None
+                else f"the bot sent no message {text!r} here; it sent: {said}"
             )
         return chosen[-1]
 
@@ -262,8 +264,8 @@ class Person:
         for button in buttons_of(self.room.keyboard):
             if button.text == text:
                 return button, {}
-        there = ", ".join(map(repr, self.buttons)) or "no buttons at all"
-        raise UsageError(f"there is no button {text!r} to press here; there is {there}")
+        there = ", ".join(map(repr, self.buttons)) or "none"
+        raise UsageError(f"there is no button {text!r} here; the buttons are: {there}")
 
     async def _type(self, button: KeyboardButton) -> None:
         if self.room.keyboard and self.room.keyboard.get("one_time_keyboard"):
@@ -275,7 +277,7 @@ class Person:
         else:
             await self.send(button.text)
 
-    def _standing(self, user_id: int, status: str) -> None:
+    def _set_status(self, user_id: int, status: str) -> None:
         old = member_of(self.world, self.room, user_id)
         self.room.members[user_id] = status
         change = {
@@ -292,7 +294,7 @@ class Person:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """What a person reads in a message."""
+    """Return the text or caption of a message."""
     return str(message.get("text", message.get("caption", "")))
 
 

@@ -1,4 +1,4 @@
-"""What the Bot API answers when it does not do what it was asked."""
+"""Error responses of the Bot API."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Refusal(Exception):
         self.parameters = parameters
 
     def json(self) -> dict[str, Any]:
-        """The answer's body."""
+        """Return the body of the response."""
         body: dict[str, Any] = {"ok": False, "error_code": self.code, "description": self.description}
         return {**body, "parameters": self.parameters} if self.parameters else body
 
 
 def bad_request(why: str, **parameters: Any) -> Refusal:
-    """400, in Telegram's words."""
+    """Return a 400 error in Telegram's format."""
     return Refusal(400, f"Bad Request: {why}", **parameters)

@@ -1,4 +1,4 @@
-"""The server: a world, its webhooks and its HTTP side, from ``async with`` to its end."""
+"""The local Bot API server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class BotAPI:
             await chat.send("/register")
             assert await chat.answer() == "What's your name?"
 
-    It listens on loopback, on a free port unless one is given, and delivers webhooks to this machine only;
-    ``outside=True`` lets them go anywhere. All of it lives on the event loop that started it.
+    It listens on loopback, on a free port by default, and delivers webhooks to this machine only unless
+    ``outside=True``. It runs on the event loop that started it.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class BotAPI:
         self.world = world or World(clock=clock)
         self.host = host
         self.port = port
-        #: Further names that the server answers to, as they stand in the Host header.
+        #: Further Host headers that the server accepts.
         self.hosts = hosts
         self.webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
-        #: The ASGI application, for whoever serves it elsewhere.
+        #: The ASGI application, to serve it elsewhere.
         self.app = make_app(self.world, self.webhooks, self._hosts)
         self._serving = Serving(self.app, name="bot-api")
 
@@ -62,11 +62,11 @@ class BotAPI:
         return f"http://{self._netloc(self.host)}"
 
     def bot(self, name: str, *, token: str | None = None, **fields: Any) -> Bot:
-        """Register a bot; ``bot.token`` is what it logs in with."""
+        """Register a bot, which logs in with ``bot.token``."""
         return self.world.bot(name, token=token, **fields)
 
     def chat(self, bot: Bot, user: int = 42, **fields: Any) -> Person:
-        """A person in a private chat with a bot."""
+        """Return a user in a private chat with a bot."""
         self.world.user(user, **fields)
         return Person(self.world, bot, user)
 

@@ -1,4 +1,4 @@
-"""The updates that a bot has not confirmed yet, for getUpdates and for webhooks."""
+"""The queue of a bot's unconfirmed updates, for getUpdates and webhooks."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from stepwell.playground.botapi.refusal import Refusal
 
 __all__ = ["Pending", "UpdateQueue"]
 
-#: What a bot gets only if it asks for it.
+#: Kinds that a bot gets only if ``allowed_updates`` names them.
 ON_REQUEST = frozenset({"chat_member", "message_reaction", "message_reaction_count"})
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An update on its way."""
+    """An unconfirmed update."""
 
     update: dict[str, Any]
-    #: Updates of one lane are delivered one after the other.
+    #: A webhook gets the updates of one lane one after the other.
     lane: object
-    #: It was delivered before, and comes again: confirming later ones does not confirm it.
+    #: A repeated delivery, which an offset confirms only after it was given.
     again: bool = False
     given: bool = False
 
 
 class UpdateQueue:
-    """In the order in which things happened; confirmed by an offset, or by a webhook that answered."""
+    """Updates in order; confirmed by an offset, or by the response of a webhook."""
 
     def __init__(self) -> None:
         self.pending: list[Pending] = []
-        #: Everything that ever happened, confirmed or not, oldest first.
+        #: All updates, confirmed or not, oldest first.
         self.all: list[dict[str, Any]] = []
-        #: The kinds that the bot asked for; ``None``: the usual ones.
+        #: The kinds in ``allowed_updates``; ``None`` for the default.
         self.allowed: frozenset[str] | None = None
-        #: Told of every new one; set while there is a webhook.
+        #: Called with each new update while there is a webhook.
         self.taker: Callable[[Pending], None] | None = None
         self._poll: asyncio.Future[None] | None = None
 
     def wants(self, kind: str) -> bool:
-        """The bot gets updates of this kind."""
+        """Return whether the bot gets updates of this kind."""
         return kind not in ON_REQUEST if self.allowed is None else kind in self.allowed
 
     def allow(self, kinds: Iterable[str] | None) -> None:
-        """What ``allowed_updates`` says; left out, it stays as it was."""
+        """Set ``allowed_updates``; ``None`` leaves it unchanged."""
         if kinds is not None:
             self.allowed = frozenset(kinds) or None
 
     def put(self, update: dict[str, Any], lane: object, *, again: bool = False) -> None:
-        """Something happened, or happens to be delivered again."""
+        """Add an update, or deliver one again."""
         if not again:
             self.all.append(update)
-        # What comes again has a lane of its own: nothing keeps it from overtaking.
+        # A repeated update has its own lane, so it may overtake others.
         entry = Pending(update, object() if again else lane, again)
         self.pending.append(entry)
         if self.taker is not None:
@@ -62,16 +62,16 @@ class UpdateQueue:
             self._poll.set_result(None)
 
     def done(self, entry: Pending) -> None:
-        """A webhook took it."""
+        """Confirm an update that a webhook accepted."""
         if entry in self.pending:
             self.pending.remove(entry)
 
     def drop(self) -> None:
-        """Forget all that is pending."""
+        """Drop all pending updates."""
         self.pending.clear()
 
     async def poll(self, offset: int, limit: int, timeout: float) -> list[dict[str, Any]]:
-        """What getUpdates gives. Only one call waits at a time: a new one sends the one before away."""
+        """Return the next updates for getUpdates. A new call ends the one that is waiting, with 409."""
         if self._poll is not None and not self._poll.done():
             self._poll.set_exception(
                 Refusal(
@@ -96,7 +96,7 @@ class UpdateQueue:
         return [entry.update for entry in batch]
 
     def stop(self) -> None:
-        """Whoever waits gets nothing, now."""
+        """End the waiting call with no updates."""
         if self._poll is not None and not self._poll.done():
             self._poll.set_result(None)
 

@@ -1,4 +1,4 @@
-"""Webhooks: updates go to the bot's address, in order for each chat, until it takes them."""
+"""Webhooks: post updates to the bot's URL, in order for each chat, and retry until it accepts them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["Webhook", "Webhooks"]
 
 logger = logging.getLogger(__name__)
 
-#: As long as Telegram waits for an answer.
-PATIENCE = 60.0
+#: Seconds to wait for a response, as Telegram does.
+TIMEOUT = 60.0
 
 Perform = Callable[[Bot, str, Params], Awaitable[Any]]
 
 
 @dataclass(slots=True)
 class Webhook:
-    """Where a bot wants its updates."""
+    """The webhook of one bot."""
 
     url: str
     secret: str
@@ -43,7 +43,7 @@ class Webhook:
     failed_with: str = ""
 
     def json(self) -> dict[str, Any]:
-        """What ``getWebhookInfo`` says of it."""
+        """Return its part of ``getWebhookInfo``."""
         failed = {"last_error_date": self.failed_at, "last_error_message": self.failed_with} if self.failed_at else {}
         return {"url": self.url, "max_connections": self.max_connections, "ip_address": "127.0.0.1", **failed}
 
@@ -51,7 +51,7 @@ class Webhook:
 class Webhooks:
     """The webhooks of all bots.
 
-    ``pause`` is how long to wait after the first failure, in seconds; it doubles up to ``longest_pause``.
+    ``pause`` is the delay in seconds after the first failure; it doubles up to ``longest_pause``.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class Webhooks:
         self._client: Any = None
 
     def of(self, bot: Bot) -> Webhook | None:
-        """The webhook of a bot, if it has one."""
+        """Return the webhook of a bot, if it has one."""
         delivery = self._deliveries.get(bot.id)
         return delivery.webhook if delivery is not None else None
 
     async def set(self, bot: Bot, webhook: Webhook) -> None:
-        """Deliver to this address from now on, beginning with what is pending."""
+        """Set a webhook, and start with the pending updates."""
         self._check(webhook.url)
         await self.delete(bot)
         self._deliveries[bot.id] = _Delivery(self, bot, webhook)
 
     async def delete(self, bot: Bot) -> None:
-        """Deliver no more; what was not taken stays pending."""
+        """Stop deliveries; unconfirmed updates stay pending."""
         delivery = self._deliveries.pop(bot.id, None)
         if delivery is not None:
             await delivery.stop()
 
     async def close(self) -> None:
-        """Deliver nothing to nobody."""
+        """Stop all deliveries."""
         for bot_id in list(self._deliveries):
             await self._deliveries.pop(bot_id).stop()
         if self._client is not None:
@@ -90,24 +90,24 @@ class Webhooks:
             self._client = None
 
     def pause(self, tries: int) -> float:
-        """How long to wait after so many failures."""
+        """Return the delay after this many failures."""
         return float(min(self._pause * 2 ** (tries - 1), self._longest_pause))
 
     def now(self) -> int:
         return int(self._world.clock())
 
     async def post(self, bot: Bot, webhook: Webhook, update: dict[str, Any]) -> None:
-        """Deliver one update, and do what the answer asks for. Raises ``_Failed``."""
+        """Post one update, and run the method call in the response. Raises ``_Failed``."""
         if self._client is None:
             limits = _httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            self._client = _httpx.AsyncClient(timeout=PATIENCE, trust_env=False, limits=limits)
+            self._client = _httpx.AsyncClient(timeout=TIMEOUT, trust_env=False, limits=limits)
         headers = {"Content-Type": "application/json"}
         if webhook.secret:
             headers["X-Telegram-Bot-Api-Secret-Token"] = webhook.secret
         try:
             answer = await self._client.post(webhook.url, content=json.dumps(update), headers=headers)
         except _httpx.HTTPError as error:
-            # Not the message: it may hold the address, and that may hold the token.
+            # Without the message, which may contain the URL and with it the token.
             raise _Failed(f"Connection failed: {type(error).__name__}") from None
         if not 200 <= answer.status_code < 300:
             raise _Failed(f"Wrong response from the webhook: {answer.status_code} {answer.reason_phrase}")
@@ -120,8 +120,8 @@ class Webhooks:
             if method:
                 await self._perform(bot, method, params)
         except Refusal as refusal:
-            # As with Telegram: a call in the answer to a webhook is never told how it went.
-            logger.info("the call in a webhook's answer was refused: %s", refusal.description)
+            # As with Telegram, the bot does not learn the result of a call in a webhook response.
+            logger.info("the call in a webhook response was refused: %s", refusal.description)
 
     def _check(self, url: str) -> None:
         try:
@@ -136,17 +136,17 @@ class Webhooks:
 
 
 class _Failed(Exception):
-    """The bot did not take an update."""
+    """The bot did not accept an update."""
 
 
 class _Delivery:
-    """One bot's updates on their way: one task for each lane, so many requests at once."""
+    """Delivers the updates of one bot: one task for each lane, at most ``max_connections`` requests at once."""
 
     def __init__(self, webhooks: Webhooks, bot: Bot, webhook: Webhook) -> None:
         self.webhook = webhook
         self._webhooks = webhooks
         self._bot = bot
-        self._room = asyncio.Semaphore(webhook.max_connections)
+        self._connections = asyncio.Semaphore(webhook.max_connections)
         self._waiting: dict[object, deque[Pending]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         bot.updates.taker = self._take
@@ -166,10 +166,10 @@ class _Delivery:
         waiting, tries = self._waiting[lane], 0
         while waiting:
             entry = waiting[0]
-            # Dropped while it was waiting.
+            # It may have been dropped meanwhile.
             if entry in self._bot.updates.pending:
                 try:
-                    async with self._room:
+                    async with self._connections:
                         await self._webhooks.post(self._bot, self.webhook, entry.update)
                 except _Failed as failed:
                     tries += 1

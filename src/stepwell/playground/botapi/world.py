@@ -1,6 +1,6 @@
-"""The small world behind the Bot API: people, bots, chats, and what is said in them.
+"""The state behind the local Bot API: users, bots, chats and messages.
 
-Everything is kept as the JSON that Telegram would send, in memory, and used from one event loop.
+Everything is in memory, as the JSON that Telegram would send, and used from one event loop.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from stepwell.playground.botapi.updates import UpdateQueue
 
 __all__ = ["Bot", "Failure", "Room", "Topic", "World", "WorldEvent"]
 
-#: Calls that are remembered for each bot.
-CALLS = 1000
-#: Below this, the id of a chat is that of a supergroup or channel.
+#: The most calls that are kept for each bot.
+MAX_CALLS = 1000
+#: Ids below this are supergroups and channels.
 SUPERGROUP = -(10**12)
 
 
 class WorldEvent(NamedTuple):
-    """Something that happened, for whoever looks on: ``world.watch(...)``."""
+    """An event for the subscribers of ``world.watch(...)``."""
 
-    #: ``update`` (a bot is told), ``call`` (a bot asks), ``message``, ``edited``, ``deleted``, ``answered``.
+    #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``.
     kind: str
     bot: Bot | None
     room: Room | None
-    #: The update, the call with its answer, the message, or the answer to a pressed button.
+    #: The update, the call with its result, the message, or the answer to a callback query.
     body: dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """Calls that are to be refused, on demand."""
+    """An error for the next calls, for tests of error handling."""
 
     refusal: Refusal
-    #: In lower case; ``None``: whatever is called.
+    #: In lower case; ``None`` for every method.
     method: str | None
     times: int
 
 
 @dataclass(slots=True, eq=False)
 class Bot:
-    """A bot that is registered here."""
+    """A registered bot."""
 
     id: int
     name: str
     token: str = field(repr=False)
-    #: The user that it is, as ``getMe`` gives it.
+    #: Its user, as ``getMe`` returns it.
     user: dict[str, Any] = field(repr=False)
     updates: UpdateQueue = field(default_factory=UpdateQueue, repr=False)
-    #: The newest calls, each with ``method``, its parameters, and what was answered.
-    calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=CALLS), repr=False)
-    #: What ``setMyCommands`` set, by scope and language.
+    #: The newest calls, each with ``method``, its parameters and its ``answer``.
+    calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_CALLS), repr=False)
+    #: The commands of ``setMyCommands``, by scope and language.
     commands: dict[tuple[str, str], list[Any]] = field(default_factory=dict, repr=False)
     failures: list[Failure] = field(default_factory=list, repr=False)
 
     def refuse(self, code: int, description: str, *, method: str | None = None, times: int = 1, **more: Any) -> None:
-        """Let the next calls fail: ``bot.refuse(429, "Too Many Requests: retry after 3", retry_after=3)``."""
+        """Make the next calls fail: ``bot.refuse(429, "Too Many Requests: retry after 3", retry_after=3)``."""
         self.failures.append(Failure(Refusal(code, description, **more), method and method.lower(), times))
 
     def limit(self, retry_after: int, *, method: str | None = None, times: int = 1) -> None:
-        """Let the next calls fail with 429."""
+        """Make the next calls fail with 429."""
         what = f"Too Many Requests: retry after {retry_after}"
         self.refuse(429, what, method=method, times=times, retry_after=retry_after)
 
     def refused(self, method: str) -> Refusal | None:
-        """The error that was asked for."""
+        """Return the error that ``refuse`` set for this method, if any."""
         for failure in self.failures:
             if failure.method in (None, method.lower()):
                 failure.times -= 1
@@ -94,24 +94,24 @@ class Topic:
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """A chat. The private chats of one person with two bots are two rooms with one id."""
+    """A chat. The private chats of one user with two bots are two rooms with the same id."""
 
-    #: As it stands in every message.
+    #: The Chat object in every message.
     chat: dict[str, Any]
     #: User id to status: ``creator``, ``administrator``, ``member``, ``left``, ``kicked``.
     members: dict[int, str] = field(default_factory=dict, repr=False)
     #: By id, oldest first.
     messages: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     topics: dict[int, Topic] = field(default_factory=dict, repr=False)
-    #: The reply keyboard that people see below the place for writing.
+    #: The current reply keyboard.
     keyboard: dict[str, Any] | None = field(default=None, repr=False)
-    #: The supergroup that this group became.
+    #: The id of the supergroup that this group was upgraded to.
     moved_to: int | None = None
     ids: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
 
     @property
     def id(self) -> int:
-        """The chat's id, as bots know it."""
+        """The chat's id in the Bot API."""
         number: int = self.chat["id"]
         return number
 
@@ -123,31 +123,31 @@ class Room:
 
 
 class World:
-    """All there is. ``clock`` gives seconds since 1970."""
+    """All users, bots and chats. ``clock`` returns seconds since 1970."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         self.users: dict[int, dict[str, Any]] = {}
         self.bots: dict[str, Bot] = {}
         self.rooms: dict[Any, Room] = {}
-        #: Pressed buttons and inline queries that wait for an answer, by id.
+        #: Callback queries and inline queries, by id.
         self.queries: dict[str, dict[str, Any]] = {}
         #: Uploaded files: id, name, type and content.
         self.files: dict[str, dict[str, Any]] = {}
         self._watchers: list[Callable[[WorldEvent], None]] = []
-        # Always above those before a restart of this world: bots remember which updates they have handled.
+        # Above the ids of earlier runs: bots remember the ids of handled updates.
         self._update_ids = count(int(clock() * 1000))
         self._query_ids = count(int(clock() * 1000))
 
-    # Who is there
+    # Users and chats
 
     def bot(self, name: str, *, token: str | None = None, **fields: Any) -> Bot:
-        """Register a bot. Without a token it gets one; the number before the colon is its id."""
+        """Register a bot, with a new token by default; the number before the colon is its id."""
         bot_id = 7_000_000_001 + len(self.bots)
         token = token or f"{bot_id}:{secrets.token_urlsafe(26)}"
         number, colon, secret = token.partition(":")
         if not (number.isdigit() and colon and secret) or token in self.bots:
-            raise InvalidOption("a bot's token is new here, and has the form 123456:secret")
+            raise InvalidOption("a bot's token must have the form 123456:secret and not be registered yet")
         user = {"id": int(number), "is_bot": True, "first_name": name, "username": name, **fields}
         bot = Bot(int(number), name, token, user)
         self.bots[token] = bot
@@ -155,15 +155,15 @@ class World:
         return bot
 
     def user(self, id: int, **fields: Any) -> dict[str, Any]:  # noqa: A002
-        """A person, made when first asked for."""
+        """Return a user, created if needed."""
         if id <= 0:
-            raise InvalidOption(f"the id of a user is above 0, got {id}")
+            raise InvalidOption(f"the id of a user must be above 0, got {id}")
         user = self.users.setdefault(id, {"id": id, "is_bot": False, "first_name": f"User {id}", "language_code": "en"})
         user.update(fields)
         return user
 
     def private(self, bot: Bot, user_id: int) -> Room:
-        """The chat of a person with a bot."""
+        """Return the private chat of a user with a bot."""
         room = self.rooms.get((bot.id, user_id))
         if room is None:
             user = self.user(user_id)
@@ -175,9 +175,9 @@ class World:
         return room
 
     def group(self, id: int, **fields: Any) -> Room:  # noqa: A002
-        """A group, supergroup or channel, made when first asked for; its id is negative."""
+        """Return a group, supergroup or channel, created if needed; its id is negative."""
         if id >= 0:
-            raise InvalidOption(f"the id of a group is below 0, got {id}")
+            raise InvalidOption(f"the id of a group must be below 0, got {id}")
         room = self.rooms.get(id)
         if room is None:
             kind = "supergroup" if id < SUPERGROUP or fields.get("is_forum") else "group"
@@ -186,10 +186,10 @@ class World:
         return room
 
     def room_for(self, bot: Bot, chat_id: int | str) -> Room:
-        """The chat that a bot means, or the refusal that Telegram would give."""
+        """Return the chat that a bot names; raise the error that Telegram would send."""
         if isinstance(chat_id, str):
             named = [room for room in self.rooms.values() if f"@{room.chat.get('username')}" == chat_id]
-            # Private chats cannot be named.
+            # A private chat has no @name.
             room = next((room for room in named if room.type != "private"), None)
         else:
             room = self.rooms.get((bot.id, chat_id) if chat_id > 0 else chat_id)
@@ -203,10 +203,10 @@ class World:
             raise Refusal(403, f"Forbidden: bot is not a member of the {room.type} chat")
         return room
 
-    # What happens
+    # Messages and updates
 
     def post(self, room: Room, sender: dict[str, Any] | None, **content: Any) -> dict[str, Any]:
-        """Somebody says something. Bots hear people and services, never each other."""
+        """Post a message. Bots get updates for users and service messages, not for other bots."""
         message = {
             "message_id": next(room.ids),
             "date": int(self.clock()),
@@ -216,71 +216,71 @@ class World:
             **content,
         }
         room.messages[message["message_id"]] = message
-        self._happened(WorldEvent("message", None, room, message))
+        self._publish(WorldEvent("message", None, room, message))
         by_bot = sender is not None and sender["is_bot"]
         if not by_bot or any(name in message for name in SERVICE):
             self.tell(room, "channel_post" if room.type == "channel" else "message", message)
         return message
 
     def edit(self, room: Room, message: dict[str, Any], *, by_bot: bool, **content: Any) -> dict[str, Any]:
-        """A message becomes another; what is ``None`` is taken away."""
+        """Edit a message; a field that is ``None`` is removed."""
         for name, value in content.items():
             if value is None:
                 message.pop(name, None)
             else:
                 message[name] = value
         message["edit_date"] = int(self.clock())
-        self._happened(WorldEvent("edited", None, room, message))
+        self._publish(WorldEvent("edited", None, room, message))
         if not by_bot:
             self.tell(room, "edited_channel_post" if room.type == "channel" else "edited_message", message)
         return message
 
     def delete(self, room: Room, message_id: int) -> None:
-        """A message is gone; bots are not told."""
-        self._happened(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
+        """Delete a message; bots get no update."""
+        self._publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
 
     def tell(self, room: Room, kind: str, event: dict[str, Any]) -> None:
-        """Every bot in a room gets an update."""
+        """Send an update to every bot in a room."""
         for bot in self.bots.values():
-            # "left" and "kicked" hear that they are, and nothing more.
+            # A bot that left or was removed gets no more updates.
             if room.members.get(bot.id) in ("member", "administrator"):
                 self.update(bot, kind, event)
 
     def update(self, bot: Bot, kind: str, event: dict[str, Any]) -> dict[str, Any] | None:
-        """One bot gets an update, unless it does not want this kind."""
+        """Send an update to one bot, unless its ``allowed_updates`` exclude it."""
         if not bot.updates.wants(kind):
             return None
-        # As from the network: what happens to a message later must not show in what was sent.
+        # A copy, so that later edits do not change an update that was sent.
         update = {"update_id": next(self._update_ids), kind: copy.deepcopy(event)}
         chat = event.get("chat") or event.get("message", {}).get("chat") or event.get("from") or {}
         bot.updates.put(update, chat.get("id"))
-        self._happened(WorldEvent("update", bot, None, update))
+        self._publish(WorldEvent("update", bot, None, update))
         return update
 
     def deliver(self, bot: Bot, update: dict[str, Any]) -> None:
-        """An update comes, or comes again, just as it is given."""
+        """Deliver an update as it is, for the first time or again."""
         bot.updates.put(update, None, again=True)
-        self._happened(WorldEvent("update", bot, None, update))
+        self._publish(WorldEvent("update", bot, None, update))
 
     def ask(self, bot: Bot, kind: str, query: dict[str, Any]) -> str:
-        """A pressed button or an inline query, which waits for its answer; gives its id."""
+        """Send a callback query or an inline query, and return its id."""
         query_id = str(next(self._query_ids))
         self.queries[query_id] = {"bot": bot.id, "kind": kind, "answer": None}
         self.update(bot, kind, {"id": query_id, **query})
         return query_id
 
     def answer(self, bot: Bot, kind: str, query_id: str, answer: dict[str, Any]) -> None:
-        """A bot answers, once."""
+        """Store a bot's answer to a query. A second answer is refused."""
         query = self.queries.get(query_id)
         if query is None or query["bot"] != bot.id or query["kind"] != kind or query["answer"] is not None:
             raise bad_request("query is too old and response timeout expired or query ID is invalid")
         query["answer"] = answer
-        self._happened(WorldEvent("answered", bot, None, {"id": query_id, **answer}))
+        self._publish(WorldEvent("answered", bot, None, {"id": query_id, **answer}))
 
     def migrate(self, room: Room, new_id: int | None = None) -> Room:
-        """A group becomes a supergroup with another id; both get the service message that says so."""
+        """Upgrade a group to a supergroup with another id; both get a service message."""
         if room.type != "group" or room.moved_to is not None:
-            raise InvalidOption("only a group can become a supergroup, and only once")
+            raise InvalidOption("only a group can be upgraded to a supergroup, and only once")
         new = self.group(new_id or SUPERGROUP + room.id, title=room.chat["title"], type="supergroup")
         new.members.update(room.members)
         by = self.users[next(iter(room.members))]
@@ -289,24 +289,24 @@ class World:
         room.moved_to = new.id
         return new
 
-    # Who looks on
+    # Subscribers
 
     def watch(self, watcher: Callable[[WorldEvent], None]) -> Callable[[], None]:
-        """Be told of everything; calling what is returned ends it."""
+        """Call ``watcher`` with every event; return a function that stops it."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
     def called(self, bot: Bot, call: dict[str, Any]) -> None:
-        """A bot has called a method, and was answered."""
+        """Record a call of a bot with its result."""
         bot.calls.append(call)
-        self._happened(WorldEvent("call", bot, None, call))
+        self._publish(WorldEvent("call", bot, None, call))
 
-    def _happened(self, event: WorldEvent) -> None:
+    def _publish(self, event: WorldEvent) -> None:
         for watcher in list(self._watchers):
             watcher(event)
 
 
-#: Service messages, which every bot hears of.
+#: Service messages; every bot gets an update for them.
 SERVICE = frozenset(
     {
         "new_chat_members", "left_chat_member", "new_chat_title", "migrate_to_chat_id", "migrate_from_chat_id",

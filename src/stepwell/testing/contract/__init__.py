@@ -1,13 +1,13 @@
-"""The storage contract as a pytest suite: subclass it, supply a storage, and every promise is a test.
+"""The storage contract as a pytest suite: subclass it, supply a storage, and each promise is a test.
 
     class TestMyStorage(StorageContract):
         def open_storage(self, clock):
             return MyStorage(clock=clock)
 
-The storage must start empty, and judge leases, deadlines and expiry by ``clock``.
+The storage must start empty, and use ``clock`` for leases, deadlines and expiry.
 
 ``reopen(storage)`` opens the same store a second time, as after a restart or in another process. By default it calls
-``open_storage(clock)`` again. Write it if ``open_storage`` makes a new store each time::
+``open_storage(clock)`` again. Override it if ``open_storage`` creates a new store each time::
 
         def reopen(self, storage):
             return MyStorage(storage.path, clock=storage.clock)
@@ -30,7 +30,7 @@ __all__ = ["JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
 class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, ExpiryPromises, ReopenPromises):
-    """What every storage promises, those without listing and for one storage object at a time included."""
+    """The contract of every storage, including those without listing or shared access."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -43,8 +43,8 @@ class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPro
 
 
 class StorageContract(KeyValueContract, ListingPromises, SharingPromises):
-    """What a full storage promises."""
+    """The contract of a full storage."""
 
 
 class JournaledStorageContract(StorageContract, JournalPromises):
-    """What a storage promises whose connection can break between a write and its answer."""
+    """The contract of a storage whose connection can break between a write and its result."""

@@ -1,4 +1,4 @@
-"""The seven callbacks, and the four of ``StateStorage``."""
+"""Promises of the seven storage methods and of ``StateStorage``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Release, StateStorage, Storage
 from stepwell.testing.contract.suite import Suite
 
-#: Names that a careless encoding would mix up.
+#: Names that a careless encoding would confuse.
 BOTS = [
     "a",
     "b",
@@ -34,7 +34,7 @@ BOTS = [
     "*",
     "a\0",
 ]
-#: Keys that a careless encoding would mix up.
+#: Keys that a careless encoding would confuse.
 KEYS = [
     (1, "2"), ("1", 2), (True, 2), (1, (2,)), ((1,), 2), "1:2", (1, 2), ("1", "2"), ("1:2",), ("1", ""), ("", "1"),
     1, True, "1", "True", (1,), b"1", (b"1",), None, (None,), "None", (), ((),), "", 0, False, (0,), (False,),
@@ -49,7 +49,7 @@ class CallbackPromises(Suite):
             await storage.init("early")
         assert await storage.get_state("early", 1) == State("f", "s", {"a": 1})
 
-    async def test_init_refuses_an_option_that_it_does_not_know(self, storage: Storage) -> None:
+    async def test_init_refuses_an_unknown_option(self, storage: Storage) -> None:
         with pytest.raises(InvalidOption, match="tll"):
             await storage.init("bot", tll=3)
         with pytest.raises(InvalidOption, match="ttl"):
@@ -81,7 +81,7 @@ class CallbackPromises(Suite):
         await storage.set_data("bot", 1, {})
         assert await storage.get_data("bot", 1) == {}
 
-    async def test_set_data_on_an_unknown_key_makes_a_record_without_flow_and_state(self, storage: Storage) -> None:
+    async def test_set_data_on_an_unknown_key_creates_a_record_without_flow_and_state(self, storage: Storage) -> None:
         await storage.set_data("bot", 1, {"a": 1})
         assert await storage.get_state("bot", 1) == State(None, None, {"a": 1})
 
@@ -91,7 +91,7 @@ class CallbackPromises(Suite):
         assert await storage.update_data("bot", 1, {"b": {"y": 2}, "c": 3}) == merged
         assert await storage.get_state("bot", 1) == State("f", "s", merged)
 
-    async def test_update_data_on_an_unknown_key_makes_a_record(self, storage: Storage) -> None:
+    async def test_update_data_on_an_unknown_key_creates_a_record(self, storage: Storage) -> None:
         assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
         assert await storage.get_state("bot", 1) == State(None, None, {"a": 1})
         assert await storage.update_data("bot", 2, {}) == {}
@@ -112,13 +112,13 @@ class CallbackPromises(Suite):
         await storage.clear("bot", 1)
         assert await storage.get_state("bot", 1) is None
 
-    async def test_a_record_made_after_clear_has_nothing_of_the_old_one(self, storage: Storage) -> None:
+    async def test_a_record_created_after_clear_has_nothing_of_the_old_one(self, storage: Storage) -> None:
         await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
         await storage.clear("bot", 1)
         assert await storage.update_data("bot", 1, {"b": 2}) == {"b": 2}
         assert await storage.get_state("bot", 1) == State(None, None, {"b": 2})
 
-    async def test_two_bots_never_see_each_others_records_whatever_their_names(self, storage: Storage) -> None:
+    async def test_two_bots_never_share_records_whatever_their_names(self, storage: Storage) -> None:
         for number, bot in enumerate(BOTS):
             await storage.set_data(bot, 1, {"number": number})
         for number, bot in enumerate(BOTS):
@@ -131,23 +131,23 @@ class CallbackPromises(Suite):
             with pytest.raises(InvalidKey):
                 await storage.get_state(bot, 1)  # type: ignore[arg-type]
 
-    async def test_keys_meet_only_if_type_and_value_are_equal(self, storage: Storage) -> None:
+    async def test_keys_are_equal_only_if_type_and_value_are_equal(self, storage: Storage) -> None:
         for number, key in enumerate(KEYS):
             await storage.set_data("bot", key, {"number": number})
         for number, key in enumerate(KEYS):
             assert await storage.get_data("bot", key) == {"number": number}, repr(key)
 
-    async def test_a_key_of_another_type_is_refused_with_its_type(self, storage: Storage) -> None:
+    async def test_a_key_of_an_unsupported_type_is_refused_and_the_error_names_the_type(self, storage: Storage) -> None:
         for key, name in ((1.5, "float"), ([1], "list"), ((1, {2}), "set"), (object(), "object"), ("\ud800", "surr")):
             with pytest.raises(InvalidKey, match=name):
                 await storage.set_data("bot", key, {})
 
-    async def test_a_key_beyond_its_limit_is_refused(self, storage: Storage) -> None:
+    async def test_a_key_above_its_limit_is_refused(self, storage: Storage) -> None:
         with pytest.raises(TooLarge, match="key"):
             await storage.set_data("bot", "é" * storage.limits.key, {})
 
     async def test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart(self, storage: Storage) -> None:
-        # As long as the limit lets them be.
+        # As long as the limit allows.
         room = storage.limits.key - len(storage.address("a", "a").key)
         keys = ["x" * room + end for end in "ab"]
         bots = ["x" * (storage.limits.key - 10) + end for end in "ab"]
@@ -172,7 +172,7 @@ class CallbackPromises(Suite):
         data["list"].append(3)
         assert await storage.get_state("bot", 1) == State("f", "s", {"list": [1], "b": [1]})
 
-    async def test_what_was_given_may_be_changed_afterwards(self, storage: Storage) -> None:
+    async def test_data_passed_in_may_be_changed_afterwards(self, storage: Storage) -> None:
         given = {"list": [1]}
         await storage.set_state("bot", 1, State("f", "s", given))
         given["list"].append(2)
@@ -182,7 +182,7 @@ class CallbackPromises(Suite):
         await asyncio.gather(*(storage.update_data("bot", 1, {f"f{n}": n}) for n in range(50)))
         assert await storage.get_data("bot", 1) == {f"f{n}": n for n in range(50)}
 
-    async def test_writes_to_one_key_are_made_in_the_order_of_their_calls(self, storage: Storage) -> None:
+    async def test_writes_to_one_key_are_applied_in_call_order(self, storage: Storage) -> None:
         for turn in range(5):
             await storage.update_data("bot", "another", {"turn": turn})
             await asyncio.gather(*(storage.update_data("bot", 1, {"last": number}) for number in range(5)))
@@ -196,7 +196,7 @@ class CallbackPromises(Suite):
             await asyncio.gather(*[storage.perform(Apply(address, Change(storage.ids(), set=each))) for each in fields])
             assert await storage.get_data("bot", 1) == {"last": 4}
 
-    async def test_many_tasks_on_many_keys_each_get_their_own_answer(self, storage: Storage) -> None:
+    async def test_many_tasks_on_many_keys_each_get_their_own_result(self, storage: Storage) -> None:
         async def work(key: int) -> None:
             for step in range(3):
                 assert await storage.update_data("bot", key, {"key": key, "step": step}) == {"key": key, "step": step}
@@ -206,13 +206,13 @@ class CallbackPromises(Suite):
 
         await asyncio.gather(*(work(key) for key in range(40)))
 
-    async def test_use_from_another_loop_is_an_error_that_says_so(self, storage: Storage) -> None:
+    async def test_use_from_another_loop_raises_a_clear_error(self, storage: Storage) -> None:
         caught: list[BaseException] = []
 
         def elsewhere() -> None:
             try:
                 asyncio.run(storage.get_state("bot", 1))
-            except BaseException as error:  # noqa: BLE001 what another thread raised is this test's result
+            except BaseException as error:  # noqa: BLE001 the test checks what the other thread raised
                 caught.append(error)
 
         thread = threading.Thread(target=elsewhere)
@@ -228,7 +228,7 @@ class CallbackPromises(Suite):
         await storage.close()
         await storage.close()
 
-    async def test_a_closed_storage_is_opened_again_by_open_only(self, storage: Storage) -> None:
+    async def test_a_closed_storage_is_reopened_only_by_open(self, storage: Storage) -> None:
         await storage.close()
         address = storage.address("bot", 1)
         for use in (
@@ -245,7 +245,7 @@ class CallbackPromises(Suite):
         await storage.open()
         assert await storage.update_data("bot", 1, {"b": 2}) == {"b": 2}
 
-    async def test_state_storage_gives_an_empty_dict_for_a_missing_flow_id(self, storage: Storage) -> None:
+    async def test_state_storage_returns_an_empty_dict_for_a_missing_flow_id(self, storage: Storage) -> None:
         assert await StateStorage(storage).get_state("run-1") == {}
 
     async def test_state_storage_replaces_merges_and_cleans_up(self, storage: Storage) -> None:
@@ -260,7 +260,7 @@ class CallbackPromises(Suite):
         assert await states.get_state("run-1") == {}
         assert await states.get_state("run-2") == {"other": 2}
 
-    async def test_no_bots_name_collides_with_the_runs(self, storage: Storage) -> None:
+    async def test_no_bot_name_collides_with_the_namespace_of_runs(self, storage: Storage) -> None:
         await StateStorage(storage).update_state("1", {"run": True})
         for bot in ("runs", '"runs"', "RUNS", "\\runs", "flows"):
             assert await storage.get_data(bot, "1") is None

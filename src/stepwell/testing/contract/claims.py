@@ -1,4 +1,4 @@
-"""Claims: one holder at a time, fenced, and nobody outside loses a write because of them."""
+"""Promises of claims: one holder at a time, fenced writes, and no lost writes of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, field
 
 
 class ClaimPromises(Suite):
-    async def test_a_claim_gives_the_record_with_the_lease(self, storage: Storage) -> None:
+    async def test_a_claim_returns_the_record_with_the_lease(self, storage: Storage) -> None:
         await storage.set_state(BOT, KEY, State("f", "s", {"a": 1}))
         claimed = await claim(storage, "A")
         assert isinstance(claimed, Claimed)
@@ -28,7 +28,7 @@ class ClaimPromises(Suite):
         await release(storage, "A")
         assert await get(storage) is None
 
-    async def test_a_second_token_is_told_that_it_is_taken_and_for_how_long(
+    async def test_a_claim_by_a_second_token_returns_taken_with_the_remaining_time(
         self, storage: Storage, clock: Clock
     ) -> None:
         await claim(storage, "A", lease=10)
@@ -44,12 +44,12 @@ class ClaimPromises(Suite):
         clock.advance(8)
         assert isinstance(await claim(storage, "B"), Taken)
 
-    async def test_a_lease_ends_by_itself(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_lease_expires(self, storage: Storage, clock: Clock) -> None:
         await claim(storage, "A", lease=10)
         clock.advance(10.01)
         assert isinstance(await claim(storage, "B"), Claimed)
 
-    async def test_a_lease_is_over_at_its_last_instant_and_not_before(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_lease_ends_exactly_at_its_end_time(self, storage: Storage, clock: Clock) -> None:
         for lease in (10, 0.5):
             claimed, renewed, written = (f"{what} {lease}" for what in ("claimed", "renewed", "written"))
             for key in (claimed, renewed, written):
@@ -73,15 +73,15 @@ class ClaimPromises(Suite):
         await release(storage, "A")
         assert isinstance(await claim(storage, "B"), Claimed)
 
-    async def test_claims_of_other_keys_are_free(self, storage: Storage) -> None:
+    async def test_a_claim_does_not_block_other_keys(self, storage: Storage) -> None:
         await claim(storage, "A", 1)
         assert isinstance(await claim(storage, "B", 2), Claimed)
 
-    async def test_of_many_who_claim_at_once_one_gets_it(self, storage: Storage) -> None:
+    async def test_of_many_concurrent_claims_one_succeeds(self, storage: Storage) -> None:
         results = await asyncio.gather(*(claim(storage, f"T{n}") for n in range(20)))
         assert sum(isinstance(result, Claimed) for result in results) == 1
 
-    async def test_a_renewal_never_takes_a_lease_that_has_run_out(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_renewal_never_revives_an_expired_lease(self, storage: Storage, clock: Clock) -> None:
         await claim(storage, "A", lease=10)
         assert isinstance(await claim(storage, "A", lease=10, renew=True), Claimed)
         clock.advance(10.01)
@@ -104,13 +104,13 @@ class ClaimPromises(Suite):
         await apply(storage, data={"a": 1}, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"a": 1}
 
-    async def test_a_commit_writes_and_releases_in_one(self, storage: Storage) -> None:
+    async def test_a_commit_writes_and_releases_in_one_operation(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, head=("f", "s"), held=("A", held))
         assert await storage.get_state(BOT, KEY) == State("f", "s", {"a": 1})
         assert isinstance(await claim(storage, "B"), Claimed)
 
-    async def test_a_commit_that_keeps_extends_the_lease(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_commit_that_keeps_the_claim_extends_the_lease(self, storage: Storage, clock: Clock) -> None:
         held = await claim(storage, "A", lease=10)
         clock.advance(8)
         applied = await apply(storage, data={"a": 1}, held=("A", held), keep=True)
@@ -119,7 +119,7 @@ class ClaimPromises(Suite):
         await apply(storage, data={"b": 2}, held=("A", applied))
         assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
 
-    async def test_a_holder_that_overslept_writes_nothing(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_holder_with_an_expired_lease_writes_nothing(self, storage: Storage, clock: Clock) -> None:
         await storage.set_data(BOT, KEY, {"a": 1})
         before = await get(storage)
         held = await claim(storage, "A", lease=10)
@@ -147,7 +147,7 @@ class ClaimPromises(Suite):
             await apply(storage, data={"a": 1}, held=("A", held))
         assert await get(storage) is None
 
-    async def test_writes_from_outside_and_the_holders_both_survive(self, storage: Storage) -> None:
+    async def test_writes_of_the_holder_and_of_others_are_both_kept(self, storage: Storage) -> None:
         await storage.set_state(BOT, KEY, State("f", "s", {"a": 1, "b": 1, "c": 1}))
         held = await claim(storage, "A")
         assert await storage.update_data(BOT, KEY, {"b": "outside", "d": "outside"}) == {
@@ -159,19 +159,19 @@ class ClaimPromises(Suite):
         await apply(storage, data={"a": "holder"}, unset=("c",), head=("f", "t"), held=("A", held))
         assert await storage.get_state(BOT, KEY) == State("f", "t", {"a": "holder", "b": "outside", "d": "outside"})
 
-    async def test_a_first_write_from_outside_and_the_holders_both_survive(self, storage: Storage) -> None:
+    async def test_a_first_write_of_the_holder_and_of_another_are_both_kept(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await storage.update_data(BOT, KEY, {"outside": 1})
         await apply(storage, data={"holder": 2}, fresh=True, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"outside": 1, "holder": 2}
 
-    async def test_of_a_field_that_both_wrote_the_later_commit_wins(self, storage: Storage) -> None:
+    async def test_the_later_commit_wins_for_a_field_that_both_wrote(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await storage.update_data(BOT, KEY, {"a": "outside"})
         await apply(storage, data={"a": "holder"}, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"a": "holder"}
 
-    async def test_a_record_cleared_or_replaced_under_its_holder_is_not_written(self, storage: Storage) -> None:
+    async def test_a_holder_cannot_write_a_record_that_was_cleared_or_replaced(self, storage: Storage) -> None:
         async def cleared() -> None:
             await storage.clear(BOT, KEY)
 
@@ -206,7 +206,7 @@ class ClaimPromises(Suite):
         with pytest.raises(RecordReplaced):
             await apply(storage, data={"a": 2}, held=("A", held))
 
-    async def test_a_holder_may_go_on_after_its_own_delete(self, storage: Storage) -> None:
+    async def test_a_holder_may_write_again_after_its_own_delete(self, storage: Storage) -> None:
         await storage.set_state(BOT, KEY, State("f", "s", {"a": 1}))
         held = await claim(storage, "A")
         deleted = await apply(storage, delete=True, held=("A", held), keep=True)
@@ -214,7 +214,7 @@ class ClaimPromises(Suite):
         await apply(storage, data={"b": 2}, held=("A", deleted))
         assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
 
-    async def test_a_holder_of_what_was_forgotten_cannot_bring_it_back(self, storage: Storage) -> None:
+    async def test_a_holder_cannot_restore_a_forgotten_record(self, storage: Storage) -> None:
         await storage.update_data(BOT, KEY, {"secret": 1})
         held = await claim(storage, "A")
         await apply(storage, delete=True, forget=True)
@@ -229,13 +229,13 @@ class ClaimPromises(Suite):
         await apply(storage, data={"new": 1}, fresh=True, held=("B", again))
         assert await storage.get_data(BOT, KEY) == {"new": 1}
 
-    async def test_a_clear_of_nothing_does_not_disturb_a_holder(self, storage: Storage) -> None:
+    async def test_clearing_a_missing_record_does_not_affect_its_holder(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await storage.clear(BOT, KEY)
         await apply(storage, data={"a": 1}, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"a": 1}
 
-    async def test_a_write_that_is_refused_leaves_the_lease_and_the_memo_alone(self, storage: Storage) -> None:
+    async def test_a_refused_write_keeps_the_lease_and_the_memo(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         with pytest.raises(TooLarge):
             await apply(storage, data={"a": "x" * 100}, memo=["no"], held=("A", held), limit=50)
@@ -246,7 +246,7 @@ class ClaimPromises(Suite):
         await release(storage, "A")
         assert (await claim(storage, "B")).memo is None
 
-    async def test_clear_leaves_the_lease_to_its_holder(self, storage: Storage) -> None:
+    async def test_clear_keeps_the_lease_of_the_holder(self, storage: Storage) -> None:
         await storage.set_data(BOT, KEY, {"a": 1})
         await claim(storage, "A")
         await storage.clear(BOT, KEY)

@@ -1,4 +1,4 @@
-"""Expiry: one deadline per record, judged by one clock, the same everywhere."""
+"""Promises of expiry: one expiry time per record, and one clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, field
 
 
 class ExpiryPromises(Suite):
-    async def test_an_expired_record_is_not_seen_by_anybody(self, storage: Storage, clock: Clock) -> None:
+    async def test_an_expired_record_is_invisible(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
         clock.advance(9.9)
         assert await storage.get_state(BOT, KEY) == State("f", "s", {"a": 1})
@@ -21,7 +21,7 @@ class ExpiryPromises(Suite):
         assert await storage.get_data(BOT, KEY) is None
         assert (await claim(storage, "A")).record is None
 
-    async def test_a_record_expires_at_its_last_instant_and_not_before(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_record_expires_exactly_at_its_expiry_time(self, storage: Storage, clock: Clock) -> None:
         clock.advance(0.25)
         for key, expiry in enumerate((10.0, 0.5)):
             await apply(storage, key, data={"a": 1}, head=("f", "s"), expiry=expiry)
@@ -35,7 +35,7 @@ class ExpiryPromises(Suite):
             assert (await claim(storage, "A", key)).record is None
             assert await storage.update_data(BOT, key, {"b": 2}) == {"b": 2}
 
-    async def test_a_write_to_an_expired_record_starts_anew(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_write_to_an_expired_record_creates_a_new_one(self, storage: Storage, clock: Clock) -> None:
         await apply(
             storage, data={"a": 1}, head=("f", "s"), parts={"p": 1}, tags=("user:1",), deadline=99.0, expiry=10.0
         )
@@ -52,7 +52,7 @@ class ExpiryPromises(Suite):
         )
         assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
 
-    async def test_a_holder_who_saw_no_record_starts_anew_on_an_expired_one(
+    async def test_a_holder_that_saw_no_record_creates_a_new_one_over_an_expired_one(
         self, storage: Storage, clock: Clock
     ) -> None:
         await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
@@ -61,7 +61,7 @@ class ExpiryPromises(Suite):
         await apply(storage, data={"b": 2}, fresh=True, held=("A", held))
         assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
 
-    async def test_a_holders_commit_brings_its_record_back(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_holders_commit_restores_its_expired_record(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
         clock.advance(5)
         held = await claim(storage, "A", lease=60)
@@ -72,7 +72,7 @@ class ExpiryPromises(Suite):
         clock.advance(11)
         assert await storage.get_state(BOT, KEY) is None
 
-    async def test_a_holders_commit_without_an_expiry_brings_it_back_for_good(
+    async def test_a_holders_commit_without_an_expiry_restores_it_without_expiry(
         self, storage: Storage, clock: Clock
     ) -> None:
         await apply(storage, data={"a": 1}, expiry=10.0)
@@ -81,7 +81,7 @@ class ExpiryPromises(Suite):
         await apply(storage, data={"b": 2}, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
 
-    async def test_a_write_from_outside_to_an_expired_record_replaces_it_for_its_holder(
+    async def test_another_writers_write_to_an_expired_record_replaces_it_for_its_holder(
         self, storage: Storage, clock: Clock
     ) -> None:
         await apply(storage, data={"a": 1}, expiry=10.0)
@@ -92,7 +92,7 @@ class ExpiryPromises(Suite):
             await apply(storage, data={"b": 2}, held=("A", held))
         assert await storage.get_data(BOT, KEY) == {"outside": 1}
 
-    async def test_a_write_keeps_changes_or_takes_away_the_expiry(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_write_keeps_changes_or_removes_the_expiry(self, storage: Storage, clock: Clock) -> None:
         start = clock()
         await apply(storage, data={"a": 1}, expiry=10.0)
         clock.advance(5)

@@ -1,4 +1,4 @@
-"""A write whose answer was lost, sent again, is applied once."""
+"""Promises of the journal: a batch that is sent again is applied once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepwell.testing.contract.suite import BOT, KEY, Suite
 
 
 class JournalPromises(Suite):
-    async def test_the_same_batch_again_is_answered_and_not_applied_again(self, storage: Storage) -> None:
+    async def test_a_repeated_batch_returns_its_results_and_is_not_applied_again(self, storage: Storage) -> None:
         batch = Batch.of([self._write(storage, KEY, 1), self._write(storage, 2, 1)], "lane", 1)
         first = await storage.run(batch)
         await storage.update_data(BOT, KEY, {"between": 1})
@@ -23,7 +23,7 @@ class JournalPromises(Suite):
         assert stored == {"n": 2, "between": 1}
         assert await storage.get_data(BOT, KEY) == {"n": 2, "between": 1}
 
-    async def test_a_batch_with_a_refused_write_is_not_applied_again_either(self, storage: Storage) -> None:
+    async def test_a_repeated_batch_with_a_refused_write_is_not_applied_again(self, storage: Storage) -> None:
         refused = Apply(storage.address(BOT, 3), Change(write=storage.ids()), Guard(token="nobody", base=""))
         batch = Batch.of([self._write(storage, KEY, 1), refused], "lane", 1)
         first = await storage.run(batch)
@@ -37,7 +37,7 @@ class JournalPromises(Suite):
         await storage.run(Batch.of([self._write(storage, KEY, 3)], "other lane", 2))
         assert await storage.get_data(BOT, KEY) == {"n": 3}
 
-    async def test_a_batch_that_comes_late_is_refused(self, storage: Storage) -> None:
+    async def test_a_late_batch_is_refused(self, storage: Storage) -> None:
         early = Batch.of([self._write(storage, KEY, 1)], "lane", 1)
         await storage.run(Batch.of([self._write(storage, KEY, 2)], "lane", 2))
         with pytest.raises(StepwellError):

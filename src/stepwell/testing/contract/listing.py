@@ -1,4 +1,4 @@
-"""Listing records, finding deadlines, sweeping."""
+"""Promises of scans, deadlines and sweeping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ListingPromises(Suite):
             assert all(entry.state == State("f", "s", {"key": entry.key[0]}) for entry in entries)
             assert {entry.namespace for entry in entries} == {BOT}
 
-    async def test_a_scan_by_flow_and_state_lists_just_those(self, storage: Storage) -> None:
+    async def test_a_scan_by_flow_and_state_lists_only_matching_records(self, storage: Storage) -> None:
         places: list[tuple[Any, Any]] = [("f", "s"), ("f", "t"), ("g", "s"), ("f", None), (None, "s"), (None, None)]
         for key, (flow, state) in enumerate(places):
             await storage.set_state(BOT, key, State(flow, state))
@@ -49,7 +49,7 @@ class ListingPromises(Suite):
         assert [entry.key async for entry in storage.scan(BOT, state="s")] == []
         assert [entry.state async for entry in storage.scan(BOT, state="t")] == [State("f", "t", {"a": 1})]
 
-    async def test_a_scan_by_tag_lists_just_those(self, storage: Storage) -> None:
+    async def test_a_scan_by_tag_lists_only_matching_records(self, storage: Storage) -> None:
         await apply(storage, 1, data={}, tags=("user:1", "chat:1"))
         await apply(storage, 2, data={}, tags=("user:1",))
         await apply(storage, 3, data={}, tags=("user:10",))
@@ -60,7 +60,9 @@ class ListingPromises(Suite):
         await storage.clear(BOT, 2)
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
 
-    async def test_names_that_begin_alike_are_kept_apart_in_every_list(self, storage: Storage, clock: Clock) -> None:
+    async def test_names_with_a_common_prefix_are_kept_apart_in_every_list(
+        self, storage: Storage, clock: Clock
+    ) -> None:
         names = ["bot", "bot2", "bo", "bot:", "bot:2", "bot/2", "bot%", "bot_", "BOT"]
         for name in names:
             address = storage.address(name, name)
@@ -91,7 +93,7 @@ class ListingPromises(Suite):
                 await storage.set_state(name, key, State())
         assert await storage.namespaces() == sorted(storage.address(name, 1).namespace for name in names)
 
-    async def test_what_a_cleared_or_expired_record_leaves_behind_is_found_by_its_tags(
+    async def test_the_remains_of_a_cleared_or_expired_record_are_found_by_tag(
         self, storage: Storage, clock: Clock
     ) -> None:
         for key in ("there", "cleared", "expired", "forgotten"):
@@ -124,7 +126,7 @@ class ListingPromises(Suite):
         await storage.sweep()
         assert await storage.traces(BOT, "user:2") == []
 
-    async def test_a_scan_sees_no_tombstones_no_claims_and_nothing_expired(
+    async def test_a_scan_lists_no_tombstones_no_claims_and_no_expired_records(
         self, storage: Storage, clock: Clock
     ) -> None:
         await storage.set_state(BOT, "cleared", State("f", "s"))
@@ -137,7 +139,7 @@ class ListingPromises(Suite):
         assert [entry.key async for entry in storage.scan(BOT, flow="f", state="s")] == ["there"]
         assert [entry.key async for entry in storage.scan(BOT, tag="user:1")] == []
 
-    async def test_a_scan_lists_what_stays_once_while_others_are_cleared(self, storage: Storage) -> None:
+    async def test_a_scan_lists_remaining_records_once_while_others_are_cleared(self, storage: Storage) -> None:
         async def clear_the_even(key: int, waiting: list[int]) -> None:
             if key % 2 == 0:
                 await storage.clear(BOT, key)
@@ -146,7 +148,7 @@ class ListingPromises(Suite):
             seen = await self._scan_while(storage, query, clear_the_even)
             assert sorted(key for key in seen if key % 2) == list(range(101, 120, 2)), query
 
-    async def test_a_scan_lists_what_stays_once_while_others_are_added(self, storage: Storage) -> None:
+    async def test_a_scan_lists_existing_records_once_while_others_are_added(self, storage: Storage) -> None:
         async def add_on_both_sides(key: int, waiting: list[int]) -> None:
             if 100 <= key < 120:
                 for new in (key - 100, key + 100):
@@ -168,9 +170,7 @@ class ListingPromises(Suite):
             seen = await self._scan_while(storage, query, write_one_listed_and_one_not_yet)
             assert sorted(seen) == list(range(100, 120)), query
 
-    async def test_deadlines_are_due_when_their_time_has_come_earliest_first(
-        self, storage: Storage, clock: Clock
-    ) -> None:
+    async def test_due_deadlines_are_returned_earliest_first(self, storage: Storage, clock: Clock) -> None:
         for key, seconds in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 99.0)):
             await apply(storage, key, head=("f", "s"), deadline=seconds)
         await apply(storage, 5, data={"a": 1})
@@ -181,7 +181,7 @@ class ListingPromises(Suite):
         assert await storage.due("other") == []
         assert [entry.address for entry in await storage.due(BOT, before=clock() - 15)] == [due[0].address]
 
-    async def test_a_deadline_is_due_at_its_very_moment(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_deadline_is_due_exactly_at_its_time(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, head=("f", "s"), deadline=10.0)
         (entry,) = await storage.due(BOT, before=clock() + 60)
         assert await storage.due(BOT, before=entry.deadline) == [entry]
@@ -189,7 +189,7 @@ class ListingPromises(Suite):
         clock.advance(10)
         assert await storage.due(BOT) == [entry]
 
-    async def test_deadlines_within_one_second_are_told_apart(self, storage: Storage, clock: Clock) -> None:
+    async def test_deadlines_within_one_second_are_distinguished(self, storage: Storage, clock: Clock) -> None:
         clock.advance(0.125)
         start = clock()
         addresses = [storage.address(BOT, key) for key in range(3)]
@@ -205,7 +205,7 @@ class ListingPromises(Suite):
             assert len(await storage.due(BOT)) == count
             clock.advance(0.125)
 
-    async def test_an_expired_record_is_in_no_list_from_its_last_instant_on(
+    async def test_an_expired_record_is_in_no_list_from_its_expiry_time_on(
         self, storage: Storage, clock: Clock
     ) -> None:
         await apply(storage, head=("f", "s"), tags=("user:1",), deadline=0.25, expiry=0.5)
@@ -220,7 +220,7 @@ class ListingPromises(Suite):
         assert await storage.due(BOT) == []
         assert [address for address, _ in (await storage.sweep()).expired] == [storage.address(BOT, KEY)]
 
-    async def test_deadlines_that_are_due_come_page_by_page(self, storage: Storage, clock: Clock) -> None:
+    async def test_due_deadlines_are_paged(self, storage: Storage, clock: Clock) -> None:
         for key in range(7):
             await apply(storage, key, head=("f", "s"), deadline=float(key // 2))
         clock.advance(60)
@@ -230,7 +230,7 @@ class ListingPromises(Suite):
             seen.extend(page)
         assert sorted(entry.address for entry in seen) == sorted(storage.address(BOT, key) for key in range(7))
 
-    async def test_equal_deadlines_come_page_by_page_too(self, storage: Storage, clock: Clock) -> None:
+    async def test_equal_deadlines_are_paged(self, storage: Storage, clock: Clock) -> None:
         for key in range(7):
             await apply(storage, key, head=("f", "s"), deadline=10.0)
         clock.advance(60)
@@ -241,7 +241,7 @@ class ListingPromises(Suite):
                 seen.extend(await storage.due(BOT, limit=limit, after=seen[-1] if seen else None))
             assert sorted(entry.address for entry in seen) == sorted(storage.address(BOT, key) for key in range(7))
 
-    async def test_a_write_keeps_moves_or_takes_away_a_deadline(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_write_keeps_changes_or_removes_a_deadline(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={}, deadline=10.0)
         await apply(storage, data={"a": 1})
         clock.advance(11)
@@ -261,7 +261,7 @@ class ListingPromises(Suite):
         clock.advance(13)
         assert await storage.due(BOT) == []
 
-    async def test_a_record_made_after_clear_has_no_deadline(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_record_created_after_clear_has_no_deadline(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1}, deadline=10.0)
         await storage.clear(BOT, KEY)
         await apply(storage, data={"b": 2})
@@ -271,7 +271,7 @@ class ListingPromises(Suite):
         assert stored is not None
         assert stored.deadline is None
 
-    async def test_a_sweep_removes_what_has_expired_and_tells_which(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_sweep_removes_expired_records_and_returns_them(self, storage: Storage, clock: Clock) -> None:
         await apply(
             storage, 1, data={"a": 1}, head=("f", "s"), tags=("user:1",), deadline=1.0, expiry=10.0, parts={"p": 1}
         )
@@ -291,7 +291,7 @@ class ListingPromises(Suite):
         assert (stored.parts, stored.tags, stored.head) == ({}, (), None)
         assert await storage.get_data(BOT, 2) == {"a": 1}
 
-    async def test_a_sweep_leaves_held_records_to_their_holder(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_sweep_keeps_held_records(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1}, expiry=10.0)
         held = await claim(storage, "A", lease=60)
         clock.advance(11)
@@ -327,7 +327,7 @@ class ListingPromises(Suite):
         assert (await storage.sweep()).removed == 0
         assert isinstance(await claim(storage, "B", 0), Claimed)
 
-    async def test_a_sweep_takes_no_more_than_its_limit(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_sweep_removes_no_more_than_its_limit(self, storage: Storage, clock: Clock) -> None:
         for key in range(10):
             await apply(storage, key, data={}, expiry=10.0)
         clock.advance(11)
@@ -337,7 +337,7 @@ class ListingPromises(Suite):
     async def _scan_while(
         self, storage: Storage, query: dict[str, Any], happens: Callable[[int, list[int]], Awaitable[None]]
     ) -> list[int]:
-        """The keys that a scan of 20 records lists, while something happens after each."""
+        """Return the keys that a scan of 20 records lists while another task acts after each."""
         for key in range(100, 120):
             await apply(storage, key, head=("f", "s"), tags=("user:1",))
         seen: list[int] = []

@@ -1,4 +1,4 @@
-"""Versions, batches, memos and parts."""
+"""Promises of versions, batches, memos and parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, field
 
 
 class RecordPromises(Suite):
-    async def test_a_version_grows_by_one_with_every_write_and_with_nothing_else(self, storage: Storage) -> None:
+    async def test_a_version_grows_by_one_with_each_write_only(self, storage: Storage) -> None:
         first = (await apply(storage, data={"a": 1})).version
         await claim(storage, "A")
         await release(storage, "A")
@@ -25,7 +25,7 @@ class RecordPromises(Suite):
         assert second.write != first.write
         assert (await get(storage)).version == second  # type: ignore[union-attr]
 
-    async def test_a_write_without_fields_makes_a_new_version_too(self, storage: Storage) -> None:
+    async def test_a_write_without_fields_creates_a_new_version(self, storage: Storage) -> None:
         changes: list[dict[str, Any]] = [
             {"head": ("f", "t")},
             {"deadline": 10.0},
@@ -56,7 +56,7 @@ class RecordPromises(Suite):
         assert numbers == sorted(set(numbers)), "they only grow"
         assert len({version.write for version in seen}) == len(seen)
 
-    async def test_a_guard_on_a_version_lets_only_that_version_be_written(self, storage: Storage) -> None:
+    async def test_a_guard_on_a_version_allows_writing_only_that_version(self, storage: Storage) -> None:
         shown = (await apply(storage, data={"a": 1})).version
         await apply(storage, data={"a": 2}, guard=Guard(version=shown))
         for stale in (shown, Version(shown.number + 1, "forged")):
@@ -68,21 +68,21 @@ class RecordPromises(Suite):
         with pytest.raises(VersionChanged):
             await apply(storage, data={"a": 4}, guard=Guard(version=current))
 
-    async def test_a_guard_on_a_version_does_not_match_what_has_expired(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_guard_on_a_version_does_not_match_an_expired_record(self, storage: Storage, clock: Clock) -> None:
         shown = (await apply(storage, data={"a": 1}, expiry=10.0)).version
         clock.advance(11)
         with pytest.raises(VersionChanged):
             await apply(storage, data={"a": 2}, guard=Guard(version=shown))
         assert await get(storage) is None
 
-    async def test_a_record_beyond_a_limit_that_was_lowered_may_still_shrink(self, storage: Storage) -> None:
+    async def test_a_record_above_a_lowered_limit_may_still_shrink(self, storage: Storage) -> None:
         await apply(storage, data={"a": "x" * 100, "b": "x" * 100}, limit=1000)
         with pytest.raises(TooLarge):
             await apply(storage, data={"c": 1}, limit=50)
         await apply(storage, data={"a": "x"}, limit=50)
         assert await storage.get_data(BOT, KEY) == {"a": "x", "b": "x" * 100}
 
-    async def test_a_write_tells_when_it_was_made(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_write_returns_its_time(self, storage: Storage, clock: Clock) -> None:
         await apply(storage, data={"a": 1})
         clock.advance(5)
         await apply(storage, data={"b": 1})
@@ -90,7 +90,7 @@ class RecordPromises(Suite):
         assert stored is not None
         assert stored.written_at == pytest.approx(clock(), abs=0.001)
 
-    async def test_a_record_given_out_shares_nothing_with_what_is_kept(self, storage: Storage) -> None:
+    async def test_a_returned_record_shares_nothing_with_the_stored_one(self, storage: Storage) -> None:
         await apply(storage, data={"a": 1}, parts={"p": 1})
         for given in (await get(storage, parts=True), (await claim(storage, "A")).record):
             assert given is not None
@@ -102,7 +102,7 @@ class RecordPromises(Suite):
         assert fields(storage, kept) == {"a": 1}
         assert part(storage, kept, "p") == 1
 
-    async def test_operations_of_a_batch_on_one_key_are_made_in_order(self, storage: Storage) -> None:
+    async def test_operations_of_a_batch_on_one_key_are_applied_in_order(self, storage: Storage) -> None:
         address = storage.address(BOT, KEY)
         seal = storage.seal(address)
         writes = [
@@ -117,7 +117,7 @@ class RecordPromises(Suite):
         ]
         assert [fields(storage, result) for result in results if isinstance(result, Stored)] == [{"n": 0}, {"n": 2}]
 
-    async def test_one_bad_operation_of_a_batch_fails_alone(self, storage: Storage) -> None:
+    async def test_one_invalid_operation_of_a_batch_fails_alone(self, storage: Storage) -> None:
         addresses = [storage.address(BOT, key) for key in range(4)]
         changes = [Change(write=storage.ids(), set=storage.seal(a).fields({"a": 1})) for a in addresses]
         await storage.run([Claim(addresses[3], "A", 10)])
@@ -140,7 +140,7 @@ class RecordPromises(Suite):
         assert await storage.get_data(BOT, 2) is None
         assert await storage.get_data(BOT, 3) == {"a": 1}
 
-    async def test_a_change_is_made_wholly_or_not_at_all(self, storage: Storage) -> None:
+    async def test_a_change_is_applied_completely_or_not_at_all(self, storage: Storage) -> None:
         await apply(storage, data={"a": 1, "b": 1}, head=("f", "s"), parts={"p": 1}, tags=("user:1",), deadline=5.0)
         before = await get(storage, parts=True)
         with pytest.raises(TooLarge):
@@ -163,7 +163,7 @@ class RecordPromises(Suite):
             await apply(storage, unset=("b", "never"), limit=100)
         assert await storage.get_data(BOT, KEY) == {}
 
-    async def test_a_memo_is_given_by_the_next_claim_and_survives_clear(self, storage: Storage) -> None:
+    async def test_a_memo_is_returned_by_the_next_claim_and_survives_clear(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         assert memo(storage, held) is None
         await apply(storage, data={"a": 1}, memo=[1, 2], held=("A", held))
@@ -184,7 +184,7 @@ class RecordPromises(Suite):
         await storage.update_data(BOT, KEY, {"a": 3})
         assert memo(storage, await claim(storage, "B")) == ["m"]
 
-    async def test_a_memo_is_gone_a_day_after_it_was_written(self, storage: Storage, clock: Clock) -> None:
+    async def test_a_memo_expires_a_day_after_it_was_written(self, storage: Storage, clock: Clock) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, memo=["m"], held=("A", held))
         clock.advance(DAY - 1)
@@ -193,7 +193,7 @@ class RecordPromises(Suite):
         assert memo(storage, await claim(storage, "C")) is None
         assert await storage.get_data(BOT, KEY) == {"a": 1}
 
-    async def test_a_memo_outlives_the_expiry_of_its_record_also_after_it_was_looked_at(
+    async def test_a_memo_outlives_the_expiry_of_its_record_even_after_a_read(
         self, storage: Storage, clock: Clock
     ) -> None:
         held = await claim(storage, "A")
@@ -207,7 +207,7 @@ class RecordPromises(Suite):
         await storage.update_data(BOT, KEY, {"b": 2})
         assert memo(storage, await claim(storage, "D")) == ["m"]
 
-    async def test_forgetting_leaves_neither_memo_nor_tombstone(self, storage: Storage) -> None:
+    async def test_forget_leaves_neither_memo_nor_tombstone(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, memo=["m"], held=("A", held))
         await storage.set_data(BOT, KEY, {"a": 2})
@@ -215,7 +215,7 @@ class RecordPromises(Suite):
         held = await claim(storage, "B")
         assert (held.record, held.memo, held.base) == (None, None, "")
 
-    async def test_forgetting_a_cleared_record_removes_its_tombstone_too(self, storage: Storage) -> None:
+    async def test_forget_of_a_cleared_record_removes_its_tombstone(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(storage, data={"a": 1}, memo=["m"], held=("A", held))
         await storage.clear(BOT, KEY)
@@ -249,7 +249,7 @@ class RecordPromises(Suite):
             await apply(storage, parts={"a": 1}, held=("A", held))
         assert await get(storage, parts=True) is None
 
-    async def test_parts_go_with_their_record(self, storage: Storage) -> None:
+    async def test_parts_are_deleted_with_their_record(self, storage: Storage) -> None:
         async def replaced() -> None:
             await storage.set_state(BOT, KEY, State("f", "s"))
 
@@ -264,7 +264,7 @@ class RecordPromises(Suite):
             assert stored is not None
             assert stored.parts == {}, happens.__name__
 
-    async def test_parts_count_towards_the_limit_until_they_are_gone(self, storage: Storage) -> None:
+    async def test_parts_count_towards_the_limit_until_they_are_deleted(self, storage: Storage) -> None:
         await apply(storage, parts={"a": "x" * 60}, limit=100)
         with pytest.raises(TooLarge):
             await apply(storage, parts={"b": "x" * 60}, limit=100)

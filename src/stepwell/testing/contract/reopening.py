@@ -1,4 +1,4 @@
-"""One store, several storage objects: after a restart, side by side, and in other processes."""
+"""Promises of one store with several storage objects: after a restart, in parallel, and in other processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NOTHING_LEFT = (
 
 
 class ReopenPromises(Suite):
-    """What is left for the next storage object over the same store."""
+    """What a new storage object over the same store finds."""
 
-    async def test_everything_acknowledged_is_there_after_close_and_reopen(self, storage: Storage) -> None:
+    async def test_every_acknowledged_write_is_there_after_close_and_reopen(self, storage: Storage) -> None:
         held = await claim(storage, "A")
         await apply(
             storage,
@@ -67,7 +67,7 @@ class ReopenPromises(Suite):
             assert await other.get_state(BOT, KEY) == State("f", "s", {"a": 1}), NOTHING_LEFT
             assert await other.get_state(BOT, "cleared") is None
 
-    async def test_a_storage_that_was_closed_can_be_opened_again(self, storage: Storage) -> None:
+    async def test_a_closed_storage_can_be_opened_again(self, storage: Storage) -> None:
         await storage.set_state(BOT, KEY, State("f", "s", {"a": 1}))
         await storage.close()
         await storage.open()
@@ -76,7 +76,7 @@ class ReopenPromises(Suite):
 
 
 class SharingPromises(Suite):
-    """What holds between several storage objects over the same store at the same time."""
+    """Promises for several storage objects over the same store at the same time."""
 
     async def test_a_write_is_seen_by_a_second_object_that_has_read_before(self, storage: Storage) -> None:
         async with self.reopen(storage) as other:
@@ -107,7 +107,7 @@ class SharingPromises(Suite):
             assert await storage.get_data(BOT, KEY) == {"a": "B"}
             assert isinstance(await claim(storage, "A"), Claimed)
 
-    async def test_guards_notice_what_a_second_object_wrote(self, storage: Storage) -> None:
+    async def test_guards_detect_writes_of_a_second_object(self, storage: Storage) -> None:
         async with self.reopen(storage) as other:
             first = await apply(storage, data={"a": 1})
             await other.update_data(BOT, KEY, {"b": 2})
@@ -150,11 +150,11 @@ class SharingPromises(Suite):
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork()")
     async def test_concurrent_merges_by_two_processes_are_all_kept(self, storage: Storage) -> None:
         await storage.update_data(BOT, KEY, {"parent": 1})
-        # Nothing is open, and no thread of a storage runs, while the process is forked.
+        # The storage is closed before the fork, so that none of its threads runs.
         await storage.close()
         ready, go = os.pipe(), os.pipe()
         children = [_forked(self._merge_in_a_process(storage, name, ready[1], go[0])) for name in "ab"]
-        # With these ends closed here, a read ends when the children have.
+        # Closed here, so that a read ends when the children end.
         os.close(ready[1])
         os.close(go[0])
         for _ in children:
@@ -195,7 +195,7 @@ def _forked(work: Coroutine[Any, Any, None]) -> int:
         signal.alarm(60)
         asyncio.run(work)
         status = 0
-    except BaseException:  # noqa: BLE001 the exit status tells the parent
+    except BaseException:  # noqa: BLE001 the parent checks the exit status
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""What the parts of the suite share: the storage, the clock, and short words for operations."""
+"""The base of the suite: the fixtures, and helpers for operations."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ class Suite:
 
     pytestmark = pytest.mark.asyncio
 
-    #: False for a storage whose records end with its object, as in memory: the suite then has no tests of reopening
-    #: and sharing.
+    #: False for a storage in memory: the suite then has no tests of reopening and sharing.
     persistent: ClassVar[bool] = True
 
     def open_storage(self, clock: Clock) -> Storage:
-        """An empty storage that tells time by this clock. The one method that a subclass must write."""
-        raise NotImplementedError("the subclass supplies open_storage(clock)")
+        """Return an empty storage that uses this clock. The only method that a subclass must define."""
+        raise NotImplementedError("define open_storage(clock) in the subclass")
 
     def reopen(self, storage: Storage) -> Storage:
         """Return a second storage object over the store of ``storage``, which may be open or closed.
 
-        It tells time by the same clock, ``storage.clock``. The default calls ``open_storage`` again, which is right
+        It uses the same clock, ``storage.clock``. The default calls ``open_storage`` again, which is right
         if that opens the same store each time within a test, for example a file in ``tmp_path``.
         """
         return self.open_storage(cast(Clock, storage.clock))
@@ -74,7 +73,7 @@ async def apply(
     keep: bool = False,
     **change: Any,
 ) -> Applied:
-    """One write; ``held`` is the token of a claim and what it (or the last write) gave."""
+    """Write a record; ``held`` is a claim's token and the result of the claim or of the last write."""
     address = storage.address(BOT, key)
     seal = storage.seal(address)
     if data is not None:
@@ -94,17 +93,17 @@ async def apply(
 
 
 def fields(storage: Storage, stored: Stored | None, key: Any = KEY) -> dict[Any, Any]:
-    """The data of a stored record."""
+    """Return the data of a stored record."""
     assert stored is not None, "there is no record"
     return storage.seal(storage.address(BOT, key)).data(stored.fields)
 
 
 def memo(storage: Storage, claimed: Claimed, key: Any = KEY) -> Any:
-    """The memo that a claim gave."""
+    """Return the memo of a claim."""
     return None if claimed.memo is None else storage.seal(storage.address(BOT, key)).value("m", "", claimed.memo)
 
 
 def part(storage: Storage, stored: Stored | None, name: str, key: Any = KEY) -> Any:
-    """A part of a stored record."""
+    """Return a part of a stored record."""
     assert stored is not None and stored.parts is not None, "there are no parts"
     return storage.seal(storage.address(BOT, key)).value("p", name, stored.parts[name])

@@ -1,4 +1,4 @@
-"""The same value comes back, and what cannot be kept is refused before anything is written."""
+"""Promises of values: they come back equal, and unsupported ones are refused before the write."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ValuePromises(Suite):
             await storage.set_state("bot", 1, State(name, name, {}))
             assert await storage.get_state("bot", 1) == State(name, name, {})
 
-    async def test_what_cannot_be_kept_is_refused_with_path_and_type(self, storage: Storage) -> None:
+    async def test_an_unsupported_value_is_refused_with_path_and_type(self, storage: Storage) -> None:
         await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
         for value, name in REFUSED:
             data = {"a": 2, "cart": [0, {"price": value}]}
@@ -99,7 +99,7 @@ class ValuePromises(Suite):
             await storage.set_data("bot", 1, {"a": loop})
         assert await storage.get_state("bot", 1) is None
 
-    async def test_a_record_beyond_its_limit_is_refused_and_stays_as_it_was(self, storage: Storage) -> None:
+    async def test_a_record_above_its_limit_is_refused_and_stays_unchanged(self, storage: Storage) -> None:
         chunk = "é" * (storage.limits.record // 8)
         await storage.set_state("bot", 1, State("f", "s", {"a": chunk, "b": chunk, "c": chunk}))
         with pytest.raises(TooLarge):
@@ -110,14 +110,14 @@ class ValuePromises(Suite):
         await storage.update_data("bot", 1, {"a": ""})
         assert await storage.update_data("bot", 1, {"d": chunk}) == {"a": "", "b": chunk, "c": chunk, "d": chunk}
 
-    async def test_a_record_of_many_fields_comes_back_whole(self, storage: Storage) -> None:
+    async def test_a_record_with_many_fields_comes_back_complete(self, storage: Storage) -> None:
         given = {f"field {number}": number for number in range(500)}
         await storage.set_data("bot", 1, given)
         assert await storage.get_data("bot", 1) == given
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, of the same type, and so are their parts; 0.0 and -0.0 differ, and so do two offsets of one instant."""
+    """Return whether two values and their parts have equal types and values; 0.0 and -0.0 differ."""
     return bool(one == other) and _shape(one) == _shape(other)
 
 
