@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from stepwell import SQLiteStorage, State
-from stepwell.errors import CorruptRecord
+from stepwell.errors import CorruptRecord, DamagedStorage
 from stepwell.slot import Slot
 from stepwell.storage import Claim, Claimed, Get, Release, Taken
 from stepwell.storage.sqlite.schema import QUERIES
@@ -212,3 +212,16 @@ async def test_a_sweep_removes_sound_records_and_keeps_damaged_ones(path: str, c
 def test_every_query_for_whole_records_begins_with_the_row_of_the_record() -> None:
     for name in ("get", "get_with_parts", "claimed"):
         assert QUERIES[name].startswith("SELECT 0 AS kind, number")
+
+
+async def test_a_damaged_schema_gives_damaged_storage(tmp_path: Path) -> None:
+    path = tmp_path / "bot.db"
+    async with SQLiteStorage(str(path)) as storage:
+        await storage.set_state(BOT, KEY, State("flow", "state", DATA))
+    content = path.read_bytes()
+    assert content.count(b"value     TEXT NOT NULL") > 1
+    path.write_bytes(content.replace(b"value     TEXT NOT NULL", b"valuf     TEXT NOT NULL"))
+    storage = SQLiteStorage(str(path), sweep_every=None)
+    with pytest.raises(DamagedStorage, match="restore it from a backup"):
+        await storage.get_state(BOT, KEY)
+    await storage.close()

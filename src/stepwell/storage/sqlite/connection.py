@@ -255,7 +255,8 @@ class SQLiteFile:
                 sent=False,
                 final=True,
             )
-        if isinstance(error, apsw.CorruptError):
+        # The statements are fixed: if SQLite does not understand one in an open file, the stored schema is damaged.
+        if isinstance(error, apsw.CorruptError) or (isinstance(error, apsw.SQLError) and self in _OPEN):
             return DamagedStorage(path, str(error))
         if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError | apsw.CantOpenError):
             return _unwritable(path, error)
