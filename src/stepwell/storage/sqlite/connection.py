@@ -101,21 +101,12 @@ class SQLiteFile:
 
     # Transactions
 
-    def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True) -> T:
+    def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True, retry: bool = True) -> T:
         """Do some work in one transaction. If the disk is full, it may be done a second time.
 
         A commit that is not ``durable`` survives a crash of the process, but perhaps not of the machine. Without
         ``wait``, the lock of another process is an error at once.
         """
-        try:
-            return self._attempt(work, durable, wait)
-        except StorageFull:
-            # The file may still have room for the pages of the WAL. A checkpoint then frees the WAL.
-            if not wait or not self.checkpoint(cut=True):
-                raise
-        return self._attempt(work, durable, wait)
-
-    def _attempt(self, work: Callable[[], T], durable: bool, wait: bool) -> T:
         self.check()
         self._until = time.monotonic() + self._patience if wait else 0.0
         writer, committing = self.writer, False
@@ -127,13 +118,15 @@ class SQLiteFile:
             result = work()
             committing = True
             writer.execute("COMMIT")
-        except apsw.Error as error:
-            problem = self.problem(error, committing=committing)
+        except BaseException as error:
+            problem = self.problem(error, committing=committing) if isinstance(error, apsw.Error) else error
             self._roll_back()
+            # The file may still have room for the pages of the WAL. A checkpoint then frees the WAL.
+            if isinstance(problem, StorageFull) and wait and retry and self.checkpoint(cut=True):
+                return self.write(work, durable=durable, retry=False)
+            if problem is error:
+                raise
             raise problem from error
-        except BaseException:
-            self._roll_back()
-            raise
         self.restarts = False
         if durable:
             self._commits += not self.memory

@@ -260,29 +260,27 @@ class Rows:
 
         ``fields``: all fields before the change, if they were read.
         """
+        execute = self._execute
         size, names, part_names = row.bytes, row.names, row.part_names
         if names is None or part_names is None:
             names = _hash_of(self.fields(address) if fields is None else fields)
             part_names = _hash_of([name for (name,) in self.read(_PART_NAMES, address)])
         for name in set(change.unset).difference(change.set) if change.unset else ():
-            before = self._field_size(address, name) if fields is None else weight(name, fields.get(name))
+            before = execute(_FIELD_SIZE, (*address, name)).get if fields is None else weight(name, fields.get(name))
             if before:
                 size -= before
                 names -= name_hash(name)
         for name, text in change.set.items():
-            before = self._field_size(address, name) if fields is None else weight(name, fields.get(name))
-            size += weight(name, text) - before
+            before = execute(_FIELD_SIZE, (*address, name)).get if fields is None else weight(name, fields.get(name))
+            size += weight(name, text) - (before or 0)
             if not before:
                 names += name_hash(name)
         for name, part in change.parts.items():
-            before = self._execute(_PART_SIZE, (*address, name)).get or 0
-            size += weight(name, part) - before
+            before = execute(_PART_SIZE, (*address, name)).get
+            size += weight(name, part) - (before or 0)
             if (part is None) == bool(before):
                 part_names += name_hash(name) if part is not None else -name_hash(name)
         return size, names, part_names
-
-    def _field_size(self, address: Address, name: str) -> int:
-        return self._execute(_FIELD_SIZE, (*address, name)).get or 0
 
 
 def _new_contents(change: Change) -> tuple[int, int, int]:

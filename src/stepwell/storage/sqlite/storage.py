@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -135,11 +136,17 @@ class SQLiteStorage(Storage):
             result = self._read_inline(operation)
         else:
             # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.
-            alone = not self._batching and lane.idle and self._idle
+            thread = self._thread
+            alone = not self._batching and lane.idle and thread is not None and not thread.pending
             if isinstance(operation, Apply):
                 last, self._last_address = self._last_address, operation.address
                 if alone and last == operation.address:
-                    result = await self._write_alone(operation)
+                    try:
+                        result = await self._write(self._do, (operation,), durable=True)
+                    except StorageUnavailable as error:
+                        if error.sent:
+                            raise OutcomeUnknown(operation.address.text, str(error)) from error
+                        raise
             elif alone:
                 result = self._run_inline(operation)
         if result is None:
@@ -159,16 +166,8 @@ class SQLiteStorage(Storage):
 
     def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
         # The clock is read inside the transaction, so that times grow in the order of the commits.
-        now, do = self._now(), (self._inline_rows if inline else self._rows).do
-        return [do(operation, now) for operation in operations]
-
-    async def _write_alone(self, apply: Apply) -> list[Result]:
-        try:
-            return await self._write(self._do, (apply,), durable=True)
-        except StorageUnavailable as error:
-            if error.sent:
-                raise OutcomeUnknown(apply.address.text, str(error)) from error
-            raise
+        rows = self._inline_rows if inline else self._rows
+        return list(map(rows.do, operations, repeat(self._now())))
 
     def _read_inline(self, get: Get) -> list[Result] | None:
         """Read on the loop; ``None`` if that has to wait or failed. The thread then waits, or raises the error."""
