@@ -570,7 +570,7 @@ async def test_a_merge_into_a_damaged_record_says_that_it_was_made() -> None:
         cell.fields["a"] = "damaged"
         with pytest.raises(CorruptRecord) as caught:
             await storage.update_data("bot", 1, {"b": 2})
-        assert "the merge itself was made" in caught.value.__notes__[0]
+        assert "the merge was written" in caught.value.__notes__[0]
         assert "b" in cell.fields
 
 

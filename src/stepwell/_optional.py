@@ -1,4 +1,4 @@
-"""Optional packages: one way to import them, one error that says how to get them."""
+"""Import of optional packages, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["require"]
 
 
 def require(package: str, extra: str, *, minimum: str | None = None) -> Any:
-    """An optional package, or ``MissingExtra`` or ``ExtraTooOld`` with the line to type."""
+    """Import and return an optional package. Raises ``MissingExtra`` or ``ExtraTooOld`` with the pip command."""
     if minimum is not None:
-        # Before its import, which may fail in any way if it is too old.
+        # Check before the import, which may fail in any way for an old version.
         found = _version(package)
         if found is not None and _numbers(found) < _numbers(minimum):
             raise ExtraTooOld(package, found, minimum, extra)

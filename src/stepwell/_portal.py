@@ -1,4 +1,4 @@
-"""One event loop in one background thread, for callers that have none."""
+"""A background event loop in a thread, for callers without a loop."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def sync(awaitable: Awaitable[T]) -> T:
-    """Run an awaitable to its end on the library's one background loop, and return its result.
+    """Run an awaitable on the library's background loop, and return its result.
 
-    For Flask, Django and scripts. What is opened through it belongs to that loop and goes on
-    living there between calls. Inside a running loop it raises: there, ``await`` it.
+    For Flask, Django and scripts. Storages opened through it belong to that loop and stay open between calls. Inside
+    a running event loop it raises ``InsideLoop``; use ``await`` there.
     """
     try:
         asyncio.get_running_loop()
@@ -45,7 +45,7 @@ def sync(awaitable: Awaitable[T]) -> T:
         caller.work()
         return future.result()
     except BaseException:
-        # Ctrl-C in the caller's thread must not leave the work running behind its back, nor cut its clean-up short.
+        # After Ctrl-C in the caller's thread, cancel the work and wait for its cleanup.
         if future.cancel():
             ended.wait()
         raise
@@ -62,10 +62,10 @@ async def _awaited(awaitable: Awaitable[T], ended: threading.Event, caller: _Cal
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function: in the thread that waits in ``sync`` for what is running here, if there is one.
+    """Call a function in the thread that waits in ``sync`` for this task, or here if there is none.
 
-    There it may block, and use what belongs to that thread: a database connection, a web framework's request. What
-    it returns is awaited here, if it can be; an ``async def`` is only ever called here.
+    In that thread the function may block, and use thread-bound objects such as a database connection or the request
+    of a web framework. An awaitable result is awaited here. ``async def`` functions are always called here.
     """
     caller = _callers.get()
     if caller is None or caller.gone or inspect.iscoroutinefunction(function):
@@ -76,16 +76,16 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Caller:
-    """A thread that waits in ``sync``, and calls what it is asked to meanwhile."""
+    """A thread that waits in ``sync``, and runs jobs meanwhile."""
 
     def __init__(self) -> None:
-        #: ``None`` when there is nothing more to come.
+        #: ``None`` marks the end.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: It does not wait any more.
+        #: Whether the thread has stopped waiting.
         self.gone = False
 
     def work(self) -> None:
-        """In its thread: until what it waits for has ended."""
+        """Run jobs until the awaitable has ended. Called in the waiting thread."""
         while (job := self._jobs.get()) is not None:
             job()
 
@@ -93,7 +93,7 @@ class _Caller:
         self._jobs.put(None)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """In the loop: the result of a function that is called in the waiting thread."""
+        """Run a function in the waiting thread and return its result. Called in the loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -103,7 +103,7 @@ class _Caller:
             except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited
                 loop.call_soon_threadsafe(settle, future, None, error)
             except BaseException:
-                # Ctrl-C: it belongs to the thread. The loop must not end with it.
+                # Ctrl-C is for the thread and must not end the loop.
                 loop.call_soon_threadsafe(future.cancel)
                 raise
             else:
@@ -114,7 +114,7 @@ class _Caller:
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Give a future what its work ended with, unless its waiter has gone."""
+    """Set the result or the error of a future, unless it is done."""
     if future.done():
         return
     if error is None:
@@ -145,5 +145,5 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked child has the loop, but not the thread that runs it.
+    # A forked child has the loop but not its thread.
     os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""What is kept, where it is kept, and what a write does to it. Standard library only."""
+"""Records, their addresses, and changes to them. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
     "Version",
 ]
 
-#: How long a tombstone and a memo outlive the last write, in seconds: as long as Telegram keeps an update.
+#: Seconds for which a tombstone and a memo are kept after the last write: as long as Telegram keeps an update.
 DAY: Final = 86_400.0
 
 
 @dataclass(slots=True)
 class State:
-    """Where a conversation or a run stands: its flow, its state in that flow, and its data."""
+    """A conversation or a run: its flow, its state in that flow, and its data."""
 
     flow: str | None = None
     state: str | None = None
@@ -42,7 +42,7 @@ class State:
 
 
 class ReservedNamespace(str):
-    """A namespace that no bot's name can equal, because it is never encoded as one."""
+    """A namespace that is not encoded, so that no bot's name can equal it."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ QUARANTINE: Final = ReservedNamespace('"quarantine"')
 
 
 class Address(NamedTuple):
-    """One place in a storage. Both parts are encoded text without control characters (see ``codec``)."""
+    """The address of a record in a storage. Both parts are encoded text without control characters (see ``codec``)."""
 
     namespace: str
     key: str
@@ -62,12 +62,12 @@ class Address(NamedTuple):
     @property
     def text(self) -> str:
         """Both parts as one readable text; different addresses have different texts."""
-        # Encoded namespaces double their backslashes, so an escaped slash cannot be mistaken.
+        # Encoded namespaces double their backslashes, so an escaped slash is unambiguous.
         return self.namespace.replace("/", "\\/") + "/" + self.key
 
 
 class Version(NamedTuple):
-    """Never reused: ``number`` grows by one a write and starts at the clock, ``write`` is random."""
+    """A version that is never reused: ``number`` starts at the clock and grows with each write, ``write`` is random."""
 
     number: int
     write: str
@@ -79,28 +79,28 @@ class Keep(Enum):
     KEEP = "keep"
 
 
-#: Leave this part of the record as it is.
+#: Leave this part of the record unchanged.
 KEEP: Final = Keep.KEEP
 
 
 class Place(NamedTuple):
-    """Where a conversation or a run stands, without its data."""
+    """The flow and state of a conversation or a run, without its data."""
 
     flow: str | None
     state: str | None
-    #: Of the flow, when the state was entered.
+    #: The flow's revision when the state was entered.
     revision: int | None = None
-    #: The states before this one, the last one last.
+    #: The previous states, the most recent last.
     history: tuple[str, ...] = ()
-    #: The flows that wait for this one to end, the outermost first, each with its place and data.
+    #: The flows that wait for this one to end, outermost first, each with its place and data.
     stack: tuple[Any, ...] = ()
-    #: Where a timer answers, if the key does not say so: chat, thread, business connection.
+    #: The chat, thread and business connection for a timer's answer, if the key does not contain them.
     where: tuple[Any, ...] = ()
-    #: When the conversation expires and when its state times out, on the backend's clock, if the machine hands over
-    #: expired conversations; otherwise empty.
+    #: When the conversation expires and when its state times out, on the backend's clock. Empty unless the machine has
+    #: ``on_expired``.
     times: tuple[float | None, ...] = ()
-    #: Expired conversations that were not handed over yet: when each expired, its flow, its state, and from when on a
-    #: worker may hand it over.
+    #: Expired conversations that ``on_expired`` has not handled yet: time of expiry, flow, state, and the time from
+    #: which a worker may handle it.
     expired: tuple[tuple[Any, ...], ...] = ()
 
 
@@ -110,7 +110,7 @@ NOWHERE: Final = Place(None, None)
 class Head(NamedTuple):
     """Flow and state, which change together."""
 
-    #: For the indexes only; what is true is in ``text``.
+    #: For the indexes only; readers decode ``text``.
     flow: str | None
     state: str | None
     #: A ``Place``, sealed by the codec.
@@ -124,51 +124,51 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class Change(NamedTuple):
     """One atomic write. A backend applies all of it or none.
 
-    The order: drop what ``replace`` or ``delete`` drops, then unset, then set.
+    The order is: ``replace`` or ``delete``, then ``unset``, then ``set``.
     """
 
-    #: Random; becomes the second half of the version, and the base if the write replaces or deletes.
+    #: A random id. It becomes the second half of the version, and the base if the write replaces or deletes.
     write: str
-    #: Drop all fields and parts first.
+    #: Remove all fields and parts first.
     replace: bool = False
-    #: Drop everything but version, base, tags, memo and lease, and leave that as a tombstone for a day.
-    #: Where there is no record this does nothing. Head, fields, tags and parts are not given with it.
+    #: Remove everything except version, base, tags, memo and lease, which stay as a tombstone for a day.
+    #: Without a record this does nothing. Head, fields, tags and parts must not be given with it.
     delete: bool = False
-    #: With ``delete``: leave no tombstone, no tags and no memo either. ``tags`` may be given: the index entries of
-    #: these are removed too, whatever the record says its tags are.
+    #: With ``delete``: leave no tombstone, no tags and no memo. ``tags`` may be given: their index entries are removed
+    #: in addition to those of the record's own tags.
     forget: bool = False
-    #: The writer saw no record: if an expired one is still there, drop its fields, parts and tags first.
+    #: The writer saw no record. If there is an expired one, remove its fields, parts and tags first.
     fresh: bool = False
     head: Head | Keep = KEEP
     #: Field name to sealed text.
     set: Mapping[str, str] = NOTHING
     unset: tuple[str, ...] = ()
     tags: tuple[str, ...] | Keep = KEEP
-    #: Seconds from now on the backend's clock; ``None`` takes it away.
+    #: Seconds from now on the backend's clock; ``None`` removes it.
     deadline: float | Keep | None = KEEP
     expiry: float | Keep | None = KEEP
-    #: Only under a claim. Kept for a day after it was last written.
+    #: Only with a claim. Kept for a day after its last write.
     memo: str | Keep = KEEP
     #: Part name to sealed text; ``None`` deletes the part.
     parts: Mapping[str, str | None] = NOTHING
-    #: The most that fields and parts may take together after the write, names included, in UTF-8 bytes.
+    #: The maximal size of all fields and parts after the write, with names, in UTF-8 bytes.
     #: A write that makes a record smaller is never refused.
     limit: int = 256 * 1024
 
 
 class Damage(str):
-    """A text in a ``Stored`` that the backend found to be damaged or missing: decoding it raises ``CorruptRecord``."""
+    """A text in a ``Stored`` that the backend found damaged or missing. Decoding it raises ``CorruptRecord``."""
 
     __slots__ = ("found", "what", "why")
 
-    #: What is damaged, and how: the end of the error's sentence.
+    #: The damaged thing and the kind of damage, for the error message.
     what: str
     why: str
-    #: The text as it was found.
+    #: The damaged text.
     found: str | None
 
     def __new__(cls, what: str, why: str, found: str | None = None) -> Damage:
-        # No checksum begins like this.
+        # No valid checksum begins like this.
         text = super().__new__(cls, f"damaged: {what} {why}")
         text.what, text.why, text.found = what, why, found
         return text
@@ -176,7 +176,7 @@ class Damage(str):
 
 @dataclass(slots=True)
 class Stored:
-    """A record as a backend gives it back: texts are the codec's and still sealed."""
+    """A record as a backend returns it, with sealed texts."""
 
     version: Version
     #: The write id of the last replace or delete.
@@ -188,13 +188,13 @@ class Stored:
     tags: tuple[str, ...] = ()
     expires_at: float | None = None
     deadline: float | None = None
-    #: ``None`` unless they were asked for.
+    #: ``None`` unless requested.
     parts: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large things may be, in bytes of their stored text; checked before writing and before parsing."""
+    """Size limits, in bytes of the stored text. They are checked before writing and before decoding."""
 
     #: All fields and parts of a conversation.
     record: int = 256 * 1024
@@ -204,11 +204,11 @@ class Limits:
     item: int = 1024 * 1024
     #: An encoded key, and an encoded namespace.
     key: int = 512
-    #: How deep values and keys may be nested.
+    #: The nesting depth of values and keys.
     depth: int = 64
 
     def __post_init__(self) -> None:
         for name in ("record", "run", "item", "key", "depth"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ValueError(f"Limits({name}={value!r}): give a whole number of at least 1")
+                raise ValueError(f"Limits({name}={value!r}): must be an int of at least 1")

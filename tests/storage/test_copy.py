@@ -142,9 +142,9 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> No
     await source.set_data("my_bot", 1, {})
     with pytest.raises(InvalidOption, match=r"write \['my_bot'\]"):
         await copy_records(source, target, namespaces="my_bot")
-    with pytest.raises(InvalidOption, match=r"nothing of a bot 'my_bott'; it has 'my_bot'"):
+    with pytest.raises(InvalidOption, match=r"no records of the bot 'my_bott'; it has 'my_bot'"):
         await copy_records(source, target, namespaces=["my_bot", "my_bott"])
-    with pytest.raises(InvalidOption, match="source is a Storage or a URL"):
+    with pytest.raises(InvalidOption, match="source must be a Storage or a URL"):
         await copy_records(None, target)  # type: ignore[arg-type]
     assert await target.namespaces() == []
     # There need not be any runs yet.

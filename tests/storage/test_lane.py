@@ -156,8 +156,8 @@ async def test_a_release_is_sent_even_if_its_waiter_gives_up() -> None:
 
 
 async def test_beyond_its_bound_callers_wait_for_room_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MOST_WAITING", 5)
-    monkeypatch.setattr(lane_module, "MOST_OPERATIONS", 3)
+    monkeypatch.setattr(lane_module, "MAX_QUEUE", 5)
+    monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 3)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -355,8 +355,8 @@ async def test_a_cancellation_inside_the_backend_is_nobodys_own() -> None:
             await storage.get_data("bot", 1)
 
 
-async def test_cancelling_a_whole_queue_lets_the_crowd_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MOST_WAITING", 10)
+async def test_cancelling_a_whole_queue_lets_blocked_callers_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MAX_QUEUE", 10)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()

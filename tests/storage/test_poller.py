@@ -274,7 +274,7 @@ async def test_a_storage_that_stays_away_is_said_at_growing_intervals_and_that_i
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
-    monkeypatch.setattr(poller, "_SAY_AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(poller, "_WARN_EVERY", (0.05, 0.1))
     looks = 0
 
     class Away(MemoryStorage):

@@ -367,11 +367,11 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
         ("rediss://localhost/1x", "the number of a database"),
         ("redis://u:12/cret@localhost/0", "an @ after its host; in a password, write .* / as %2F"),
         ("redis+cluster://localhost/x", "the number of a database"),
-        ("redis+cluster://localhost:1,localhost:2/3", "only the database 0"),
-        ("redis+cluster://localhost?db=3", "only the database 0"),
-        ("redis://localhost:abc/0", "its port is a number up to 65535$"),
-        ("redis://localhost:65536/0", "its port is a number up to 65535$"),
-        ("redis://:a@b:cret/", "its port .*, and a password with special characters is %-encoded"),
+        ("redis+cluster://localhost:1,localhost:2/3", "only database 0"),
+        ("redis+cluster://localhost?db=3", "only database 0"),
+        ("redis://localhost:abc/0", "its port must be a number up to 65535$"),
+        ("redis://localhost:65536/0", "its port must be a number up to 65535$"),
+        ("redis://:a@b:cret/", "its port .*, and special characters in a password must be %-encoded"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_told_which_part_of_it(url: str, says: str) -> None:
@@ -397,7 +397,7 @@ async def test_the_path_of_a_url_is_the_database(own_server: RedisServer) -> Non
 async def test_a_database_that_the_server_does_not_have_is_an_error_at_once(own_server: RedisServer) -> None:
     storage = open_storage(f"redis://127.0.0.1:{own_server.port}/99")
     start = time.monotonic()
-    with pytest.raises(StorageUnavailable, match="has no database 99; give a lower number"):
+    with pytest.raises(StorageUnavailable, match="has no database 99; use a lower number"):
         await storage.get_state(BOT, 1)
     assert time.monotonic() - start < 5, "not tried again"
     await storage.close()
@@ -560,7 +560,7 @@ async def test_a_tls_file_that_cannot_be_read_is_an_error_at_once_that_names_it(
         path.write_text("no certificate")
     storage = open_storage(f"{scheme}://localhost:{the_server().port}?{option}={path}")
     start = time.monotonic()
-    with pytest.raises(StorageUnavailable, match=f"correct {option}={path} "):
+    with pytest.raises(StorageUnavailable, match=f"fix {option}={path} "):
         await storage.open()
     assert time.monotonic() - start < 5, "not tried again"
     await storage.close()

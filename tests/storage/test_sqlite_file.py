@@ -152,7 +152,7 @@ async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     connection.close()
-    with pytest.raises(NewerSchema, match=f"has schema {VERSION + 1}, this release knows up to {VERSION}; upgrade"):
+    with pytest.raises(NewerSchema, match=f"has schema {VERSION + 1}, this release supports up to {VERSION}; upgrade"):
         await SQLiteStorage(str(path)).open()
 
 

@@ -1,4 +1,4 @@
-"""Values and keys to text and back: plain JSON where JSON is exact, tagged where it is not; never pickle."""
+"""Encoding of values and keys as text: plain JSON where JSON is exact, tagged JSON otherwise, never pickle."""
 
 from stepwell.codec.keys import address_of, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.codec.seal import Seal

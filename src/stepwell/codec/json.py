@@ -1,4 +1,4 @@
-"""JSON by msgspec, and its conversion to declared types. The only module that imports msgspec."""
+"""JSON and type conversion with msgspec. The only module that imports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keys, bot names and field names to text and back: injective, readable, exact.
+"""Encoding of keys, bot names and field names as readable text; different keys have different texts.
 
-A key's text looks like what a person would write: ``(42,42)``, ``("shop",7,None)``, ``x"00ff"`` for
-bytes. Parts come in order, so that ``(-100,`` is the beginning of all keys of one chat.
+The text of a key resembles a Python literal: ``(42,42)``, ``("shop",7,None)``, ``x"00ff"`` for bytes. All keys of a
+chat have a common beginning, such as ``(-100,``.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = [
     "encode_namespace",
 ]
 
-#: Beyond it Python may refuse decimal digits, and hex is shorter anyway.
+#: Larger integers are written in hex: Python limits decimal digits, and hex is shorter.
 _BIG = 1 << 63
-#: What must not reach a terminal or a text column as it is. A fixed list: Unicode's own notion of printable grows
-#: from one Python to the next, and a name must be written alike by all of them.
+#: Characters that are unsafe in terminals and text columns. A fixed list, because ``str.isprintable`` changes between
+#: Python versions, and all of them must encode a name alike.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _read_json = JSONDecoder().raw_decode
 _ALLOWED = "keys are str, int, bool, None, bytes, and tuples of these"
 
 
 def address_of(namespace: str, key: Any, limits: Limits) -> Address:
-    """The address of a key in a bot's (or a reserved) namespace, or ``InvalidKey`` / ``TooLarge``."""
+    """Return the address of a key in a bot's or a reserved namespace. Raises ``InvalidKey`` or ``TooLarge``."""
     text = encode_key(key, limits.depth)
-    # Four bytes is the most a character takes: most keys need no counting.
+    # A character takes at most four bytes, so most keys need no exact count.
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a key", len(text.encode()), limits.key)
     if type(namespace) is str and 0 < len(namespace) * 6 <= limits.key:
@@ -49,11 +49,11 @@ def address_of(namespace: str, key: Any, limits: Limits) -> Address:
 
 
 def encode_namespace(name: str, limits: Limits) -> str:
-    """A bot's name as text without control characters; a reserved namespace stays what it is."""
+    """Return a bot's name without control characters; a reserved namespace is returned unchanged."""
     if type(name) is ReservedNamespace:
         return name
     if not isinstance(name, str) or not name:
-        raise InvalidKey(f"a bot's name is a non-empty str, not {name!r} ({type(name).__name__})")
+        raise InvalidKey(f"a bot's name must be a non-empty str, not {name!r} ({type(name).__name__})")
     text = _namespace_text(str.__str__(name))
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a bot's name", len(text.encode()), limits.key)
@@ -62,12 +62,12 @@ def encode_namespace(name: str, limits: Limits) -> str:
 
 @lru_cache(maxsize=256)
 def _namespace_text(name: str) -> str:
-    # A process has a few bots and asks for their names all the time.
+    # A process uses few names very often.
     return _quoted(name)[1:-1]
 
 
 def decode_namespace(text: str) -> str:
-    """The name that ``encode_namespace`` was given."""
+    """Return the name that ``encode_namespace`` was given."""
     if text.startswith('"'):
         return ReservedNamespace(text)
     if "\\" not in text:
@@ -77,19 +77,19 @@ def decode_namespace(text: str) -> str:
     except ValueError as error:
         raise CorruptRecord(text, "its namespace", f"cannot be read ({error})") from error
     if end != len(text) + 2:
-        raise CorruptRecord(text, "its namespace", "goes on after its end")
+        raise CorruptRecord(text, "its namespace", "has extra characters at its end")
     return str(name)
 
 
 def encode_key(key: Any, depth: int = 64) -> str:
-    """A key as text. Keys of equal type and value have the same text, all others never."""
+    """Return a key as text. Only keys of equal type and value have the same text."""
     kind = type(key)
     if kind is tuple:
         if depth == 0:
             raise InvalidKey("a key is nested too deeply; make it flatter")
         if len(key) == 1:
             return f"({encode_key(key[0], depth - 1)},)"
-        # An int is the usual part, and its own text; two of them are the usual key.
+        # The most common key is a pair of ints.
         if len(key) == 2 and type(key[0]) is type(key[1]) is int and -_BIG < key[0] < _BIG and -_BIG < key[1] < _BIG:
             return f"({key[0]},{key[1]})"
         parts = [
@@ -108,18 +108,18 @@ def encode_key(key: Any, depth: int = 64) -> str:
 
 
 def decode_key(text: str) -> Any:
-    """The key that ``encode_key`` was given."""
+    """Return the key that ``encode_key`` was given."""
     try:
         key, end = _parse(text, 0)
         if end != len(text):
-            raise ValueError("it goes on after its end")
+            raise ValueError("extra characters at its end")
     except (ValueError, IndexError, RecursionError) as error:
         raise CorruptRecord(text, "its key", f"cannot be read ({error})") from error
     return key
 
 
 def encode_name(name: Any, limits: Limits) -> str:
-    """A top-level key of the data as the name of a stored field: itself if it is an ordinary str."""
+    """Return the name of the stored field for a key of the data; an ordinary str is returned unchanged."""
     if type(name) is str and name and name[0] != "$" and not _UNSAFE.search(name):
         return name
     text = values.encode(name, limits).decode()
@@ -127,7 +127,7 @@ def encode_name(name: Any, limits: Limits) -> str:
 
 
 def decode_name(text: str) -> Any:
-    """The data's key that ``encode_name`` was given."""
+    """Return the key of the data that ``encode_name`` was given."""
     if text[:1] != "$":
         if not text:
             raise values.DecodeError("its name is empty")

@@ -1,6 +1,6 @@
-"""Large JSON texts, written and read piece by piece.
+"""Encoding and decoding of large JSON texts in pieces.
 
-An encoder in C holds the interpreter for the whole call, in a thread too. In pieces, other threads run in between.
+An encoder in C holds the GIL for the whole call, even in a thread. Between pieces other threads can run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from stepwell.codec.json import MalformedJSON, from_json, to_json
 
 __all__ = ["PIECE", "dump", "load", "too_deep"]
 
-#: About how many characters are encoded or decoded in one call.
+#: The approximate number of characters that one call encodes or decodes.
 PIECE = 32 * 1024
 
-#: Containers of at most so many values are taken apart, down to so many levels.
+#: Containers with at most this many values are split into their values, down to this many levels.
 _FEW, _LEVELS = 64, 4
 
 
 def dump(value: Any, plain: Callable[[Any, int], Any], left: int, levels: int = _LEVELS) -> bytes:
-    """Return the bytes of ``encode(plain(value, left))``; ``left`` is how many levels a value may still have.
+    """Return the bytes of ``encode(plain(value, left))``; ``left`` is the number of levels that are still allowed.
 
-    Only a piece is made plain at a time: a plain copy of all would be garbage to collect, which stops all threads.
+    Only one piece at a time is converted. Collecting a plain copy of the whole value would stop all threads.
     """
     kind = type(value)
     if left and levels:
@@ -60,7 +60,7 @@ def _chunks(items: Any, plain: Callable[[list[Any]], Any]) -> list[bytes]:
 
 
 def load(text: str, depth: int) -> Any:
-    """Return the value of a JSON text whose brackets are nested at most so deep; ``RecursionError`` if they are not."""
+    """Return the value of a JSON text. Raises ``RecursionError`` if it is nested deeper than ``depth``."""
     return _load(text, 0, len(text), depth)
 
 
@@ -84,7 +84,7 @@ def _load(text: str, at: int, end: int, depth: int) -> Any:
                 raise MalformedJSON("a value is missing")
             add(_decoded(wrap(piece), depth))
         if comma - at > 4 * PIECE:
-            # One value that is large itself, or a long string.
+            # A single large value, or a long string.
             if opening == "[":
                 loaded.append(_load(text, start, comma, depth - 1))
             else:
@@ -108,15 +108,15 @@ _KEY = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+"):', re.DOTALL)
 
 
 def _comma(text: str, at: int, end: int) -> int:
-    """Return the first comma between two values of a container after a piece that starts at one of them; or its end."""
+    """Return the first comma between two values after one piece from ``at`` on; or the end of the container."""
     quoted, depth = False, 0
     until = at
-    # Over the piece: only where it leaves us counts.
+    # The first piece is only scanned for its quotes and brackets.
     while True:
         begin, until = until, _not_escaped(text, until + PIECE, end)
         piece = text[begin:until]
         brackets, ends_quoted = _brackets(f'"{piece}' if quoted else piece)
-        if begin > at and depth - _falls(brackets) <= 0:
+        if begin > at and depth - _closed_levels(brackets) <= 0:
             found, quoted, depth = _first_comma(text, begin, until, quoted, depth)
             if found >= 0:
                 return found
@@ -145,7 +145,7 @@ def _first_comma(text: str, at: int, end: int, quoted: bool, depth: int) -> tupl
 
 
 def _last_start(text: str, at: int, end: int) -> int:
-    """Return where the last value begins that begins before ``end``."""
+    """Return the start of the last value that starts before ``end``."""
     start = at
     while True:
         comma = _first_comma(text, start, end, False, 0)[0]
@@ -155,14 +155,14 @@ def _last_start(text: str, at: int, end: int) -> int:
 
 
 def _not_escaped(text: str, at: int, end: int) -> int:
-    """Return the first place from here on that is not inside an escape sequence."""
+    """Return the first position from ``at`` on that is not inside an escape sequence."""
     while at < end and text[at - 1] == "\\":
         at += 1
     return min(at, end)
 
 
 def too_deep(text: str, limit: int) -> bool:
-    """Whether brackets are nested deeper than this in a JSON text. Brackets inside strings do not count."""
+    """Return whether a JSON text is nested deeper than a limit. Brackets inside strings do not count."""
     if text.count("[") + text.count("{") <= limit:
         return False
     brackets, _ = _brackets(text)
@@ -173,12 +173,12 @@ def too_deep(text: str, limit: int) -> bool:
         brackets = brackets.replace(b"[]", b"")
         if len(brackets) == before:
             break
-    # What is left over is deeper, or not balanced, which the decoder refuses.
+    # The remaining brackets are deeper, or unbalanced, which the decoder rejects.
     return b"[]" in brackets or brackets.count(b"[") > limit
 
 
 def _brackets(text: str) -> tuple[bytes, bool]:
-    """Return the brackets outside of strings, all as square ones; and whether the text ends in a string."""
+    """Return the brackets outside of strings, all as square ones, and whether the text ends inside a string."""
     if "\\" in text:
         text = text.replace("\\\\", "").replace('\\"', "")
     parts = text.split('"')
@@ -186,8 +186,8 @@ def _brackets(text: str) -> tuple[bytes, bool]:
     return brackets, len(parts) % 2 == 0
 
 
-def _falls(brackets: bytes) -> int:
-    """Return how many levels these brackets lead out at most; too many for very deep ones."""
+def _closed_levels(brackets: bytes) -> int:
+    """Return an upper bound for the number of levels that these brackets close."""
     for _ in range(300):
         before = len(brackets)
         brackets = brackets.replace(b"[]", b"")

@@ -1,7 +1,7 @@
-"""Texts as they are stored: eight hex digits of a checksum, a space, JSON.
+"""The stored form of values: a checksum of eight hex digits, a space, and JSON.
 
-The checksum covers the address and the name too, so a value that ends up in the wrong place is found
-out as well. Each field has its own: one over the whole record could not survive a merge.
+The checksum covers the address and the field name too, so that a value stored under another key is detected. Each
+field has its own checksum, because a merge changes single fields.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ __all__ = ["Seal"]
 
 
 class Seal:
-    """Encodes and decodes everything that is stored at one address."""
+    """Encodes and decodes the values of one address."""
 
     __slots__ = ("_limits", "_seed", "address", "by_state", "limit")
 
     def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
         self.address = address
-        #: The most that all fields and parts may take together, and so the most that one of them may.
+        #: The maximal size of all fields and parts together, and so of each of them.
         self.limit = limit
         self._limits = limits
-        #: Records here are found by their state too, not only by their flow.
+        #: Whether records are indexed by state too, not only by flow.
         self.by_state = by_state
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any], large: bool = False) -> dict[str, str]:
-        """The data as stored fields, or ``EncodeError`` / ``TooLarge`` before anything is written.
+        """Return the data as sealed fields. Raises ``EncodeError`` or ``TooLarge``.
 
-        ``large`` data is encoded in pieces, for calls from a thread.
+        ``large``: encode in pieces, for calls in a thread.
         """
         if not isinstance(data, Mapping):
-            raise EncodeError("$", type(data).__qualname__, "is not a mapping; data is a dict of fields")
+            raise EncodeError("$", type(data).__qualname__, "is not a mapping; data must be a dict of fields")
         fields = {}
         for key, value in data.items():
             name = self.name(key)
@@ -48,7 +48,7 @@ class Seal:
         return fields
 
     def name(self, key: Any) -> str:
-        """The name of the stored field for a key of the data."""
+        """Return the name of the stored field for a key of the data."""
         try:
             return encode_name(key, self._limits)
         except EncodeError as error:
@@ -67,7 +67,7 @@ class Seal:
         return self.seal_body("f", name, values.encode(value, self._limits, path, large=large))
 
     def data(self, fields: Mapping[str, str]) -> dict[Any, Any]:
-        """The data back from its stored fields."""
+        """Return the data of sealed fields. Raises ``CorruptRecord`` or ``UnknownType``."""
         depth = self._limits.depth
         data = {}
         for name, text in fields.items():
@@ -82,11 +82,11 @@ class Seal:
         return data
 
     def head(self, place: Place) -> Head:
-        """Flow and state with what belongs to them; what is empty at the end is left out."""
+        """Seal a place. Empty values at its end are left out."""
         flow, state, revision, _, stack, _, _, _ = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
-            raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names are str or None")
+            raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")
         found_by = state if self.by_state else None
         if revision is None or type(revision) is int:
             try:
@@ -95,32 +95,32 @@ class Seal:
                 if len(stack) == 1 and _is_flat(stack[0]):
                     return _new(Head, (flow, found_by, self.seal_body("h", "", values.to_json(_row(place)))))
             except (UnicodeEncodeError, TypeError):
-                pass  # encode() can do it, or finds the words for it
+                pass  # fall back to encode(), which raises a readable error if it fails too
         return Head(flow, found_by, self.seal_body("h", "", values.encode(_row(place), self._limits, "$head")))
 
     def open_head(self, text: str | None) -> Place:
-        """What ``head`` was given."""
+        """Return the place that ``head`` was given. Raises ``CorruptRecord``."""
         if text is None:
             return NOWHERE
         body = self.body("h", "", text)
         try:
-            # With waiting flows there are lists in lists, and data that is made anew for each who reads it.
+            # Only places without waiting flows are cached: the others contain mutable data.
             plain = body.count("[") < 3 and "{" not in body
-            return _known_place(body) if plain else _place(body, self._limits.depth, self.by_state)
+            return _cached_place(body) if plain else _place(body, self._limits.depth, self.by_state)
         except values.DecodeError as error:
-            raise CorruptRecord(self.address.text, _PLACE["h"], str(error)) from error
+            raise CorruptRecord(self.address.text, _NAMES["h"], str(error)) from error
 
     def seal(self, kind: str, name: str, value: Any, large: bool = False) -> str:
-        """Any other value that is kept beside the data, such as the memo or a part."""
+        """Seal a value beside the data, such as the memo or a part."""
         return self.seal_body(kind, name, values.encode(value, self._limits, f"${name}", large=large))
 
     def value(self, kind: str, name: str, text: str) -> Any:
-        """The value that ``seal`` was given."""
+        """Return the value that ``seal`` was given."""
         body = self.body(kind, name, text)
         try:
             return values.decode(body, self._limits.depth)
         except values.DecodeError as error:
-            raise CorruptRecord(self.address.text, _PLACE.get(kind, "a part"), str(error)) from error
+            raise CorruptRecord(self.address.text, _NAMES.get(kind, "a part"), str(error)) from error
 
     def seal_body(self, kind: str, name: str, body: bytes) -> str:
         """Seal the JSON of a value."""
@@ -132,7 +132,7 @@ class Seal:
     def body(self, kind: str, name: str, text: str) -> str:
         """Return the JSON of a sealed value, checked and not decoded."""
         if len(text) > self.limit + 9:
-            raise TooLarge(f"what is stored at {self.address.text} for {name!r}", len(text), self.limit)
+            raise TooLarge(f"the stored value of {name!r} at {self.address.text}", len(text), self.limit)
         body = text[9:]
         try:
             check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))
@@ -141,19 +141,19 @@ class Seal:
         if text[:9] != f"{check:08x} ":
             if isinstance(text, Damage):
                 raise CorruptRecord(self.address.text, text.what, text.why)
-            what = f"the field {name!r}" if kind == "f" else _PLACE.get(kind, f"the part {name!r}")
+            what = f"the field {name!r}" if kind == "f" else _NAMES.get(kind, f"the part {name!r}")
             raise CorruptRecord(self.address.text, what, "does not match its checksum")
         return body
 
 
 @lru_cache(maxsize=1024)
 def _head_json(place: Place) -> bytes:
-    """The JSON of a place where no flow waits: names and numbers only, the same few ones all the time."""
+    """Return the JSON of a place without waiting flows. A bot has few different ones, so they are cached."""
     return values.to_json(_row(place))
 
 
 def _is_flat(table: Any) -> bool:
-    """A dict that JSON says exactly, known without a walk, such as the table of a run."""
+    """Return whether this is a flat and JSON-safe dict, which needs no recursive check."""
     if type(table) is not dict:
         return False
     for key, value in table.items():
@@ -173,13 +173,13 @@ def _row(place: Place) -> list[Any]:
 def _place(body: str, depth: int, by_state: bool) -> Place:
     row = values.decode(body, depth)
     if type(row) is not list or not 2 <= len(row) <= 8:
-        raise values.DecodeError("has another form")
+        raise values.DecodeError("has an unknown format")
     row.extend(NOWHERE[len(row) :])
     flow, state, revision, history, stack, where, times, expired = row
     if not (
-        _is_stand(flow, state, revision, history)
+        _is_position(flow, state, revision, history)
         and type(stack) in _SEQUENCES
-        # A run has a table in place of flows that wait.
+        # A run has a table instead of waiting flows.
         and all(_is_waiting(waiting) if by_state else type(waiting) is dict for waiting in stack)
         and type(where) in _SEQUENCES
         and all(part is None or type(part) in (int, str) for part in where)
@@ -189,15 +189,15 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         and type(expired) in _SEQUENCES
         and all(_is_entry(entry) for entry in expired)
     ):
-        raise values.DecodeError("has another form")
-    # Stored sequences come back as lists.
+        raise values.DecodeError("has an unknown format")
+    # Sequences are decoded as lists.
     return Place(
         flow, state, revision, tuple(history), tuple(stack), tuple(where), tuple(times), tuple(map(tuple, expired))
     )
 
 
-def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
-    """Whether these are a flow, a state, a revision and a history as ``head`` writes them."""
+def _is_position(flow: Any, state: Any, revision: Any, history: Any) -> bool:
+    """Return whether these are a valid flow, state, revision and history."""
     return (
         (flow is None or type(flow) is str)
         and (state is None or type(state) is str)
@@ -208,7 +208,7 @@ def _is_stand(flow: Any, state: Any, revision: Any, history: Any) -> bool:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is an expired conversation: when it expired, its flow, its state, and when it is handed over."""
+    """Return whether this is an expired conversation: time of expiry, flow, state, and time of its handling."""
     return (
         type(entry) in _SEQUENCES
         and len(entry) == 4
@@ -218,27 +218,26 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _is_waiting(waiting: Any) -> bool:
-    """Whether this is a flow that waits for another one to end: its place, its data and the field for the result."""
+    """Return whether this is a waiting flow: its place, its data, and the field for the result."""
     if type(waiting) not in _SEQUENCES or len(waiting) != 6:
         return False
     flow, state, revision, history, data, into = waiting
     return (
-        _is_stand(flow, state, revision, history)
+        _is_position(flow, state, revision, history)
         and type(data) is dict
         and (into is None or isinstance(into, str | int | tuple))
     )
 
 
 @lru_cache(maxsize=1024)
-def _known_place(body: str) -> Place:
-    # Two brackets are no depth to speak of.
+def _cached_place(body: str) -> Place:
     return _place(body, 2, by_state=True)
 
 
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
-#: Integers below it need no tag.
+#: Integers with a smaller absolute value need no tag.
 _SMALL = 1 << 53
 _SEQUENCES = frozenset({list, tuple})
 _EXACT = frozenset({str, bool, type(None)})
-_PLACE = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}
+_NAMES = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

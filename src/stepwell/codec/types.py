@@ -1,6 +1,6 @@
-"""Classes of the user's that may be stored: only registered ones, under a name that is theirs to choose.
+"""The registry of user classes whose instances can be stored.
 
-Stored bytes carry that name, never a module: nothing is imported because of what a record says.
+Stored values contain the registered name of a class, never a module: decoding a record imports nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PACKERS", "ensure_registered", "record_type", "register_shape", "unp
 
 T = TypeVar("T", bound=type)
 
-#: Class to a function that gives (tag, registered name, plain parts).
+#: For each class, a function that returns the tag, the registered name and the plain parts of an instance.
 PACKERS: dict[type, Callable[[Any], tuple[str, str, Any]]] = {}
 _UNPACKERS: dict[tuple[str, str], Callable[[Any], Any]] = {}
 _OWNERS: dict[tuple[str, str], type] = {}
@@ -24,7 +24,7 @@ _STRUCT_SETTERS: list[Callable[[Any, str, Any], None]] = []
 
 
 def set_struct_fields_with(setter: Callable[[Any, str, Any], None]) -> None:
-    """How a field of a msgspec Struct is set, frozen or not; said by the one module that knows msgspec."""
+    """Set the function that sets a field of a msgspec Struct, frozen or not."""
     _STRUCT_SETTERS[:] = [setter]
 
 
@@ -33,10 +33,10 @@ def record_type(cls: T) -> T: ...
 @overload
 def record_type(*, name: str) -> Callable[[T], T]: ...
 def record_type(cls: Any = None, *, name: str | None = None) -> Any:
-    """Let instances of a class be stored: an Enum, a dataclass, a msgspec Struct or a pydantic model.
+    """Register a class whose instances can be stored: an Enum, a dataclass, a msgspec Struct or a pydantic model.
 
-    ``@record_type`` registers it under its own name, ``@record_type(name="cart")`` under one that
-    stays when the class is renamed. A later release may add fields that have defaults and drop fields.
+    ``@record_type`` registers it under its own name, ``@record_type(name="cart")`` under a name that stays when the
+    class is renamed. Later versions of the class may add fields with defaults, and remove fields.
     """
     if cls is None:
         return lambda decorated: _registered(decorated, name)
@@ -44,23 +44,23 @@ def record_type(cls: Any = None, *, name: str | None = None) -> Any:
 
 
 def ensure_registered(cls: type, name: str) -> None:
-    """Register a class under this name unless it has one; a TypedDict needs none, its values are plain dicts."""
+    """Register a class under this name, unless it is registered. A TypedDict is a plain dict and is ignored."""
     if cls not in PACKERS and not issubclass(cls, dict):
         _registered(cls, name)
 
 
 def _registered(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
-        raise InvalidOption(f"record_type decorates a class, not {cls!r}; a name goes in as record_type(name=...)")
+        raise InvalidOption(f"record_type decorates a class, not {cls!r}; pass a name as record_type(name=...)")
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidOption(f"record_type(name={name!r}): a name is a non-empty str")
+        raise InvalidOption(f"record_type(name={name!r}): the name must be a non-empty str")
     name = name or cls.__name__
     tag = "$enum" if issubclass(cls, Enum) else "$record"
     shape = next((kind(cls) for accepts, kind in _KINDS if accepts(cls)), None)
     if shape is None:
         raise InvalidOption(
-            f"{cls.__qualname__} cannot be registered: record_type takes Enums, dataclasses, msgspec Structs "
-            "and pydantic models; make it one of these, or store the plain values it holds"
+            f"{cls.__qualname__} cannot be registered: record_type supports Enums, dataclasses, msgspec Structs "
+            "and pydantic models; make it one of these, or store its plain values"
         )
     _own(tag, name, cls)
     PACKERS[cls] = lambda value: (tag, name, shape.pack(value))
@@ -69,14 +69,14 @@ def _registered(cls: Any, name: str | None) -> Any:
 
 
 def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
-    """Register a class of this library's that is stored as something plain."""
+    """Register a class of the library with functions to pack and unpack its instances."""
     _own("$record", name, cls)
     PACKERS[cls] = lambda value: ("$record", name, pack(value))
     _UNPACKERS["$record", name] = unpack
 
 
 def unpack(tag: str, name: str, stored: Any) -> Any:
-    """An instance of the class registered under a name."""
+    """Return an instance of the class that is registered under a name."""
     unpacker = _UNPACKERS.get((tag, name))
     if unpacker is None:
         raise UnknownType(name)
@@ -85,7 +85,7 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
     except StoredDataError:
         raise
     except Exception as error:
-        # Without the error's own words: they may quote what is stored.
+        # The original message may contain stored data, so it is left out.
         raise StoredDataError(
             f"a stored {name!r} does not fit its class any more ({type(error).__name__}); "
             "give new fields a default, and keep the names of enum members"
@@ -103,15 +103,15 @@ def _own(tag: str, name: str, cls: type) -> None:
 
 
 class _Shape(Protocol):
-    """How instances of one class are taken apart and put together. No constructor of the user's runs."""
+    """Packs and unpacks the instances of one class, without calling a constructor of the user."""
 
     def __init__(self, cls: Any) -> None: ...
 
     def pack(self, value: Any) -> Any:
-        """Plain parts; ``AttributeError`` if a field has no value."""
+        """Return plain parts. Raises ``AttributeError`` if a field has no value."""
 
     def unpack(self, stored: Any) -> Any:
-        """An equal instance, with defaults for fields that were added since."""
+        """Return an equal instance, with defaults for fields that were added later."""
 
 
 class _EnumShape:
@@ -119,7 +119,7 @@ class _EnumShape:
         self.cls = cls
 
     def pack(self, member: Any) -> Any:
-        # A combination of flags has no single name that every Python version agrees on.
+        # The name of a combination of flags differs between Python versions.
         return member.value if isinstance(member, Flag) else member.name
 
     def unpack(self, stored: Any) -> Any:
@@ -162,19 +162,19 @@ class _StructShape:
         value = self.cls(**known)
         if hasattr(self.cls, "__post_init__"):
             for name, field in known.items():
-                # What __post_init__ made of the stored values is not what was stored.
+                # __post_init__ may have changed the stored values.
                 _STRUCT_SETTERS[0](value, name, field)
         return value
 
 
 class _ModelShape:
-    """A pydantic model, known by what it has."""
+    """A pydantic model, detected by its attributes."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
 
     def pack(self, model: Any) -> Any:
-        # Only its fields: __dict__ also holds cached properties.
+        # __dict__ also contains cached properties.
         fields = {name: model.__dict__[name] for name in self.cls.model_fields}
         rest = {
             "set": None if model.model_fields_set == set(fields) else set(model.model_fields_set),
@@ -209,7 +209,7 @@ class _ModelShape:
         declared = self.cls.__private_attributes__
         if not declared:
             return None
-        # An attribute without a default is one that may be missing.
+        # An attribute without a default may be missing.
         defaults = {name: attribute.get_default() for name, attribute in declared.items()}
         given = {name: value for name, value in defaults.items() if type(value).__name__ != "PydanticUndefinedType"}
         return {**given, **rest.get("private", {})}

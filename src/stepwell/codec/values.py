@@ -1,19 +1,19 @@
-"""Values to JSON text and back, exactly.
+"""Exact encoding of values as JSON text.
 
-Plain JSON where JSON is exact. What JSON cannot say is a dict with one key that starts with ``$``:
-``{"$tuple": [1, 2]}``, ``{"$decimal": "9.90"}``. A dict of the user's that has such a key, or a key
-that is no str, is written ``{"$dict": [[key, value], ...]}``, so nothing can be mistaken for a tag.
+Values that JSON represents exactly are plain JSON. Others are a dict with one key that starts with ``$``:
+``{"$tuple": [1, 2]}``, ``{"$decimal": "9.90"}``. A user's dict with such a key, or with a key that is no str, is
+written as ``{"$dict": [[key, value], ...]}``, so that tags are unambiguous.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
-import math
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import islice
+from math import isfinite
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -34,22 +34,22 @@ _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
 
 class DecodeError(StoredDataError):
-    """A stored text is not what ``encode`` writes."""
+    """A stored text was not written by ``encode``."""
 
 
 class _RefusedError(Exception):
-    """Internal: says why, while ``_locate`` finds out where."""
+    """Internal: the reason of a refusal. ``_locate`` finds the path."""
 
 
 def quote(text: str) -> str:
-    """A str as a JSON string."""
+    """Return a str as a JSON string."""
     return to_json(text).decode()
 
 
 def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) -> bytes:
-    """A value as JSON text in UTF-8, or ``EncodeError`` with the path of what cannot be kept.
+    """Return a value as JSON text in UTF-8. Raises ``EncodeError`` with the path of an unsupported value.
 
-    A ``large`` value is written in pieces; the text is the same.
+    ``large``: encode in pieces; the text is the same.
     """
     try:
         return pieces.dump(value, _plain, limits.depth) if large else to_json(_plain(value, limits.depth))
@@ -58,8 +58,8 @@ def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) 
 
 
 def decode(text: str, depth: int = 64) -> Any:
-    """The value that ``encode`` was given."""
-    # A tagged value takes up to four brackets for one level. Most texts are too short to be nested so deeply.
+    """Return the value that ``encode`` was given."""
+    # One level of a tagged value takes up to four brackets. Most texts are too short to exceed the limit.
     deepest = 4 * depth + 8
     try:
         if len(text) > 2 * pieces.PIECE:
@@ -80,33 +80,40 @@ def decode(text: str, depth: int = 64) -> Any:
         ArithmeticError,
         LookupError,
         AttributeError,
-        # ZoneInfo("America") opens a directory.
+        # ZoneInfo("America") tries to open a directory.
         OSError,
     ) as error:
         raise DecodeError(f"it cannot be read ({type(error).__name__})") from error
 
 
 def _plain(value: Any, left: int) -> Any:
-    """What msgspec writes exactly, in one pass."""
+    """Return a value that msgspec encodes exactly."""
     kind = type(value)
-    if kind is str or value is None or kind is bool:
+    if kind in _EXACT:
         return value
     if kind is int:
         return value if _SMALLEST <= value <= _LARGEST else {"$int": hex(value)}
     if kind is float:
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise _RefusedError("is not a finite number; store None or a str instead")
         return value
     if left == 0:
         raise _RefusedError("is nested too deeply, or contains itself; make it flatter")
     if kind is list:
-        return _items(value, left - 1)
+        if len(value) > 64:
+            return _items(value, left - 1)
+        return [item if type(item) in _EXACT else _plain(item, left - 1) for item in value]
     if kind is dict:
         plain = {}
         for key, item in value.items():
             if type(key) is not str or key[:1] == "$":
                 return {"$dict": [[_plain(k, left - 1), _plain(v, left - 1)] for k, v in value.items()]}
-            plain[key] = _plain(item, left - 1)
+            # Most items are leaves, which need no call.
+            kind = type(item)
+            if kind in _EXACT or (kind is int and _SMALLEST <= item <= _LARGEST) or (kind is float and isfinite(item)):
+                plain[key] = item
+            else:
+                plain[key] = _plain(item, left - 1)
         return plain
     tagged = _TAGGED.get(kind)
     if tagged is not None:
@@ -119,22 +126,21 @@ def _plain(value: Any, left: int) -> Any:
             raise _RefusedError("has a field without a value; set it, or give it a default") from None
         return {tag: [name, _plain(packed, left - 1)]}
     raise _RefusedError(
-        "is of a class that is not registered; decorate it with @stepwell.record_type, "
-        "or store the plain values it holds"
+        "is of a class that is not registered; decorate it with @stepwell.record_type, or store its plain values"
     )
 
 
 def _moment(value: dt.datetime | dt.time) -> Any:
-    """ISO text; with zone name and fold where the text alone would not come back equal."""
+    """Return ISO text, with zone name and fold where the text alone would not decode to an equal value."""
     zone = value.tzinfo
     if isinstance(zone, ZoneInfo) and zone.key is not None:
         return [value.replace(tzinfo=None).isoformat(), zone.key, value.fold]
     if zone is not None and zone.utcoffset(None) is None:
-        raise _RefusedError("has a time zone of an unknown kind; use zoneinfo.ZoneInfo or datetime.timezone")
+        raise _RefusedError("has an unsupported time zone class; use zoneinfo.ZoneInfo or datetime.timezone")
     return value.isoformat() if not value.fold else [value.isoformat(), None, value.fold]
 
 
-def _moment_back(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.datetime | dt.time:
+def _decode_moment(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.datetime | dt.time:
     if isinstance(stored, str):
         return kind.fromisoformat(stored)
     text, zone, fold = stored
@@ -144,7 +150,7 @@ def _moment_back(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.dat
     try:
         return moment.replace(tzinfo=ZoneInfo(zone), fold=fold)
     except ZoneInfoNotFoundError as error:
-        raise StoredDataError(f"the time zone {zone!r} is not known here; run: pip install tzdata") from error
+        raise StoredDataError(f"the time zone {zone!r} is unknown on this machine; run: pip install tzdata") from error
 
 
 def _decimal(value: Decimal) -> str:
@@ -155,29 +161,29 @@ def _decimal(value: Decimal) -> str:
 
 def _items(value: Any, left: int) -> list[Any]:
     if len(value) <= 64:
-        return [item if type(item) is str else _plain(item, left) for item in value]
+        return [item if type(item) in _EXACT else _plain(item, left) for item in value]
     plain: list[Any] = []
     items = iter(value)
     while chunk := list(islice(items, 1024)):
-        # Most long lists have one kind of values, and checking that takes less than a look at each.
+        # Most long lists have values of one type, which is faster to check than each value.
         plain += chunk if _is_exact(chunk) else [item if type(item) is str else _plain(item, left) for item in chunk]
     return plain
 
 
 def _is_exact(chunk: list[Any]) -> bool:
-    """Whether JSON says these values exactly. Not known of mixed ones."""
+    """Return whether JSON represents these values exactly. ``False`` for most mixed types."""
     kinds = {*map(type, chunk)}
     if kinds == {int}:
         return bool(min(chunk) >= _SMALLEST and max(chunk) <= _LARGEST)
-    return kinds <= _EXACT or (kinds == {float} and all(map(math.isfinite, chunk)))
+    return kinds <= _EXACT or (kinds == {float} and all(map(isfinite, chunk)))
 
 
 def _sorted_items(value: Any, left: int) -> list[Any]:
-    # Equal sets give equal texts in every process, so an unchanged set is not written again.
+    # Equal sets have equal texts in every process, so an unchanged set is not written again.
     items = _items(value, left)
     if len(items) <= 4096:
         return sorted(items, key=to_json)
-    # In pieces: sorting holds the interpreter. A sample tells where to cut.
+    # Sorting holds the GIL, so it is done in buckets. A sample determines their bounds.
     cuts = sorted([to_json(item) for item in items[:: len(items) // 512]])[::4]
     buckets: list[list[Any]] = [[] for _ in range(len(cuts) + 1)]
     for item in items:
@@ -205,9 +211,9 @@ _REVIVE: dict[str, Callable[[Any], Any]] = {
     "$set": lambda stored: {_revived(item) for item in stored},
     "$frozenset": lambda stored: frozenset([_revived(item) for item in stored]),
     "$bytes": lambda stored: base64.b64decode(stored, validate=True),
-    "$datetime": lambda stored: _moment_back(dt.datetime, stored),
+    "$datetime": lambda stored: _decode_moment(dt.datetime, stored),
     "$date": dt.date.fromisoformat,
-    "$time": lambda stored: _moment_back(dt.time, stored),
+    "$time": lambda stored: _decode_moment(dt.time, stored),
     "$timedelta": lambda stored: dt.timedelta(*stored),
     "$decimal": Decimal,
     "$uuid": UUID,
@@ -233,7 +239,7 @@ def _revived(value: Any) -> Any:
 
 
 def _locate(value: Any, left: int, path: str) -> EncodeError:
-    """The first place in a value that ``_plain`` or UTF-8 refuses. Slow, and only for the message."""
+    """Return the error for the first inner value that cannot be encoded. Slow, and only for the message."""
     if left > 0:
         for step, child in _children(value):
             try:
@@ -270,7 +276,7 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 
 
 def step(key: Any) -> str:
-    """One step of a path: ``.price``, or ``["two words"]``."""
+    """Return one step of a path: ``.price``, or ``["two words"]``."""
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
@@ -279,16 +285,16 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-# These are kept as they are, so a str in place of a date is a mistake and not its encoding.
+# Values of these types are not converted, so a str instead of a date is an error.
 _KEPT = (bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, UUID)
 
 
 def conform(value: Any, kind: Any) -> tuple[Any, str | None]:
-    """A value as the declared type, and ``None``; or the value itself, and what is wrong with it."""
+    """Return a value as the declared type, and ``None``; or the value itself, and a description of the problem."""
     try:
         return convert(value, kind, builtin_types=_KEPT), None
     except WrongType as error:
         return value, str(error)
     except TypeError:
-        # An annotation that msgspec does not read (a union of two classes): the value stays as it is.
+        # msgspec does not support the annotation, such as a union of two classes.
         return value, None

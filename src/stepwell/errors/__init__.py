@@ -1,64 +1,64 @@
 """Every error of the library.
 
 StepwellError
-├── UsageError (also RuntimeError)             the call itself is wrong here
-│   ├── WrongLoop                              a storage used from a loop that did not open it
+├── UsageError (also RuntimeError)             the call is not allowed here
+│   ├── WrongLoop                              a storage is used in a loop that did not open it
 │   ├── AlreadyHeld                            a task claims a key that it, or its parent task, holds
-│   ├── ContextClosed                          a context used after its block
-│   └── InsideLoop                             a sync entry point called where it would block a loop
-├── InvalidKey (also TypeError, ValueError)    a key or a name that cannot be an address
-├── InvalidOption (also ValueError)            an unknown option, or a value that it cannot have
-├── UnknownScheme (also ValueError)            a URL that no installed backend claims
+│   ├── ContextClosed                          a context is used after its block
+│   └── InsideLoop                             a sync function is called where it would block a loop
+├── InvalidKey (also TypeError, ValueError)    a key or a name of an unsupported type or value
+├── InvalidOption (also ValueError)            an unknown option, or an invalid value
+├── UnknownScheme (also ValueError)            no installed backend supports the URL
 ├── MissingExtra (also ImportError)            an optional package is not installed
-├── ExtraTooOld (also ImportError)             an optional package is installed, but too old
-├── Unsupported (also NotImplementedError)     this backend does not have that optional protocol
-├── EncodeError (also TypeError, ValueError)   a value that cannot be kept, with its path and type
-│   └── Unstorable                             what a node of a durable run left behind cannot be kept
-├── TooLarge (also ValueError)                 a key, value or record beyond its limit
-├── StoredDataError                            what is stored cannot be given back
-│   ├── CorruptRecord                          bytes changed under us: checksum, syntax or limits
-│   │   └── RunReplaced                        the state of a run was replaced from outside; nobody can go on with it
-│   ├── UnknownType                            a stored type that nothing here has registered
-│   ├── DamagedStorage                         the store's own structure is broken, beyond one record
+├── ExtraTooOld (also ImportError)             the installed optional package is too old
+├── Unsupported (also NotImplementedError)     this backend does not have that optional feature
+├── EncodeError (also TypeError, ValueError)   a value that cannot be stored, with its path and type
+│   └── Unstorable                             the state after a node of a durable run cannot be stored
+├── TooLarge (also ValueError)                 a key, value or record exceeds its limit
+├── StoredDataError                            stored data cannot be decoded
+│   ├── CorruptRecord                          stored data has changed: checksum, syntax or limits
+│   │   └── RunReplaced                        the state of a run was replaced from outside; it cannot continue
+│   ├── UnknownType                            a stored type that is not registered here
+│   ├── DamagedStorage                         the structure of the store is damaged
 │   └── NewerSchema                            written by a newer release
-├── Conflict                                   somebody else was there first
-│   ├── Busy (also TimeoutError)               the key stayed claimed for as long as we would wait
-│   │   └── RunBusy                            the run is still being run elsewhere
-│   ├── LeaseLost                              the claim ran out; nothing was written
-│   ├── RecordReplaced                         cleared or replaced under the holder; nothing was written
-│   └── VersionChanged                         not the version that was shown; nothing was written
-├── InvalidFlow (also TypeError, ValueError)   a flow that cannot work, found when it is defined
+├── Conflict                                   another task or process changed or holds the record
+│   ├── Busy (also TimeoutError)               the key was still claimed after the waiting time
+│   │   └── RunBusy                            the run is still running elsewhere
+│   ├── LeaseLost                              the claim expired; nothing was written
+│   ├── RecordReplaced                         cleared or replaced while held; nothing was written
+│   └── VersionChanged                         another version than expected; nothing was written
+├── InvalidFlow (also TypeError, ValueError)   an invalid flow, found when it is defined
 ├── TransitionError (also ValueError)          a move that the flow does not declare
-├── MigrationError (also ValueError)           a record that its flow's migrate() cannot bring to this revision
+├── MigrationError (also ValueError)           a record that its flow's migrate() cannot convert
 ├── UnknownFlowError (also LookupError)        a flow that is not registered here
 ├── UnknownStateError (also LookupError)       a stored state that is no longer declared
-├── NoKeyError (also LookupError)              a change where the update has no key
+├── NoKeyError (also LookupError)              a change without a key in the update
 ├── DuplicateUpdate                            this update was handled before
-├── FieldError (also TypeError, ValueError)    a data field that its flow's data type does not allow
-├── IncompleteData (also ValueError)           data that does not make up the type asked for
+├── FieldError (also TypeError, ValueError)    a field that the flow's data type does not allow
+├── IncompleteData (also ValueError)           data that lacks fields of the requested type
 ├── StorageError
-│   ├── StorageUnavailable (also ConnectionError)   not reached; nothing was written
-│   ├── OutcomeUnknown (also ConnectionError)       sent, never answered: it may be applied
-│   │   └── NotReplicated                           applied, but on no replica yet: a failover may lose it
-│   ├── StorageFull (also OSError)                  no room; nothing was written
-│   ├── NotCopied                                   after a copy, source and target differ
-│   └── StorageClosed                               closed while this was under way
-└── NodeFlowError                              a node flow, or what one of its nodes gave
-    ├── InvalidGraph (also ValueError)              the graph cannot be run; nothing has run
-    ├── InvalidAction (also TypeError)              post returned something that is no action
+│   ├── StorageUnavailable (also ConnectionError)   not reachable; nothing was written
+│   ├── OutcomeUnknown (also ConnectionError)       sent but not answered; it may be applied
+│   │   └── NotReplicated                           applied, but on no replica; a failover may lose it
+│   ├── StorageFull (also OSError)                  full; nothing was written
+│   ├── NotCopied                                   source and target differ after a copy
+│   └── StorageClosed                               the storage was closed
+└── NodeFlowError                              a node flow, or a result of one of its nodes
+    ├── InvalidGraph (also ValueError)              the graph is invalid; nothing has run
+    ├── InvalidAction (also TypeError)              post returned no valid action
     ├── UnknownAction (also LookupError)            a named action without an edge
-    ├── InvalidItems (also TypeError)               a batch's prep returned no collection of items
+    ├── InvalidItems (also TypeError)               prep of a batch returned no collection of items
     ├── NodeTimeout (also TimeoutError)             one attempt of an exec took too long
     ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
     ├── MergeConflict (also ValueError)             two branches changed one field
     ├── WorkCancelled (also RuntimeError)           a node, item or branch was cancelled from inside
-    ├── KeptError                                   an error that was kept with a run
-    ├── ExecutorError (also RuntimeError)           a value cannot travel to an executor or back
-    ├── Parked                                      a run waits: for an answer, or for its time
-    ├── RunExists (also ValueError)                 a run of this id exists already
-    ├── UnknownRun (also LookupError)               no run of this id exists
-    ├── RunFinished (also RuntimeError)             the run has ended; there is nothing to answer or resume
-    └── FlowChanged (also ValueError)               the run was begun with another graph
+    ├── KeptError                                   an error that was stored with a run
+    ├── ExecutorError (also RuntimeError)           a value cannot be sent to an executor or back
+    ├── Parked                                      a run waits for an answer or a time
+    ├── RunExists (also ValueError)                 a run with this id exists already
+    ├── UnknownRun (also LookupError)               no run with this id exists
+    ├── RunFinished (also RuntimeError)             the run has ended and cannot be resumed
+    └── FlowChanged (also ValueError)               the run was started with another graph
 """
 
 from stepwell.errors.base import (

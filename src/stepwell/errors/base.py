@@ -1,13 +1,13 @@
-"""Errors of a call itself, whatever is stored."""
+"""Errors of a call itself, independent of the stored data."""
 
 from __future__ import annotations
 
 
 class StepwellError(Exception):
-    """Everything that the library raises on purpose."""
+    """The base class of all errors of the library."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process pools; their constructors take fields, not the message.
+        # Errors are pickled for process pools, and their constructors do not take the message.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
@@ -19,44 +19,44 @@ def _rebuilt(kind: type[StepwellError], args: tuple[object, ...], fields: dict[s
 
 
 class UsageError(StepwellError, RuntimeError):
-    """The call cannot work here, whatever is stored."""
+    """The call is not allowed here, whatever is stored."""
 
 
 class WrongLoop(UsageError):
-    """A storage is used from an event loop that did not open it."""
+    """A storage is used in an event loop that did not open it."""
 
     def __init__(self, *, forked: bool = False) -> None:
-        #: It was opened before this process was forked from another.
+        #: Whether it was opened before this process was forked.
         self.forked = forked
         super().__init__(
-            "this storage was opened before this process was forked, and its connections belong to the other one; "
-            "close() it before forking, or use it first in the worker itself"
+            "this storage was opened before this process was forked, and its connections belong to the parent; "
+            "close() it before forking, or open it in the forked worker"
             if forked
-            else "this storage was opened by another event loop; open one storage per loop, "
+            else "this storage was opened in another event loop; open one storage per loop, "
             "or close() it there before using it here"
         )
 
 
 class AlreadyHeld(UsageError):
-    """A task claims a key that it already holds, or that the task it was started by holds: waiting could never end."""
+    """A task claims a key that it, or the task that started it, already holds. Waiting for it would never end."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         super().__init__(
-            f"this task, or the task that started it, already holds {place}; use the context it has instead of "
-            "entering a second one, or enter it when that block has ended"
+            f"this task, or the task that started it, already holds {place}; use the existing context instead of "
+            "entering a second one, or enter it after that block"
         )
 
 
 class InsideLoop(UsageError):
-    """A sync entry point is called where it would block a running event loop."""
+    """A sync function is called where it would block a running event loop."""
 
     def __init__(self, instead: str = "await the coroutine") -> None:
         super().__init__(f"a sync call inside a running event loop would block it; {instead} instead")
 
 
 class InvalidOption(StepwellError, ValueError):
-    """An option is unknown, or has a value that it cannot have."""
+    """An option is unknown or has an invalid value."""
 
 
 class MissingExtra(StepwellError, ImportError):
@@ -68,20 +68,20 @@ class MissingExtra(StepwellError, ImportError):
 
 
 class ExtraTooOld(StepwellError, ImportError):
-    """An optional package is installed in a release that is too old."""
+    """The installed version of an optional package is too old."""
 
     def __init__(self, package: str, found: str, minimum: str, extra: str) -> None:
         self.package, self.found, self.minimum, self.extra = package, found, minimum, extra
         super().__init__(
-            f"{package} {found} is too old, {minimum} is the oldest that works; run: "
+            f"{package} {found} is too old, at least {minimum} is required; run: "
             f"pip install --upgrade 'stepwell[{extra}]'",
             name=package,
         )
 
 
 class Unsupported(StepwellError, NotImplementedError):
-    """A backend lacks an optional protocol."""
+    """A backend does not support an optional feature."""
 
     def __init__(self, backend: str, what: str) -> None:
         self.backend, self.what = backend, what
-        super().__init__(f"{backend} cannot {what}; use one of the four built-in storages for that")
+        super().__init__(f"{backend} cannot {what}; use one of the four built-in storages")

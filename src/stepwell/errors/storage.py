@@ -1,4 +1,4 @@
-"""Errors of storages and of what they keep."""
+"""Errors of storages and of stored data."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from stepwell.errors.base import StepwellError
 
 
 class InvalidKey(StepwellError, TypeError, ValueError):
-    """A key or a name cannot be an address."""
+    """A key or a bot's name has an unsupported type or value."""
 
 
 class UnknownScheme(StepwellError, ValueError):
-    """No installed backend claims the URL's scheme."""
+    """No installed backend supports the scheme of a URL."""
 
     def __init__(self, scheme: str, known: list[str]) -> None:
         self.scheme, self.known = scheme, known
         super().__init__(
-            f"no storage is installed for {scheme!r}; known are {', '.join(known)}; "
-            "a third-party backend joins through the entry point group 'stepwell.storage'"
+            f"no storage is installed for {scheme!r}; supported are {', '.join(known)}; "
+            "third-party backends register in the entry point group 'stepwell.storage'"
         )
 
 
 class EncodeError(StepwellError, TypeError, ValueError):
-    """A value cannot be kept exactly, so it is refused before anything is written."""
+    """A value cannot be stored exactly. Nothing was written."""
 
     def __init__(self, path: str, type_name: str, why: str) -> None:
         self.path, self.type_name, self.why = path, type_name, why
@@ -29,38 +29,40 @@ class EncodeError(StepwellError, TypeError, ValueError):
 
 
 class TooLarge(StepwellError, ValueError):
-    """A key, value or record is beyond its limit; nothing was written."""
+    """A key, value or record exceeds its limit. Nothing was written."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what, self.size, self.limit = what, size, limit
         super().__init__(
-            f"{what} takes {size} bytes, the limit is {limit}; keep large things elsewhere and store "
-            "where they are, or raise the limit with limits=Limits(...)"
+            f"{what} takes {size} bytes, the limit is {limit}; store large values elsewhere and keep a reference "
+            "here, or raise the limit with limits=Limits(...)"
         )
 
 
 class StoredDataError(StepwellError):
-    """What is stored cannot be given back. It stays where it is; set_state and clear still work."""
+    """Stored data cannot be decoded. It is left unchanged; set_state and clear still work."""
 
 
 class CorruptRecord(StoredDataError):
-    """Stored bytes are not the ones that were written."""
+    """Stored data differs from what was written."""
 
     def __init__(self, place: str, what: str, why: str) -> None:
         self.place, self.what, self.why = place, what, why
         super().__init__(
-            f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine, "
-            "and set_state() or clear() gives the key a fresh start"
+            f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine; "
+            "set_state() or clear() replaces the record"
         )
 
 
 class UnknownType(StoredDataError):
-    """A stored value is of a type that nothing in this process has registered."""
+    """A stored value has a type that is not registered in this process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         if name.startswith("$"):
-            super().__init__(f"a stored value is tagged {name!r}, which this release does not know; upgrade stepwell")
+            super().__init__(
+                f"a stored value has the tag {name!r}, which this release does not support; upgrade stepwell"
+            )
             return
         super().__init__(
             f"a stored value has the type {name!r}, which is not registered here; import the module that "
@@ -69,7 +71,7 @@ class UnknownType(StoredDataError):
 
 
 class DamagedStorage(StoredDataError):
-    """The store's own structure is broken, beyond one record."""
+    """The structure of the store is damaged, not only a record."""
 
     def __init__(self, where: str, why: str) -> None:
         self.where, self.why = where, why
@@ -82,38 +84,38 @@ class NewerSchema(StoredDataError):
     def __init__(self, where: str, found: int, known: int) -> None:
         self.where, self.found, self.known = where, found, known
         super().__init__(
-            f"{where} has schema {found}, this release knows up to {known}; upgrade stepwell, or use another storage"
+            f"{where} has schema {found}, this release supports up to {known}; upgrade stepwell, or use another storage"
         )
 
 
 class Conflict(StepwellError):
-    """Somebody else was there first."""
+    """Another task or process changed or holds the record."""
 
 
 class Busy(Conflict, TimeoutError):
-    """A key stayed claimed for as long as we were willing to wait. Nothing was handled; try it again later."""
+    """A key was still claimed after the whole waiting time. Nothing was handled; retry later."""
 
     def __init__(self, place: str, waited: float) -> None:
         self.place, self.waited = place, waited
         super().__init__(
             f"{place} is still being handled elsewhere after {waited:g} s; nothing was lost: "
-            "deliver the update again (a webhook answers 503), or wait longer with wait=..."
+            "deliver the update again (a webhook responds with 503), or wait longer with wait=..."
         )
 
 
 class LeaseLost(Conflict):
-    """The claim ran out before the commit, so nothing was written."""
+    """The claim expired before the commit. Nothing was written."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         super().__init__(
-            f"the claim on {place} ran out before the commit, nothing was written; handle the update again, "
-            "and keep blocking calls out of the event loop or raise lease=..."
+            f"the claim on {place} expired before the commit, nothing was written; handle the update again, "
+            "and move blocking calls out of the event loop or raise lease=..."
         )
 
 
 class RecordReplaced(Conflict):
-    """The record was cleared or replaced while it was held, so nothing was written."""
+    """The record was cleared or replaced while it was held. Nothing was written."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -124,7 +126,7 @@ class RecordReplaced(Conflict):
 
 
 class VersionChanged(Conflict):
-    """The record is not at the version that the writer saw, so nothing was written."""
+    """The record has another version than the writer expected. Nothing was written."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -132,56 +134,55 @@ class VersionChanged(Conflict):
 
 
 class StorageError(StepwellError):
-    """The store itself failed."""
+    """The store failed."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """The store cannot be reached or does not answer; nothing was written."""
+    """The store cannot be reached or does not answer. Nothing was written."""
 
     def __init__(self, message: str, *, sent: bool = True, final: bool = False) -> None:
         super().__init__(message)
-        #: The request may have reached the store. For a write the caller then gets ``OutcomeUnknown``.
+        #: Whether the request may have reached the store. Callers of a write then get ``OutcomeUnknown``.
         self.sent = sent
-        #: Trying again is pointless (a wrong password).
+        #: Whether retrying is pointless, as after a wrong password.
         self.final = final
 
 
 class OutcomeUnknown(StorageError, ConnectionError):
-    """A write was sent and never answered: it may or may not be applied."""
+    """A write was sent but not answered. It may or may not have been applied."""
 
     def __init__(self, place: str, why: str) -> None:
         self.place, self.why = place, why
         super().__init__(
-            f"the write to {place} was sent, but its answer never came ({why}); "
-            "read the record before you write it again"
+            f"the write to {place} was sent but not answered ({why}); read the record before you write it again"
         )
 
 
 class NotReplicated(OutcomeUnknown):
-    """A write was applied, but no replica had it in time: it may still arrive, or be lost in a failover."""
+    """A write was applied, but no replica had it in time. A failover may lose it."""
 
     def __init__(self, place: str) -> None:
         self.place, self.why = place, "no replica had it in time"
         StorageError.__init__(
             self,
-            f"the write to {place} is made, but no replica had it in time; it may still arrive there, or be lost "
-            "if the server fails now; read the record before you write it again",
+            f"the write to {place} was applied, but no replica had it in time; a failover may lose it; "
+            "read the record before you write it again",
         )
 
 
 class StorageFull(StorageError, OSError):
-    """There is no room left; nothing was written and what was stored is intact."""
+    """The store is full. Nothing was written, and stored records are intact."""
 
 
 class NotCopied(StorageError):
-    """After a copy some records differ between source and target."""
+    """Some records differ between source and target after a copy."""
 
     def __init__(self, places: list[str]) -> None:
         self.places = places
         shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
         super().__init__(
             f"{len(places)} records differ between source and target after the copy ({shown}); "
-            "stop whatever writes to them, and copy again: what is there already is not copied twice"
+            "stop the programs that write to them, and copy again; records that are equal are skipped"
         )
 
 

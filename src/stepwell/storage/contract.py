@@ -1,7 +1,7 @@
-"""What a storage must do, and all that is written once on top of it.
+"""The contract of a storage, and the code that all backends share.
 
-A backend writes ``run``; ``open`` and ``close`` come through ``_open`` and ``_close``. Listing records,
-finding deadlines and sweeping are optional: ``page``, ``due`` and ``sweep``.
+A backend implements ``run``, and ``_open`` and ``_close`` if it has resources. ``page``, ``due`` and ``sweep`` are
+optional: they list records, find deadlines and remove expired records.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Any_:  # noqa: N801 the type of a constant
         return "ANY"
 
 
-#: Whatever flow or state; ``None`` means that there is none.
+#: Matches any flow or state, while ``None`` matches records without one.
 ANY = Any_()
 
 
 class Query(NamedTuple):
-    """Which records a page lists. Names are encoded; expired records and tombstones are never listed."""
+    """A filter for ``page``. Names are encoded. Expired records and tombstones never match."""
 
     namespace: str
     flow: str | Any_ | None = ANY
@@ -50,30 +50,30 @@ class Query(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some records, and where to go on; ``None`` at the end."""
+    """Some records, and the position of the next page; ``None`` at the end."""
 
     records: list[tuple[Address, Stored]]
     after: Any
 
 
 class Due(NamedTuple):
-    """A record whose deadline has come."""
+    """A record whose deadline has passed."""
 
     address: Address
     deadline: float
 
 
 class Swept(NamedTuple):
-    """What one sweep removed."""
+    """The result of one sweep."""
 
-    #: Address and sealed head of each record that had expired.
+    #: Address and sealed head of each expired record.
     expired: list[tuple[Address, str | None]]
-    #: All removals, tombstones, memos and leftover leases included. As many as the limit: there may be more.
+    #: The number of removals, with tombstones, memos and old leases. If it equals the limit, there may be more.
     removed: int
 
 
 class Entry:
-    """One record of a scan. Reading ``state`` decodes it, and raises if it is damaged."""
+    """One record of a scan. ``state`` and ``place`` decode it on access, and raise if it is damaged."""
 
     __slots__ = ("_seal", "_stored", "address")
 
@@ -83,12 +83,12 @@ class Entry:
         self._seal = seal
 
     def __repr__(self) -> str:
-        # No data: it may be anybody's secret.
+        # The data may be confidential.
         return f"Entry({self.address.text})"
 
     @property
     def key(self) -> Any:
-        """The key as it was given."""
+        """The decoded key."""
         return decode_key(self.address.key)
 
     @property
@@ -108,41 +108,41 @@ class Entry:
 
     @property
     def version(self) -> Version:
-        """The version to guard an edit with."""
+        """The version, to guard an edit with."""
         return self._stored.version
 
     @property
     def written_at(self) -> float:
-        """When it was last written, in seconds since 1970 on the backend's clock."""
+        """The time of the last write, in seconds since 1970 on the backend's clock."""
         return self._stored.written_at
 
     @property
     def expires_at(self) -> float | None:
-        """When it expires."""
+        """The time of its expiry."""
         return self._stored.expires_at
 
     @property
     def deadline(self) -> float | None:
-        """When its timer is due."""
+        """The time when its timer is due."""
         return self._stored.deadline
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The people and chats it belongs to."""
+        """The users and chats that it belongs to."""
         return self._stored.tags
 
 
 class Storage(Facade):
-    """Keeps records durably and changes them atomically; safe under concurrency across all its users.
+    """Keeps records durably and changes them atomically, for any number of concurrent users.
 
     Obligations of a backend:
 
-    - ``run`` makes a whole batch in one round trip and one commit, in order; each operation succeeds or
-      fails by itself, as an error instance in its place. It raises only if nothing was applied, or
-      ``StorageUnavailable`` if it cannot know.
-    - A result leaves only after its commit is as durable as the backend promises.
-    - What it gives back shares nothing mutable with what it keeps.
-    - Times are judged by one clock, the backend's.
+    - ``run`` applies a whole batch in one round trip and one commit, in order. Each operation succeeds or fails by
+      itself: its result is then an error instance. ``run`` raises only if nothing was applied, or
+      ``StorageUnavailable`` if that is unknown.
+    - ``run`` returns only after the commit is as durable as the backend promises.
+    - Results share no mutable objects with the stored records.
+    - All times are compared with one clock, the backend's.
     """
 
     def __init__(
@@ -155,28 +155,28 @@ class Storage(Facade):
         patience: float = 10.0,
     ) -> None:
         if sweep_every is not None and sweep_every <= 0:
-            raise InvalidOption(f"sweep_every is a number of seconds or None, not {sweep_every!r}")
+            raise InvalidOption(f"sweep_every must be a number of seconds or None, not {sweep_every!r}")
         if patience < 0:
-            raise InvalidOption(f"patience is a number of seconds, not {patience!r}")
+            raise InvalidOption(f"patience must be a number of seconds, not {patience!r}")
         super().__init__(limits=limits, ids=ids)
         #: Seconds since 1970; ``None`` means the server's own clock.
         self.clock = clock
-        #: For the jitter of pauses; tests may seed it.
+        #: For the jitter of delays; tests may seed it.
         self.rng = random.Random()
-        #: Who waits for which address in this process; kept by ``slot``.
+        #: The queue of local waiters for each address. Used by ``slot``.
         self.lines: dict[Address, Any] = {}
-        #: Addresses that this process has left lately; kept by ``slot``.
+        #: Addresses that this process has released recently. Used by ``slot``.
         self.left_lines: dict[Address, tuple[float, float]] = {}
-        #: Who holds which lease in this process; kept by ``slot``.
+        #: The leases that this process holds. Used by ``slot``.
         self.renewals = Renewals()
-        #: Called with address and sealed head of each expired record that the background sweep removed.
+        #: Called with the address and the sealed head of each expired record that the background sweep removes.
         self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
         self._sweep_every = sweep_every
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: The process that opened it.
+        #: The id of the process that opened it.
         self._process = 0
-        #: ``close()`` was called, and not ``open()`` since.
+        #: ``close()`` was called, and ``open()`` not since then.
         self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -184,130 +184,130 @@ class Storage(Facade):
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
-    #: Other processes may use the same records.
+    #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True
 
-    # What a backend writes
+    # Methods of a backend
 
     @abstractmethod
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        """Make these operations in one round trip and one commit; see the obligations above."""
+        """Apply these operations in one round trip and one commit; see the obligations above."""
 
     async def _open(self) -> None:
         """Connect and prepare. Called once before the first ``run``."""
 
     async def _close(self) -> None:
-        """Give back what ``_open`` took."""
+        """Release the resources that ``_open`` acquired."""
 
     def lane_of(self, operation: Operation) -> Hashable:
-        """Operations of one lane share batches, in order; lanes run side by side."""
+        """Return the lane of an operation. A lane batches its operations in order; lanes run concurrently."""
         return None
 
     async def confirm(self, claim: Claim) -> None:
-        """Return once everything that the holder of a claim has read is as durable as an acknowledged write.
+        """Return once all data that the holder of a claim has read is as durable as an acknowledged write.
 
-        A read that repeats an acknowledgement, such as the memo of a handled update, needs this first. The default
-        does nothing: it suits a backend whose reads only see durable writes.
+        Call it before acknowledging something again because of data that was read, such as the memo of a handled
+        update. The default does nothing, for backends whose reads see durable writes only.
         """
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        """Up to ``limit`` records; one that is there during the whole scan is listed exactly once."""
+        """Return up to ``limit`` records. A record that exists during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
 
     async def namespaces(self) -> list[str]:
-        """Every namespace that has something in it, encoded, in order; one with only leftovers may be among them."""
+        """Return all namespaces with records, encoded and sorted; some may have only tombstones left."""
         raise Unsupported(type(self).__name__, "list its namespaces")
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        """Addresses of an encoded namespace with a tag: records, and what is left of them for a day."""
-        raise Unsupported(type(self).__name__, "find what was cleared")
+        """Return the addresses with a tag in an encoded namespace: of records, tombstones and memos."""
+        raise Unsupported(type(self).__name__, "find cleared records")
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
-        """Records of an encoded namespace whose deadline is not after ``before`` (default: now), earliest first."""
+        """Return records of an encoded namespace with a deadline up to ``before`` (default: now), earliest first."""
         raise Unsupported(type(self).__name__, "find deadlines")
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        """Remove up to ``limit`` expired records and old tombstones that nobody holds."""
+        """Remove up to ``limit`` expired records and old tombstones that are not held."""
         raise Unsupported(type(self).__name__, "sweep")
 
     async def erase(self, *, only_if_quick: bool = False) -> bool:
-        """Remove from the disk what removed records have left there; whether nothing is left.
+        """Remove remains of deleted records from the disk, and return whether none are left.
 
-        ``only_if_quick``: do nothing that takes longer than some tenths of a second. A storage on a server returns
-        ``False``: the server has logs and copies of its own.
+        ``only_if_quick``: do nothing that takes longer than a few tenths of a second. A storage on a server returns
+        ``False``, because the server has logs and copies of its own.
         """
         return False
 
-    # What is the same for all
+    # Shared by all backends
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """A storage for a URL of one of the schemes that this class is registered for."""
+        """Return a storage for a URL with one of the schemes of this class."""
         raise Unsupported(cls.__name__, "be opened by URL")
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that it is open in."""
+        """The event loop in which it was opened."""
         return self._loop
 
     @property
     def is_open(self) -> bool:
-        """It was opened, and not closed since."""
+        """Whether it is open."""
         return self._loop is not None
 
     async def open(self) -> None:
-        """Connect and prepare. Any number of calls do it once.
+        """Connect and prepare. Calls on an open storage do nothing.
 
         The first operation opens a new storage too. After ``close()`` only this method opens it again.
         """
         loop = asyncio.get_running_loop()
         self._closed = False
         while self._loop is not loop:
-            under_way = self._closing or self._opening
+            pending = self._closing or self._opening
             if self._loop is not None and self._process != os.getpid():
                 raise WrongLoop(forked=True)
-            if under_way is not None and under_way.get_loop().is_closed():
-                self._closing = self._opening = under_way = None
-            owner = self._loop if under_way is None else under_way.get_loop()
+            if pending is not None and pending.get_loop().is_closed():
+                self._closing = self._opening = pending = None
+            owner = self._loop if pending is None else pending.get_loop()
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
-            if under_way is None:
-                under_way = self._opening = loop.create_task(self._begin(), name="stepwell-open")
-                under_way.add_done_callback(retrieve)
-            # One caller's cancellation must not break it for the others.
-            await asyncio.shield(under_way)
+            if pending is None:
+                pending = self._opening = loop.create_task(self._begin(), name="stepwell-open")
+                pending.add_done_callback(retrieve)
+            # The cancellation of one caller must not affect the others.
+            await asyncio.shield(pending)
             if self._closed:
                 raise StorageClosed
 
     async def ensure_open(self) -> None:
-        """Open the storage for an operation, unless it was closed: then raise ``StorageClosed``."""
+        """Open the storage for an operation, or raise ``StorageClosed`` if it was closed."""
         if self._closed:
             raise StorageClosed
         await self.open()
 
     def allow_reopen(self) -> None:
-        """Let the next use open the storage after a ``close()``, as if it were new."""
+        """Let the next operation open the storage even after ``close()``."""
         self._closed = False
 
     async def _begin(self) -> None:
         try:
             if self._loop is not None:
-                # The loop that opened it is closed, and took its tasks along.
+                # The loop that opened it is closed, and its tasks have ended with it.
                 self._loop, self._sweeping, self._lanes = None, None, {}
                 self.lines.clear()
                 await self._close()
             await self._open()
             self._loop, self._process = asyncio.get_running_loop(), os.getpid()
-            self._plan_sweep()
+            self._schedule_sweep()
         finally:
             self._opening = None
 
     async def close(self) -> None:
-        """Finish what is under way and let go of connections, threads and files. Any number of calls do it once.
+        """Finish pending operations, then close connections, threads and files. Calls on a closed storage do nothing.
 
-        Every use after this raises ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
+        Later operations raise ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
         """
         loop = asyncio.get_running_loop()
         for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
@@ -347,15 +347,15 @@ class Storage(Facade):
         await self.close()
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        """Make one operation, gathered with what other tasks ask for; its error is raised.
+        """Apply one operation, in a batch with those of other tasks, and return its result or raise its error.
 
-        Writes to one address are made in the order in which they were awaited.
+        Writes to one address are applied in the order in which they were awaited.
         """
-        # Called without a loop, as for run_until_complete(), this must not raise yet.
+        # Without a running loop, as in run_until_complete(storage.perform(...)), this must not raise yet.
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)
         name = self.lane_of(operation)
-        return (self._lanes.get(name) or self._new_lane(name, self._run_batch)).submit(operation)
+        return (self._lanes.get(name) or self._new_lane(name, self.run)).submit(operation)
 
     def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
         lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience)
@@ -364,9 +364,6 @@ class Storage(Facade):
     async def _open_and_perform(self, operation: Operation) -> Any:
         await self.ensure_open()
         return await Storage.perform(self, operation)
-
-    async def _run_batch(self, batch: Batch) -> list[Result]:
-        return await self.run(batch)
 
     async def scan(
         self,
@@ -377,9 +374,9 @@ class Storage(Facade):
         tag: str | None = None,
         page: int = 500,
     ) -> AsyncIterator[Entry]:
-        """All records of a bot, or those in a flow or state, or with a tag. Not a snapshot."""
+        """Yield the records of a bot, optionally only those in a flow or state, or with a tag. Not a snapshot."""
         if page < 1:
-            raise InvalidOption(f"page is the number of records to read at once, not {page!r}")
+            raise InvalidOption(f"page must be the number of records to read at once, not {page!r}")
         query = Query(encode_namespace(namespace, self.limits), flow, state, tag)
         after: Any = None
         while True:
@@ -393,9 +390,9 @@ class Storage(Facade):
 
     # Sweeping in the background
 
-    def _plan_sweep(self) -> None:
+    def _schedule_sweep(self) -> None:
         if self._sweep_every is not None and type(self).sweep is not Storage.sweep and self._loop is not None:
-            # Weakly: a timer must not keep a storage alive that everybody else has let go of.
+            # A weak reference, so that the timer does not keep an unused storage alive.
             self._sweeper = self._loop.call_later(self._sweep_every, _call, weakref.WeakMethod(self._start_sweep))
 
     def _start_sweep(self) -> None:
@@ -406,20 +403,20 @@ class Storage(Facade):
         try:
             while True:
                 swept = await self.sweep(limit)
-                await self._tell_expired(swept)
+                await self._notify_expired(swept)
                 if swept.removed < limit:
                     break
-                # Sweeping is nobody's hurry: let everybody else go first.
+                # Sweeping is low priority: yield between pages.
                 await asyncio.sleep(0.05)
         except StorageClosed:
             return
         except Exception:
-            logger.exception("sweeping failed; it is tried again in %s s", self._sweep_every)
+            logger.exception("sweeping failed; next attempt in %s s", self._sweep_every)
         finally:
             self._sweeping = None
-        self._plan_sweep()
+        self._schedule_sweep()
 
-    async def _tell_expired(self, swept: Swept) -> None:
+    async def _notify_expired(self, swept: Swept) -> None:
         for address, head in swept.expired:
             for listener in self.expired_listeners:
                 try:

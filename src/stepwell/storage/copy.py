@@ -1,4 +1,4 @@
-"""Records from one storage to another, whatever the two are."""
+"""Copying records from one storage to another."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from stepwell.storage.urls import as_storage
 
 __all__ = ["Copied", "copy_records"]
 
-#: Records that are under way at the same time.
+#: The number of records that are copied concurrently.
 AT_ONCE = 100
-#: Parts go over in pieces of about so many characters, so that no call takes long.
+#: Parts are copied in pieces of about this many characters, so that no call takes long.
 PIECE = 1024 * 1024
 LEASE = 60.0
-#: What the source has kept, the target keeps too; its own limit counts for what is written later.
+#: Records that the source has stored are not limited by the target. Its limit applies to later writes.
 NO_LIMIT = 1 << 50
 
 
 @dataclass(slots=True, kw_only=True)
 class Copied:
-    """How far a copy has come, and in the end what became of it."""
+    """The progress and the result of a copy."""
 
-    #: Encoded names, in the order they are copied.
+    #: Encoded names, in the order of copying.
     namespaces: list[str]
-    #: The one that is being copied or verified.
+    #: The namespace that is being copied or verified.
     namespace: str = ""
-    #: Written to the target.
+    #: The number of records written to the target.
     written: int = 0
-    #: There already, in the same version.
+    #: Records that the target already had in the same version.
     same: int = 0
-    #: There already in another version, and left alone because of ``overwrite=False``.
+    #: Records that the target had in another version, unchanged because of ``overwrite=False``.
     kept: int = 0
-    #: Read again from both sides and found equal.
+    #: Records that were read again from both storages and found equal.
     verified: int = 0
-    #: Copied as they are, but their bytes are not the ones that were written once.
+    #: Damaged records. They were copied unchanged.
     damaged: list[Address] = field(default_factory=list)
 
 
@@ -56,26 +56,25 @@ async def copy_records(
     wait: float = 60.0,
     progress: Callable[[Copied], None] | None = None,
 ) -> Copied:
-    """Copy all records, or those of some bots; ``namespaces`` are bots' names, or ``record.RUNS`` for node runs.
+    """Copy all records, or those of some bots: ``namespaces`` are bots' names, or ``record.RUNS`` for node runs.
 
-    Copied are flow, state, revision, history, data, tags, deadline, expiry, parts, and the memo of handled
-    updates. Not copied are claims, and the traces of records that were cleared. Deadline and expiry keep their
-    distance from now.
+    It copies flow, state, revision, history, data, tags, deadline, expiry, parts, and the memo of handled updates. It
+    does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the same.
 
-    It may be repeated, after an interruption or to catch up: a version that is in the target already is not
-    written again. A record of the target that differs is replaced, unless ``overwrite`` is off: so stop the bots
-    of the source, copy, and only then start those of the target. Nothing is removed from either.
+    You may repeat it after an interruption or to catch up: records that the target has in the same version are
+    skipped. It replaces records of the target that differ, unless ``overwrite`` is ``False``. So stop the bots of the
+    source, copy, and only then start the bots of the target. Nothing is removed from either storage.
 
-    Each record is claimed in the source while it is read; one that stays held longer than ``wait`` seconds
-    raises ``Busy``. With ``verify`` everything is then read again from both sides, and ``NotCopied`` names what
-    differs. ``progress`` is called after each page. A storage that is given as a URL is opened and closed here.
+    Each record is claimed in the source while it is read; ``Busy`` is raised for a record that is held longer than
+    ``wait`` seconds. With ``verify`` all records are then read again from both storages, and ``NotCopied`` names those
+    that differ. ``progress`` is called after each page. A storage given as a URL is opened and closed here.
     """
     given = (source, target)
     source, target = as_storage(source, "source"), as_storage(target, "target")
     if source is target:
         raise InvalidOption("source and target are the same storage")
     if isinstance(namespaces, str):
-        raise InvalidOption(f"namespaces is a list of bots' names: write [{namespaces!r}]")
+        raise InvalidOption(f"namespaces must be a list of bots' names: write [{namespaces!r}]")
     try:
         await source.open()
         await target.open()
@@ -117,19 +116,19 @@ async def _copy_all(
 
 
 async def _chosen(source: Storage, namespaces: Iterable[str]) -> list[str]:
-    """These names, encoded. A bot that the source does not know is a mistake; that there are no runs need not be."""
+    """Return these names, encoded. Raises for a bot without records, but not for reserved namespaces."""
     wanted = [encode_namespace(name, source.limits) for name in namespaces]
     with suppress(Unsupported):
         there = await source.namespaces()
         for name in wanted:
             if name not in there and type(name) is not ReservedNamespace:
                 bots = ", ".join([repr(decode_namespace(each)) for each in there]) or "nothing"
-                raise InvalidOption(f"the source has nothing of a bot {decode_namespace(name)!r}; it has {bots}")
+                raise InvalidOption(f"the source has no records of the bot {decode_namespace(name)!r}; it has {bots}")
     return wanted
 
 
 class _Copier:
-    """What is done to each address."""
+    """Copies and compares single addresses."""
 
     def __init__(self, source: Storage, target: Storage, copied: Copied, overwrite: bool, wait: float) -> None:
         self._source = source
@@ -137,11 +136,11 @@ class _Copier:
         self._copied = copied
         self._overwrite = overwrite
         self._wait = wait
-        self._left_alone: set[Address] = set()
+        self._skipped: set[Address] = set()
         self.differing: list[Address] = []
 
     async def copy(self, address: Address) -> None:
-        """Bring one record over, unless it is there."""
+        """Copy one record, unless the target has it."""
         there: Stored | None = await self._target.perform(Get(address))
         token = self._source.ids()
         claimed = await self._claimed(self._source, address, token)
@@ -154,7 +153,7 @@ class _Copier:
                     return
                 if not self._overwrite:
                     self._copied.kept += 1
-                    self._left_alone.add(address)
+                    self._skipped.add(address)
                     return
             record: Stored | None = await self._source.perform(Get(address, parts=True))
         finally:
@@ -173,13 +172,13 @@ class _Copier:
         self._copied.written += 1
 
     def _changes(self, address: Address, record: Stored, claimed: Claimed, there: Stored | None) -> Iterator[Change]:
-        """The writes that make the record; the last one bears the id that marks a whole copy."""
+        """Yield the writes of a record. The last one has its write id, which marks a complete copy."""
         head: Head | Keep = KEEP
         flow, state = self._names(address, record)
         if record.head is not None:
             head = Head(flow, state, record.head)
         elif there is not None:
-            # A change cannot take flow and state away, only all of the record.
+            # A change cannot remove flow and state, only the whole record.
             yield Change(write=self._target.ids(), delete=True)
         pieces = _pieces(record.parts or {})
         writes = [self._target.ids() for _ in pieces[1:]] + [record.version.write]
@@ -199,13 +198,13 @@ class _Copier:
             yield Change(write=write, parts=piece, limit=NO_LIMIT)
 
     def _names(self, address: Address, record: Stored) -> tuple[str | None, str | None]:
-        """Flow and state, for the target's indexes. What is damaged goes over as it is, and is noted."""
+        """Return flow and state for the target's indexes, and note whether the record is damaged."""
         seal = self._source.seal(address)
         flow = state = None
         try:
             flow, state, *_ = seal.open_head(record.head)
             for name, text in record.fields.items():
-                # A type of the bot's own is sound; this process need not know it.
+                # A class of the bot need not be registered in this process.
                 with suppress(UnknownType):
                     seal.data({name: text})
             for name, text in (record.parts or {}).items():
@@ -215,11 +214,11 @@ class _Copier:
         return flow, state if seal.by_state else None
 
     async def compare(self, address: Address) -> None:
-        """Read one record from both sides."""
+        """Compare one record in both storages."""
         ours, theirs = await asyncio.gather(
             self._source.perform(Get(address, parts=True)), self._target.perform(Get(address, parts=True))
         )
-        if ours is None or address in self._left_alone:
+        if ours is None or address in self._skipped:
             return
         if theirs is not None and _content(ours) == _content(theirs):
             self._copied.verified += 1
@@ -228,19 +227,19 @@ class _Copier:
 
     async def _claimed(self, storage: Storage, address: Address, token: str) -> Claimed:
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._wait
+        deadline = loop.time() + self._wait
         while True:
             result = await storage.perform(Claim(address, token, LEASE))
             if not isinstance(result, Taken):
                 claimed: Claimed = result
                 return claimed
-            if loop.time() >= give_up:
+            if loop.time() >= deadline:
                 raise Busy(address.text, self._wait)
             await asyncio.sleep(min(0.1, max(result.remaining, 0.001)))
 
 
 def _pieces(parts: Mapping[str, str]) -> list[dict[str, str | None]]:
-    """At least one, so that a record without parts is written too."""
+    """Return parts in pieces; at least one piece, so that a record without parts is written too."""
     pieces: list[dict[str, str | None]] = [{}]
     size = 0
     for name, text in parts.items():
@@ -258,14 +257,14 @@ def _content(record: Stored) -> tuple[Any, ...]:
         record.fields,
         sorted(record.tags),
         record.parts,
-        # The two clocks differ; that there is one is what can be compared.
+        # The clocks of the storages differ, so the times themselves cannot be compared.
         record.deadline is None,
         record.expires_at is None,
     )
 
 
 async def _all(works: Iterable[Any]) -> None:
-    """Everything at once, and everything over before the first error is raised."""
+    """Await all concurrently, and raise the first error after all have ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""The seven callbacks: a record per bot and key, whatever the backend."""
+"""The methods that read and write whole records by bot and key, the same for all backends."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ logger = logging.getLogger(__name__)
 
 
 class Facade(ABC):
-    """Reads and writes of whole records, without a claim."""
+    """Reads and writes whole records without a claim."""
 
     def __init__(self, *, limits: Limits | None, ids: Callable[[], str] | None) -> None:
         self.limits = limits or Limits()
-        #: Random and never repeated, in any process.
+        #: Returns random ids that are unique across processes.
         self.ids = ids or _random_id
         self._ttls: dict[str, float] = {}
         self._limits: dict[str, Limits] = {}
 
     @abstractmethod
     async def ensure_open(self) -> None:
-        """Connect and prepare, if that is not done yet."""
+        """Open the storage if it is not open."""
 
     @abstractmethod
     async def perform(self, operation: Operation) -> Any:
-        """Make one operation; its error is raised."""
+        """Apply one operation, and return its result or raise its error."""
 
     def address(self, namespace: str, key: Any) -> Address:
-        """Where a key of a bot is kept, or the error that says why it cannot be a key."""
+        """Return the address of a bot's key. Raises ``InvalidKey`` or ``TooLarge``."""
         return address_of(namespace, key, self.limits)
 
     def seal(self, address: Address) -> Seal:
-        """The codec for what is kept at an address."""
+        """Return the codec for an address."""
         limits = self._limits.get(address.namespace, self.limits)
-        if address.namespace not in _ROOMY:
+        if address.namespace not in _LARGE_NAMESPACES:
             return Seal(address, limits, limits.record)
-        # A run is at another node with every commit: an index by node would be written each time, and nobody asks it.
+        # A run changes its node with every commit. Indexing it by node would cost a write each time, for no reader.
         return Seal(address, limits, limits.run, by_state=address.namespace != RUNS)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
     ) -> None:
-        """Prepare the storage for a bot. May be called any number of times, or not at all.
+        """Open the storage, and set options for a bot. Calling it is optional, and may be repeated.
 
-        ``ttl``: a record that nobody writes for so many seconds expires. ``limits``: for this bot's records.
-        What is left out stays what it was.
+        ``ttl``: records expire this many seconds after their last write. ``limits``: for this bot's records.
+        Options that are not given stay unchanged.
         """
         if unknown:
             raise InvalidOption(
                 f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl and limits"
             )
         if ttl is not None and ttl is not KEEP and not (isinstance(ttl, int | float) and ttl > 0):
-            raise InvalidOption(f"ttl is a positive number of seconds or None, not {ttl!r}")
+            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {ttl!r}")
         if limits is not None and not isinstance(limits, Limits):
-            raise InvalidOption(f"limits are given as Limits(...), not {limits!r}")
+            raise InvalidOption(f"limits must be a Limits(...), not {limits!r}")
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
             self._ttls.pop(namespace, None)
@@ -75,7 +75,7 @@ class Facade(ABC):
         await self.ensure_open()
 
     async def get_state(self, bot: str, key: Any) -> State | None:
-        """The record, or ``None`` if there is none."""
+        """Return the record, or ``None`` if there is none."""
         address = self.address(bot, key)
         stored: Stored | None = await self.perform(Get(address))
         if stored is None:
@@ -84,7 +84,7 @@ class Facade(ABC):
         return State(place.flow, place.state, await self._data(self.seal(address), stored))
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
-        """Make or replace the whole record."""
+        """Create or replace the whole record."""
         if not isinstance(state, State):
             raise InvalidOption(f"set_state() takes a State(flow, state, data), not {type(state).__name__}")
         address = self.address(bot, key)
@@ -105,13 +105,13 @@ class Facade(ABC):
         )
 
     async def get_data(self, bot: str, key: Any) -> dict[Any, Any] | None:
-        """The data, or ``None`` if there is no record."""
+        """Return the data, or ``None`` if there is no record."""
         address = self.address(bot, key)
         stored: Stored | None = await self.perform(Get(address))
         return None if stored is None else await self._data(self.seal(address), stored)
 
     async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
-        """Replace the data; flow and state stay. Makes a record where there is none."""
+        """Replace the data and keep flow and state. Creates the record if there is none."""
         address = self.address(bot, key)
         seal = self.seal(address)
         await self.perform(
@@ -128,7 +128,7 @@ class Facade(ABC):
         )
 
     async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Merge fields into the data, atomically, and return the merged data. Makes a record where there is none."""
+        """Merge fields into the data atomically, and return the merged data. Creates the record if there is none."""
         address = self.address(bot, key)
         seal = self.seal(address)
         applied: Applied = await self.perform(
@@ -146,24 +146,24 @@ class Facade(ABC):
         try:
             return {} if applied.record is None else await self._data(seal, applied.record)
         except StepwellError as error:
-            error.add_note("the merge itself was made; only the merged data cannot be shown")
+            error.add_note("the merge was written, but the merged data cannot be decoded")
             raise
 
     async def clear(self, bot: str, key: Any) -> None:
-        """Remove the record. On an unknown key it does nothing."""
+        """Remove the record, if there is one."""
         address = self.address(bot, key)
         await self.perform(Apply(address, Change(write=self.ids(), delete=True)))
 
     def expiry_of(self, address: Address) -> float | Keep:
-        """What a write that changes a record does to its expiry."""
+        """Return the expiry of a record after a write to it."""
         return self._ttls.get(address.namespace, KEEP)
 
     async def quarantine(self, address: Address, stored: Stored, error: CorruptRecord) -> None:
-        """Keep a copy of a damaged record as it was found, once per version. Never fails: the damage is the news."""
-        place = _quarantine_of(address)
+        """Keep a copy of a damaged record, once per version. Best effort: errors are logged, not raised."""
+        copy = _quarantine_of(address)
         try:
-            known: Stored | None = await self.perform(Get(place))
-            version = self.seal(place).field("version", list(stored.version))
+            known: Stored | None = await self.perform(Get(copy))
+            version = self.seal(copy).field("version", list(stored.version))
             if known is not None and known.fields.get("version") == version:
                 return
             await self.perform(self.copy_of_damage(address, stored))
@@ -173,38 +173,38 @@ class Facade(ABC):
             logger.error("%s", error)
 
     def copy_of_damage(self, address: Address, stored: Stored) -> Apply:
-        """The write that puts a damaged record into quarantine."""
-        place = _quarantine_of(address)
-        seal = self.seal(place)
-        # Sealed anew: the copy must come back as the damaged text that it is.
+        """Return the write that copies a damaged record to quarantine."""
+        copy = _quarantine_of(address)
+        seal = self.seal(copy)
+        # The damaged texts are sealed again, so that the copy itself is valid.
         head = stored.head.found if isinstance(stored.head, Damage) else stored.head
         damaged: dict[str, Any] = {
             "version": list(stored.version),
-            "head": None if head is None else _bytes_if_torn(head),
-            "fields": _torn(stored.fields),
+            "head": None if head is None else _raw(head),
+            "fields": _raw_texts(stored.fields),
         }
         if stored.parts:
-            damaged["parts"] = _torn(stored.parts)
+            damaged["parts"] = _raw_texts(stored.parts)
         fields = seal.fields(damaged)
-        return Apply(place, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
+        return Apply(copy, Change(write=self.ids(), replace=True, set=fields, limit=seal.limit))
 
     async def forget(self, address: Address, *, tags: tuple[str, ...] = ()) -> None:
-        """Remove all that is kept at an address, and its copy in quarantine: nothing is left.
+        """Remove a record without a tombstone, with its memo, its tags and its copy in quarantine.
 
-        ``tags``: the tags that it was found by. They are taken out of the index even if the record's own are damaged.
+        ``tags``: the tags by which it was found. They are removed from the index even if the record's own are damaged.
         """
-        for place in (address, _quarantine_of(address)):
+        for each in (address, _quarantine_of(address)):
             change = Change(write=self.ids(), delete=True, forget=True, tags=tags or KEEP)
-            await self.perform(Apply(place, change))
+            await self.perform(Apply(each, change))
 
     async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
-        """The damaged texts of a record as found: ``version``, ``head``, ``fields``, and ``parts`` of a run."""
-        place = _quarantine_of(self.address(bot, key))
-        stored: Stored | None = await self.perform(Get(place))
-        return None if stored is None else self.seal(place).data(stored.fields)
+        """Return the copy of a damaged record: ``version``, ``head``, ``fields``, and ``parts`` of a run."""
+        copy = _quarantine_of(self.address(bot, key))
+        stored: Stored | None = await self.perform(Get(copy))
+        return None if stored is None else self.seal(copy).data(stored.fields)
 
     async def read_place(self, address: Address, stored: Stored) -> Place:
-        """Decode where a record stands; a damaged record is copied to quarantine and raises ``CorruptRecord``."""
+        """Decode the head of a record. A damaged one is copied to quarantine and raises ``CorruptRecord``."""
         try:
             return self.seal(address).open_head(stored.head)
         except CorruptRecord as error:
@@ -219,36 +219,36 @@ class Facade(ABC):
             raise
 
 
-#: Where records may be as large as those of runs.
-_ROOMY = frozenset({RUNS, QUARANTINE})
+#: Namespaces whose records may be as large as those of runs.
+_LARGE_NAMESPACES = frozenset({RUNS, QUARANTINE})
 
 
 def _quarantine_of(address: Address) -> Address:
     return Address(QUARANTINE, encode_key((str.__str__(address.namespace), address.key)))
 
 
-_drawn: list[str] = []
+_unused_ids: list[str] = []
 if hasattr(os, "register_at_fork"):
-    # A forked worker must not use the ids of its parent.
-    os.register_at_fork(after_in_child=_drawn.clear)
+    # A forked child must not use the ids of its parent.
+    os.register_at_fork(after_in_child=_unused_ids.clear)
 
 
 def _random_id() -> str:
     try:
-        return _drawn.pop()
+        return _unused_ids.pop()
     except IndexError:
-        # One call to the system for many ids.
+        # One system call for many ids.
         drawn = os.urandom(8 * 64).hex()
-        _drawn.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
+        _unused_ids.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
         return drawn[:16]
 
 
-def _torn(texts: Mapping[str, str]) -> dict[str | bytes, str | bytes]:
-    return {_bytes_if_torn(name): _bytes_if_torn(text) for name, text in texts.items() if not isinstance(text, Damage)}
+def _raw_texts(texts: Mapping[str, str]) -> dict[str | bytes, str | bytes]:
+    return {_raw(name): _raw(text) for name, text in texts.items() if not isinstance(text, Damage)}
 
 
-def _bytes_if_torn(text: str) -> str | bytes:
-    """A text that was not UTF-8 in the store (a backend then gives it with surrogate escapes), as it was there."""
+def _raw(text: str) -> str | bytes:
+    """Return the bytes of a text that is no valid UTF-8 in the backend, which returns it with surrogate escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -257,5 +257,5 @@ def _bytes_if_torn(text: str) -> str | bytes:
 
 
 def _name(name: Any) -> Any:
-    # The text itself: str() of an Enum with str values would be another one.
+    # str() of an Enum with str values would return another text.
     return str.__str__(name) if isinstance(name, str) else name

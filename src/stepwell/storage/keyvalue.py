@@ -1,4 +1,4 @@
-"""A storage from anything that can read and write whole values."""
+"""A storage on top of any store that reads and writes whole values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ __all__ = ["KeyValueStorage"]
 
 
 class KeyValueStorage(Storage):
-    """A whole storage over three small methods: ``read``, ``write``, ``delete``.
+    """A storage that needs only three methods: ``read``, ``write``, ``delete``.
 
-    Safe within one process and one storage object only: claims are kept in memory, and a change is a read
-    and a write. It cannot list records, find deadlines or sweep; what has expired is removed when it is
-    next looked at.
+    It is safe only within one process and one storage object: claims are kept in memory, and a change is a read and
+    a write. It cannot list records, find deadlines or sweep. The next access to an expired record removes it.
     """
 
     shared = False
@@ -39,23 +38,23 @@ class KeyValueStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=None)
         self._now = clock or time.time
-        #: Token, until when, and the base of what was forgotten meanwhile.
+        #: Token, end of the lease, and the base of a record that was forgotten meanwhile.
         self._leases: dict[Address, tuple[str, float, str]] = {}
 
     @abstractmethod
     async def read(self, address: Address) -> str | None:
-        """The text last written at an address (``address.text`` is a unique readable name), or ``None``."""
+        """Return the text at an address (``address.text`` is a unique readable name), or ``None``."""
 
     @abstractmethod
     async def write(self, address: Address, text: str) -> None:
-        """Replace the text at an address, durably before it returns, and never half of it."""
+        """Replace the text at an address atomically; it must be durable on return."""
 
     @abstractmethod
     async def delete(self, address: Address) -> None:
         """Remove the text at an address, if there is one."""
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        # Each by itself: a batch that is partly written must not be taken for one that was rolled back.
+        # Errors are returned, not raised: raising would mean that the whole batch was rolled back.
         return [await self._guarded(operation) for operation in operations]
 
     async def _guarded(self, operation: Operation) -> Result:
@@ -66,7 +65,7 @@ class KeyValueStorage(Storage):
         except OSError as error:
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
             return _caused(kind(f"{type(self).__name__} failed at {operation.address.text}: {error}"), error)
-        except Exception as error:  # noqa: BLE001 whatever a store raises belongs to this operation alone
+        except Exception as error:  # noqa: BLE001 an error of the store concerns this operation only
             kind_name = type(error).__name__
             return _caused(
                 StorageError(f"{type(self).__name__} failed at {operation.address.text}: {kind_name}"), error
@@ -79,15 +78,15 @@ class KeyValueStorage(Storage):
         try:
             cell = Cell() if text is None else _cell(address, text)
         except CorruptRecord:
-            await self._set_aside(address, text or "")
-            if not _starts_anew(operation):
+            await self._quarantine_text(address, text or "")
+            if not _is_replacement(operation):
                 raise
             cell = Cell()
         cell.token, cell.leased_until, base = self._leases.get(address, (None, 0.0, ""))
         cell.base = cell.base or base
         result = cell.do(operation, now)
         await self._keep(address, operation, cell, text, now)
-        # Last: a lease counts only if what it came with was written.
+        # Last, because a failed write must not change the lease.
         if cell.leased(now) and cell.token is not None:
             self._leases[address] = (cell.token, cell.leased_until, cell.base)
         else:
@@ -108,7 +107,7 @@ class KeyValueStorage(Storage):
             if new != text:
                 await self.write(address, new)
 
-    async def _set_aside(self, address: Address, text: str) -> None:
+    async def _quarantine_text(self, address: Address, text: str) -> None:
         damaged = Stored(version=NEVER, base="", written_at=0.0, head=None, fields={"text": text})
         copy = self.copy_of_damage(address, damaged)
         if await self.read(copy.address) is None:
@@ -120,8 +119,8 @@ def _caused(error: StorageError, cause: Exception) -> StorageError:
     return error
 
 
-def _starts_anew(operation: Operation) -> bool:
-    """It needs nothing of what was there before."""
+def _is_replacement(operation: Operation) -> bool:
+    """Return whether it does not depend on the previous record."""
     return (
         isinstance(operation, Apply)
         and operation.guard is None

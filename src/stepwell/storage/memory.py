@@ -1,4 +1,4 @@
-"""Records in this process only: for tests and throw-away bots, and the reference for other backends."""
+"""Records in the memory of this process: for tests, and as the reference for other backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MemoryStorage"]
 
 
 class MemoryStorage(Storage):
-    """Keeps records as long as the process lives."""
+    """Keeps records until the process ends."""
 
     shared = False
     _cell = Cell
@@ -35,23 +35,23 @@ class MemoryStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every)
         self._now = clock or time.time
         self._cells: dict[Address, Cell] = {}
-        #: Addresses with a deadline: few, so a tick looks at these only.
-        self._waiting: set[Address] = set()
+        #: Addresses with a deadline, so that a poll need not search all cells.
+        self._deadlines: set[Address] = set()
         self._tagged: dict[tuple[str, str], set[Address]] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """``memory://``"""
+        """Return a storage for ``memory://``."""
         scheme, _, rest = url.partition(":")
         if scheme.lower() == "memory" and rest not in ("", "//"):
-            raise InvalidOption("memory:// takes no path or query; options are given to open_storage()")
+            raise InvalidOption("memory:// takes no path or query; pass options to open_storage()")
         return cls(**options)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         return [self._do(operation) for operation in operations]
 
     async def perform(self, operation: Operation) -> Any:
-        # Nothing here ever waits, so there is nothing to gather.
+        # No operation waits here, so there is nothing to batch.
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
         result = self._do(operation)
@@ -75,9 +75,9 @@ class MemoryStorage(Storage):
         elif known is None:
             self._cells[address] = cell
         if cell.deadline is not None:
-            self._waiting.add(address)
-        elif self._waiting:
-            self._waiting.discard(address)
+            self._deadlines.add(address)
+        elif self._deadlines:
+            self._deadlines.discard(address)
         return result
 
     def _retag(self, address: Address, old: tuple[str, ...], new: tuple[str, ...]) -> None:
@@ -91,12 +91,12 @@ class MemoryStorage(Storage):
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         now = self._now()
-        places = self._cells if query.tag is None else self._tagged.get((query.namespace, query.tag), ())
+        addresses = self._cells if query.tag is None else self._tagged.get((query.namespace, query.tag), ())
         matching = heapq.nsmallest(
             limit + 1,
             (
                 address
-                for address in places
+                for address in addresses
                 if (after is None or address > after) and _matches(query, address, self._cells[address], now)
             ),
         )
@@ -118,7 +118,7 @@ class MemoryStorage(Storage):
         now = self._now()
         limit_time = now if before is None else before
         found = []
-        for address in self._waiting:
+        for address in self._deadlines:
             cell = self._cells[address]
             if address.namespace == namespace and cell.visible(now) and cell.deadline is not None:
                 due = Due(address, cell.deadline)
@@ -134,7 +134,7 @@ class MemoryStorage(Storage):
             cell = self._cells[address]
             if cell.alive:
                 expired.append((address, cell.head.text if cell.head else None))
-            self._waiting.discard(address)
+            self._deadlines.discard(address)
             if (left := cell.remains(now)) is not None:
                 self._cells[address] = left
             else:

@@ -1,6 +1,6 @@
-"""The four operations, and what each gives back.
+"""The four operations and their results.
 
-A result may also be a ``StepwellError``: it belongs to its operation alone.
+A result may also be a ``StepwellError``, which concerns its own operation only.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ __all__ = [
 
 
 class Get(NamedTuple):
-    """Read a record. Gives ``Stored``, or ``None`` if there is none, or only an expired one or a tombstone."""
+    """Read a record. Returns ``Stored``, or ``None`` if there is none or it has expired."""
 
     address: Address
-    #: Also load its parts.
+    #: Load its parts too.
     parts: bool = False
 
 
 class Claim(NamedTuple):
-    """Lease an address to a token, and read it. Gives ``Claimed``, or ``Taken`` while another token's lease runs.
+    """Lease an address to a token, and read it. Returns ``Claimed``, or ``Taken`` while another token has the lease.
 
-    The address need not have a record. A token that holds the lease already extends it.
+    The address need not have a record. A token that already has the lease extends it.
     """
 
     address: Address
     token: str
     #: Seconds from now on the backend's clock.
     lease: float
-    #: Only extend: a lease that has run out, or was taken over, gives ``LeaseLost``.
+    #: Only extend the lease; returns ``LeaseLost`` if it has expired or another token has it.
     renew: bool = False
 
 
 class Guard(NamedTuple):
-    """What must hold at the moment of the write; otherwise nothing is written."""
+    """Conditions of a write. If one is not met, nothing is written."""
 
-    #: This token's lease runs, else ``LeaseLost``.
+    #: This token has the lease, else ``LeaseLost``.
     token: str | None = None
-    #: Nobody replaced or deleted the record since the claim, else ``RecordReplaced``.
+    #: The record was not replaced or deleted since the claim, else ``RecordReplaced``.
     base: str | None = None
-    #: The record is there at exactly this version, else ``VersionChanged``.
+    #: The record has exactly this version, else ``VersionChanged``.
     version: Version | None = None
 
 
 class Apply(NamedTuple):
-    """Make one change. Gives ``Applied``, or the error of the guard, or ``TooLarge``."""
+    """Write one change. Returns ``Applied``, the error of the guard, or ``TooLarge``."""
 
     address: Address
     change: Change
     guard: Guard | None = None
-    #: What happens to the guard's lease after the write: ``keep`` also extends it by ``lease`` seconds.
+    #: Whether to release or keep the guard's lease after the write; ``keep`` extends it to ``lease`` seconds from now.
     then: Literal["release", "keep"] = "release"
     lease: float = 0.0
-    #: Give the record back as it is after the write.
+    #: Return the record after the write.
     returning: bool = False
 
 
 class Release(NamedTuple):
-    """End a token's lease, if it still has it. Gives ``None``."""
+    """End a token's lease, if it still has it. Returns ``None``."""
 
     address: Address
     token: str
@@ -81,10 +81,10 @@ Operation: TypeAlias = Get | Claim | Apply | Release
 
 
 class Claimed(NamedTuple):
-    """The lease is ours."""
+    """The token has the lease."""
 
     record: Stored | None
-    #: The base to guard with; empty where nothing was ever replaced or deleted.
+    #: The base to guard a write with; empty if the record was never replaced or deleted.
     base: str
     memo: str | None
     #: The backend's clock, in seconds since 1970.
@@ -92,19 +92,19 @@ class Claimed(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Somebody else holds the lease."""
+    """Another token has the lease."""
 
-    #: Seconds until it runs out, unless it is extended.
+    #: Seconds until it expires, unless it is extended.
     remaining: float
 
 
 class Applied(NamedTuple):
-    """The change is made."""
+    """The change was written."""
 
     version: Version
     base: str
     now: float
-    #: Only if it was asked for.
+    #: Only with ``returning``.
     record: Stored | None = None
 
 

@@ -1,4 +1,4 @@
-"""What one worker does about records whose deadline has come: a task for each, and a pause after one that failed."""
+"""Polling for records whose deadline has passed: one task for each, and a growing pause after a failure."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ __all__ = ["DueTasks"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two polls.
 TICK = 0.5
-#: How many are attended to at the same time.
+#: The number of concurrent tasks.
 AT_ONCE = 32
 PAGE = 200
-#: How many pauses are remembered. Beyond it the oldest is forgotten, and its address is attended to again.
+#: The maximal number of pauses. Beyond it the oldest is dropped, and its address is handled again.
 MOST_PAUSES = 100_000
-#: Seconds between two warnings about a storage that is away: at first, and at most.
-_SAY_AGAIN = (5.0, 300.0)
-#: The longest pause, in seconds, between two looks that fail with an unexpected error.
+#: The shortest and the longest interval between warnings about an unavailable storage, in seconds.
+_WARN_EVERY = (5.0, 300.0)
+#: The longest interval between polls that fail with an unexpected error, in seconds.
 LONGEST_TICK = 30.0
 
 
 class DueTasks:
-    """Looks for what is due in a namespace and attends to it, each address once at a time.
+    """Polls a namespace for due records, and starts one task for each address.
 
-    ``attend`` says whether it did anything, and calls ``pause`` for what it could not do: the pauses grow from
-    the first to the longest, in seconds. ``what`` names the records in the log. With ``waits``, a look begins
-    with all that is due, however long it must wait for room; otherwise, if no room gets free for a tick, the rest
-    is left to the next look. ``skip`` tells what needs no attention, and takes up no room. ``at_once`` is how many
-    are attended to at the same time.
+    ``attend``: handles an address and returns whether it did anything. It calls ``pause`` after a failure.
+    ``pauses``: the first and the longest pause, in seconds. ``what``: names the records in the log.
+    ``waits``: whether a poll waits for free tasks until it has started all due records. Otherwise it stops if no task
+    ends within a tick. ``skip``: whether to ignore an address. ``at_once``: the number of concurrent tasks.
     """
 
     def __init__(
@@ -61,17 +60,17 @@ class DueTasks:
         self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
-        #: Those that failed: how long they pause, and until when (loop time).
+        #: For each failed address: the length of its pause, and its end in loop time.
         self._pauses: dict[Address, tuple[float, float]] = {}
 
     def start(self) -> None:
-        """Look again and again."""
+        """Start polling."""
         if self._looking is None or self._looking.done():
-            looking = self._look_again()
+            looking = self._poll()
             self._looking = asyncio.get_running_loop().create_task(looking, name=f"stepwell-{self._what}")
 
     async def stop(self) -> None:
-        """End it, and what is under way: it is either committed or stays due."""
+        """Stop polling and cancel running tasks. Their records are either committed or stay due."""
         looking, self._looking = self._looking, None
         ending = [task for task in (looking, *self._running.values()) if task is not None]
         for task in ending:
@@ -80,7 +79,7 @@ class DueTasks:
             await asyncio.wait(ending)
 
     async def look(self) -> list[asyncio.Task[bool]]:
-        """Begin with what is due now; the tasks that were begun."""
+        """Start tasks for the records that are due now, and return the tasks."""
         begun: list[asyncio.Task[bool]] = []
         seen: set[Address] = set()
         last: Due | None = None
@@ -88,16 +87,16 @@ class DueTasks:
             last = page[-1]
             seen.update(due.address for due in page)
             ready = [due.address for due in page]
-            # Workers that look at the same page begin at different places.
+            # Workers that read the same page start at different records.
             random.shuffle(ready)
             for address in ready:
-                while len(self._running) >= self._at_once and not self._leaves(address):
+                while len(self._running) >= self._at_once and not self._ignores(address):
                     timeout = None if self._waits else TICK
                     running = self._running.values()
                     ended, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     if not ended:
                         return begun
-                if not self._leaves(address):
+                if not self._ignores(address):
                     begun.append(self._begin(address))
             if len(page) < PAGE:
                 break
@@ -105,7 +104,7 @@ class DueTasks:
         return begun
 
     def pause(self, address: Address, pauses: tuple[float, float] | None = None) -> None:
-        """Leave an address alone for a while, longer each time; ``pauses`` takes the place of the usual ones."""
+        """Ignore an address for a while, longer each time. ``pauses`` overrides the usual ones."""
         first, longest = pauses or (self._first_pause, self._longest_pause)
         last = self._pauses.pop(address, (0.0, 0.0))[0]
         pause = min(max(first, 2 * last), longest)
@@ -114,33 +113,33 @@ class DueTasks:
             del self._pauses[next(iter(self._pauses))]
 
     def unpause(self, address: Address) -> None:
-        """It has succeeded: the next pause is a first one again."""
+        """Reset the pause of an address after a success."""
         self._pauses.pop(address, None)
 
-    async def _look_again(self) -> None:
+    async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
-        #: When it is next said that the storage is away, and how long after that once more.
-        say_at, say_again = 0.0, _SAY_AGAIN[0]
-        away_since: float | None = None
+        #: The time of the next warning about an unavailable storage, and the interval to the one after it.
+        warn_at, warn_every = 0.0, _WARN_EVERY[0]
+        failing_since: float | None = None
         failed_at = 0.0
         tick = TICK
         while True:
             try:
-                # What was begun is not waited for: what takes its time holds up its own key only.
+                # A slow task delays its own key only, so the tasks are not awaited.
                 await self.look()
                 tick = TICK
-                if away_since is not None and loop.time() - failed_at >= _SAY_AGAIN[0]:
-                    logger.warning("%s can be read again, after %.0f s", self._what, failed_at - away_since)
-                    say_at, say_again, away_since = 0.0, _SAY_AGAIN[0], None
+                if failing_since is not None and loop.time() - failed_at >= _WARN_EVERY[0]:
+                    logger.warning("%s can be read again, after %.0f s", self._what, failed_at - failing_since)
+                    warn_at, warn_every, failing_since = 0.0, _WARN_EVERY[0], None
             except StorageError as error:
-                # They wait in the storage: nothing is lost while it is away.
+                # Nothing is lost while the storage is unavailable: the records stay due.
                 failed_at = loop.time()
-                away_since = failed_at if away_since is None else away_since
-                if failed_at >= say_at:
+                failing_since = failed_at if failing_since is None else failing_since
+                if failed_at >= warn_at:
                     logger.warning("%s cannot be read: %s", self._what, error)
-                    say_at, say_again = failed_at + say_again, min(2 * say_again, _SAY_AGAIN[1])
+                    warn_at, warn_every = failed_at + warn_every, min(2 * warn_every, _WARN_EVERY[1])
             except Unsupported:
-                # The class of the storage cannot do it, so polling is of no use.
+                # The storage does not support deadlines, so polling is pointless.
                 logger.exception("stopped polling for %s in this process", self._what)
                 return
             except (Exception, asyncio.CancelledError) as error:
@@ -148,7 +147,7 @@ class DueTasks:
                 if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
                     raise
                 tick = min(2 * tick, max(TICK, LONGEST_TICK))
-                logger.exception("polling for %s failed; it is tried again in %.1f s", self._what, tick)
+                logger.exception("polling for %s failed; next attempt in %.1f s", self._what, tick)
             await asyncio.sleep(tick * random.uniform(0.8, 1.2))
 
     def _begin(self, address: Address) -> asyncio.Task[bool]:
@@ -161,11 +160,11 @@ class DueTasks:
     def _ended(self, address: Address, task: asyncio.Task[bool]) -> None:
         del self._running[address]
         if not task.cancelled() and task.exception() is not None:
-            logger.error("attending to %s at %s failed", self._what, address.text, exc_info=task.exception())
+            logger.error("handling %s at %s failed", self._what, address.text, exc_info=task.exception())
             self.pause(address)
 
-    def _leaves(self, address: Address) -> bool:
-        """It is attended to already, needs no attention, or pauses."""
+    def _ignores(self, address: Address) -> bool:
+        """Return whether to ignore an address: it is running, skipped, or paused."""
         if address in self._running or self._skip(address):
             return True
         return address in self._pauses and self._pauses[address][1] > asyncio.get_running_loop().time()

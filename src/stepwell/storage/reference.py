@@ -1,6 +1,6 @@
-"""What one address holds, and what each operation does to it.
+"""The state of one address, and the effect of each operation on it.
 
-The reference for every backend, and the whole of two: ``MemoryStorage`` and ``KeyValueStorage``.
+This is the reference for every backend, and the implementation of ``MemoryStorage`` and ``KeyValueStorage``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stepwell.storage.operations import (
 __all__ = ["Cell"]
 
 
-#: Nothing was ever written here.
+#: The version of an address that was never written.
 NEVER = Version(0, "")
 
 
@@ -36,7 +36,7 @@ class Cell:
     version: Version = NEVER
     base: str = ""
     written_at: float = 0.0
-    #: There is a record (perhaps expired); otherwise what is here is a tombstone, a memo or a lease.
+    #: Whether there is a record, expired or not. Otherwise there is only a tombstone, a memo or a lease.
     alive: bool = False
     head: Head | None = None
     fields: dict[str, str] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class Cell:
     leased_until: float = 0.0
 
     def do(self, operation: Operation, now: float) -> Result:
-        """Make one operation; an error is returned, with nothing changed."""
+        """Apply one operation. If it fails, return the error and change nothing."""
         if self.base and self.version is NEVER and not self.leased(now):
-            # What was forgotten is remembered for its holder only.
+            # The base of a forgotten record is kept only while the record is held.
             self.base = ""
         if isinstance(operation, Apply):
             return self._apply(operation, now)
@@ -65,19 +65,19 @@ class Cell:
         return None
 
     def visible(self, now: float) -> bool:
-        """There is a record, and it has not expired."""
+        """Return whether there is a record that has not expired."""
         return self.alive and not self.expired(now)
 
     def expired(self, now: float) -> bool:
-        """Its time is over; it is hidden, and removed by the next sweep."""
+        """Return whether it has expired. It is then hidden, and the next sweep removes it."""
         return self.expires_at is not None and self.expires_at <= now
 
     def leased(self, now: float) -> bool:
-        """Somebody holds it."""
+        """Return whether it is held."""
         return self.token is not None and self.leased_until > now
 
     def removable(self, now: float) -> bool:
-        """Nothing here is of use to anybody any more."""
+        """Return whether a sweep may remove it."""
         if self.leased(now):
             return False
         if self.alive:
@@ -85,11 +85,11 @@ class Cell:
         return self.memo_until <= now and (not self.version.number or self.written_at + DAY <= now)
 
     def remains(self, now: float) -> Cell | None:
-        """What is left when it is removed: handled updates stay known for a day, whatever becomes of the record."""
+        """Return what a sweep leaves behind: the memo of handled updates is kept for a day."""
         return type(self)(memo=self.memo, memo_until=self.memo_until, tags=self.tags) if self.memo_until > now else None
 
     def stored(self, parts: bool) -> Stored:
-        """A copy for a reader."""
+        """Return a copy for a reader."""
         return Stored(
             self.version,
             self.base,
@@ -152,16 +152,16 @@ class Cell:
         if self.alive:
             self.version = Version(self.version.number + 1, change.write)
             self.base, self.written_at, self.alive = change.write, now, False
-            # The tags stay: whoever they name must be able to have the tombstone forgotten too.
+            # The tags stay, so that deleting a user's data finds the tombstone too.
             self.head, self.fields, self.parts, self.size = None, {}, {}, 0
             self.expires_at = self.deadline = None
         if change.forget:
             self.version, self.memo, self.memo_until, self.tags = NEVER, None, 0.0, ()
-            # While somebody else holds it, the base says that what they saw is gone.
+            # While another token holds it, the base shows that the version it loaded is gone.
             self.base = change.write if self.leased(now) and not held else ""
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
-        # An expired record is only hidden: its holder brings it back, anybody else starts anew.
+        # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
         write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit = change
         over = self.expired(now)
         anew = self.alive and over and (fresh or not held)
@@ -212,7 +212,7 @@ class Cell:
 
 
 def weight(name: str, text: str | None) -> int:
-    """The UTF-8 bytes of a field or part with its name."""
+    """Return the size of a field or part with its name, in UTF-8 bytes."""
     if text is None:
         return 0
     both = name + text

@@ -1,4 +1,4 @@
-"""The leases that one storage's holders have in this process, renewed in time by one timer for all of them."""
+"""Renewal of all leases that a storage's holders have in this process, with one timer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Renewable(Protocol):
     """A holder of a lease."""
 
     def renew_soon(self) -> None:
-        """Begin to renew it; called from the event loop."""
+        """Start renewing the lease. Called in the event loop."""
 
 
 class Renewals:
-    """Most holders are gone before their lease needs renewing: coming and going costs them next to nothing."""
+    """Calls holders before their leases expire. Adding and removing a holder is O(1)."""
 
     __slots__ = ("_at", "_due", "_loop", "_timer")
 
@@ -27,9 +27,9 @@ class Renewals:
         self._at = 0.0
 
     def add(self, holder: Renewable, loop: asyncio.AbstractEventLoop, after: float) -> None:
-        """Renew it after so many seconds, unless it is gone by then."""
+        """Renew a holder's lease after this many seconds, unless it was removed by then."""
         if self._loop is not loop:
-            # The loop before is closed, and its timer with it.
+            # The previous loop is closed, and its timer with it.
             self._loop, self._timer, self._due = loop, None, {}
         due = loop.time() + after
         self._due[holder] = due
@@ -37,7 +37,7 @@ class Renewals:
             self._schedule(loop, due)
 
     def discard(self, holder: Renewable) -> None:
-        """It is gone."""
+        """Stop renewing this holder."""
         self._due.pop(holder, None)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, due: float) -> None:

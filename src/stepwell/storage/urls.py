@@ -1,4 +1,4 @@
-"""A storage from a URL."""
+"""Opening a storage by URL."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def as_storage(given: object, name: str = "storage") -> Storage:
-    """Return a storage as it is, and make one for a URL; ``name`` is the argument's name in the error."""
+    """Return a storage unchanged, or create one for a URL; ``name`` is the argument's name for the error."""
     if isinstance(given, Storage):
         return given
     if isinstance(given, str):
         return open_storage(given)
-    raise InvalidOption(f"{name} is a Storage or a URL such as 'sqlite:///bot.db', not {described(given)}")
+    raise InvalidOption(f"{name} must be a Storage or a URL such as 'sqlite:///bot.db', not {described(given)}")
 
 
 def described(given: object) -> str:
-    """Say what was given in place of a storage or a URL, and show nothing that may hold a password."""
+    """Return a description of an invalid storage or URL, without parts that may contain a password."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if not isinstance(given, str):
@@ -50,9 +50,9 @@ def described(given: object) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise if this is no text, or has an ``@`` after its host: the password then has characters that end the host."""
+    """Raise if this is no str, or has an ``@`` after the host, because of special characters in the password."""
     if not isinstance(url, str):
-        raise InvalidOption(f"the URL of a storage is a str, not {described(url)}")
+        raise InvalidOption(f"the URL of a storage must be a str, not {described(url)}")
     after_host = re.split(r"[/?#]", url.partition("://")[2] or url, maxsplit=1)[1:]
     if after_host and "@" in after_host[0]:
         raise InvalidOption(
@@ -61,11 +61,11 @@ def check_url(url: str) -> None:
 
 
 def open_storage(url: str, **options: Any) -> Storage:
-    """The storage for a URL, not connected yet: ``async with`` opens and closes it, the first use opens it too.
+    """Return a storage for a URL. ``async with`` opens and closes it; the first operation opens it too.
 
-    ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``,
-    ``postgresql://``, or the scheme of a backend that is installed under the entry point group
-    ``stepwell.storage``. Options are those of the storage's class.
+    The schemes are ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``,
+    ``redis+cluster://``, ``postgresql://``, and those of backends in the entry point group ``stepwell.storage``.
+    The options are those of the storage's class.
     """
     if not isinstance(url, str):
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")
@@ -80,7 +80,7 @@ def open_storage(url: str, **options: Any) -> Storage:
     try:
         return backend.from_url(url, **options)
     except TypeError as error:
-        # A class that takes any option passes them on to one that does not.
+        # A class with **options may pass them on to a class that does not accept them.
         named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if named is None or named[1] not in options:
             raise
@@ -88,7 +88,7 @@ def open_storage(url: str, **options: Any) -> Storage:
 
 
 def _options(backend: type[Storage]) -> tuple[list[str], bool]:
-    """The options that a class and those that it passes its own to name, and if it takes others too."""
+    """Return the names of the options of a class and its bases, and whether it accepts any others."""
     known: list[str] = []
     takes_any = False
     for kind in backend.__mro__:
@@ -124,14 +124,14 @@ def _load(point: EntryPoint) -> type[Storage]:
     try:
         theirs = point.load()
         if not (isinstance(theirs, type) and issubclass(theirs, Storage)):
-            raise TypeError(f"{theirs!r} is no subclass of Storage")
+            raise TypeError(f"{theirs!r} is not a subclass of Storage")
     except StepwellError:
-        # It says itself what to do: to install its driver, for one.
+        # Its message already says what to do, such as installing a driver.
         raise
     except Exception as error:
         package = "a package" if point.dist is None else f"the package {point.dist.name}"
         raise InvalidOption(
             f"the storage for {point.name}:// cannot be loaded: {package} names {point.value} in the entry point group "
-            f"{_GROUP!r} ({type(error).__name__}: {error}); correct that, or install another release of it"
+            f"{_GROUP!r} ({type(error).__name__}: {error}); fix that, or install another release of it"
         ) from error
     return theirs

@@ -1,12 +1,12 @@
--- One batch: each operation is made or refused by itself.
+-- Run one batch. Each operation succeeds or fails by itself.
 --
 -- KEYS: "-", the journal, then the record of each operation.
--- ARGV: now, width, the number of the batch ("0": none), what it does with the journal, then for each operation
--- its letter, how many arguments follow, and these. Gives now and a result for each operation.
+-- ARGV: now, width, the number of the batch ("0": none), how to use the journal, then for each operation its letter,
+-- the number of arguments that follow, and these. Returns now and a result for each operation.
 --
--- The journal of writes ("journal") keeps the number and the results of the last batch: the same number again gives the
--- kept results, a lower one is refused. Claims have a fence instead, which is only a number: a batch with a lower number
--- is refused ("check"). The first batch after one that was not answered also raises the fence to its own number ("raise").
+-- The journal of writes ("journal") keeps the number and the results of the last batch: the same number returns the
+-- kept results, a lower number is refused. Claims have a fence instead, which is only a number: a batch with a lower
+-- number is refused ("check"). The first batch after an unanswered one also raises the fence to its number ("raise").
 
 local function in_pieces(command, key, list, size)
   if size <= MOST then
@@ -17,10 +17,10 @@ local function in_pieces(command, key, list, size)
   end
 end
 
--- What a record is beside its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
+-- Fields of a record beside its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
 local SYSTEM = 7
 
--- These fields, then the data fields that these arguments name, then those of this list.
+-- Return these fields, then the data fields named by ARGV[first] to ARGV[last], then those of the list "more".
 local function read(key, first, last, more)
   if last - first < MOST and #more == 0 then
     return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', unpack(ARGV, first, last))
@@ -38,8 +38,8 @@ local function read(key, first, last, more)
   return found
 end
 
--- The mark of a record that was forgotten under its holder is of no use when nobody holds it any more.
-local function drop_mark(key)
+-- Delete the marker of a record that was forgotten while it was held, once its lease has ended.
+local function drop_marker(key)
   local found = redis.pcall('HMGET', key, '$b', '$v')
   if found[1] and not found[2] then
     local _, till = timed(call('GET', sub(key, 1, width) .. 'l' .. sub(key, width + 2)))
@@ -54,7 +54,7 @@ local operations = {}
 function operations.G(key, at)
   local record = call('HGETALL', key)
   if record[1] == '$b' and #record == 2 then
-    drop_mark(key)
+    drop_marker(key)
   end
   if ARGV[at] == '1' then
     return {record, call('HGETALL', sub(key, 1, width) .. 'p' .. sub(key, width + 2))}
@@ -85,11 +85,11 @@ function operations.R(key, at)
   if timed(call('GET', lease)) == ARGV[at] then
     call('DEL', lease)
   end
-  drop_mark(key)
+  drop_marker(key)
   return {''}
 end
 
--- How many bytes these parts take with their names.
+-- Return the size of these parts with their names, in bytes.
 local function weights(key, names)
   local sum = 0
   for n = 1, #names do
@@ -122,7 +122,7 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
     version, writer, base = '0', '', ''
     local _, till = timed(call('GET', lease))
     if till > now and not held then
-      -- While somebody else holds it, the base says that what they saw is gone.
+      -- While another token holds the record, the base shows that the version it loaded is gone.
       base = write
       call('HSET', key, '$b', base)
       call('ZADD', prefix .. 'x', exact(till), name)
@@ -131,11 +131,11 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
   return {'', version, writer, base}
 end
 
--- Arguments of an Apply, by their place; then come the names of the fields to set, their texts, and its options.
+-- The positions of the arguments of an Apply. The names of the fields to set, their texts, and the options follow.
 local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
 
 -- Options: a letter and an argument each. Most changes have none or few.
---   n w  the version that must be there      k  keep the lease for so many seconds   f  fresh   r  give the record back
+--   n w  the required version    k  keep the lease for this many seconds    f  fresh    r  return the record
 --   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
 --   u  unset this field    p t  set this part to this text     q  delete this part
 local LISTS = {u = true, p = true, t = true, q = true}
@@ -163,8 +163,8 @@ local function options(first, last)
   return given
 end
 
--- What a change makes of a time: kept, taken away, or so many seconds from now.
-local function moved(argument, old)
+-- Return a time after a change: kept, removed ("-"), or this many seconds from now.
+local function new_time(argument, old)
   if not argument then
     return old
   elseif argument == '-' then
@@ -173,7 +173,7 @@ local function moved(argument, old)
   return exact(now + tonumber(argument))
 end
 
--- What one HSET sets and one HDEL takes out: the same two lists for all operations, as growing them anew is slow.
+-- The arguments of one HSET and one HDEL. All operations reuse the two lists, because growing new ones is slow.
 local set, gone = {}, {}
 local set_size, gone_size = 0, 0
 
@@ -183,8 +183,8 @@ local function put(field, text)
   set_size = set_size + 2
 end
 
--- What is new, or was dropped with the rest, is set; what went away is taken out.
-local function settle(field, new, old, dropped)
+-- Set a field that has changed or was dropped, and delete one that has no value any more.
+local function update_field(field, new, old, dropped)
   if new then
     if dropped or new ~= old then
       put(field, new)
@@ -199,7 +199,7 @@ local function write_record(key, prefix, name, at, given, held, old)
   local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
   local write, sets = ARGV[at + WRITE], tonumber(ARGV[at + SETS])
   local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
-  -- An expired record is only hidden: its holder brings it back, anybody else starts anew.
+  -- An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
   local expired = alive and expires and tonumber(expires) <= now
   local anew = expired and (given.f or not held)
   local dropped = anew or ARGV[at + MODE] == 'replace'
@@ -232,7 +232,7 @@ local function write_record(key, prefix, name, at, given, held, old)
     number = math.max(number, math.floor(now * 1000000))
   end
 
-  -- From here on nothing can fail: half a change would stay.
+  -- Nothing below may fail: Redis would keep half of the change.
   local version_text = whole(number)
   set_size, gone_size = 0, 0
   put('$v', version_text)
@@ -266,25 +266,25 @@ local function write_record(key, prefix, name, at, given, held, old)
   if expired and not anew and not given.e then
     expires = false
   else
-    expires = moved(given.e, expires)
+    expires = new_time(given.e, expires)
   end
-  deadline = moved(given.d, deadline)
+  deadline = new_time(given.d, deadline)
   if given.g then
     tags = given.g ~= '' and given.g
   end
   if expires or old_expires then
-    settle('$e', expires, old_expires, dropped)
+    update_field('$e', expires, old_expires, dropped)
   end
   if deadline or old_deadline then
-    settle('$d', deadline, old_deadline, dropped)
+    update_field('$d', deadline, old_deadline, dropped)
   end
   if tags or old_tags then
-    settle('$g', tags, old_tags, dropped)
+    update_field('$g', tags, old_tags, dropped)
   end
   if given.h then
     put('$h', given.h)
-    settle('$f', given.a, alive, dropped)
-    settle('$s', given.s, alive, dropped)
+    update_field('$f', given.a, alive, dropped)
+    update_field('$s', given.s, alive, dropped)
   end
   for n = first, first + sets - 1 do
     put(ARGV[n], ARGV[n + sets])
@@ -330,7 +330,7 @@ local function write_record(key, prefix, name, at, given, held, old)
   return {'', version_text, write, base or ''}
 end
 
--- Somebody else wrote over the record's own numbers.
+-- Whether another program has overwritten the numbers of a record.
 local function damaged(old)
   return old[1] and not tonumber(old[1])
     or old[2] and not tonumber(old[2])
@@ -338,8 +338,8 @@ local function damaged(old)
     or old[6] and not tonumber(old[6])
 end
 
--- What is left of a damaged record for a write that drops it anyway.
-local function salvaged(key, old)
+-- Replace the damaged numbers of a record for a write that drops its data.
+local function repaired(key, old)
   if not old then
     call('DEL', key)
     return {false, false, false, false, false, false, false}
@@ -370,14 +370,14 @@ function operations.A(key, at, last)
       return {'DAMAGED'}
     end
   else
-    -- What a write drops need not be read, nor be a record at all.
+    -- This write drops the data, so the key may even hold something that is no record.
     local fine, found = pcall(read, key, 1, 0, EMPTY)
     if not fine and not find(type(found) == 'table' and found.err or found, 'WRONGTYPE', 1, true) then
       error(found, 0)
     end
     old = fine and found
     if not old or damaged(old) then
-      old = salvaged(key, old)
+      old = repaired(key, old)
     end
   end
   if base ~= '-' and base ~= '=' .. (old[4] or '') then
@@ -411,9 +411,9 @@ function operations.A(key, at, last)
   return result, given.r
 end
 
--- The journal begins with the number of its batch in sixteen digits: usually nothing else of it is needed.
+-- The journal begins with the number of its batch in sixteen digits. Usually only these are read.
 local DIGITS = 16
--- Seconds that a journal and a fence are kept; lane.py relies on it.
+-- Seconds for which a journal and a fence are kept. The same number as in lane.py.
 local JOURNAL_LIFE = 600
 local number, use = tonumber(ARGV[3]), ARGV[4]
 local kept
@@ -421,20 +421,20 @@ if number > 0 then
   local last = tonumber(call('GETRANGE', KEYS[2], 0, DIGITS - 1)) or 0
   if last > number then
     if use == 'journal' then
-      return redis.error_reply('STALE a later batch of this lane was made already')
+      return redis.error_reply('STALE a later batch of this lane was already applied')
     end
-    return redis.error_reply('FENCED these claims were sent again already')
+    return redis.error_reply('FENCED these claims were already sent again')
   elseif use == 'raise' then
-    -- Refused only where the server is full, and then it refuses late claims too.
+    -- This fails only on a full server, which refuses late claims too.
     redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', JOURNAL_LIFE)
   elseif use == 'journal' and last == number then
-    -- Made before; its answer got lost. The renewed TTL is a write for WAIT to wait for.
+    -- The batch was applied, but its answer was lost. Renewing the TTL is a write that WAIT can wait for.
     kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
     call('EXPIRE', KEYS[2], JOURNAL_LIFE)
   end
 end
 
--- Four texts for each Apply. Records are not kept: who asks again reads again.
+-- Four texts for each Apply. Records are not kept: a repeated batch reads them again.
 local journal = {}
 local results = {now_text}
 local at = 5
@@ -455,7 +455,7 @@ for n = 3, #KEYS do
   if letter == 'A' then
     if result[2] == '0' or result[1] ~= '' then
       -- Nothing was written.
-      drop_mark(KEYS[n])
+      drop_marker(KEYS[n])
     end
     journal[last + 1] = result[1]
     journal[last + 2] = result[2] or ''
@@ -469,7 +469,7 @@ for n = 3, #KEYS do
   at = next_one
 end
 if number > 0 and use == 'journal' and not kept then
-  -- Refused only where every write of this batch was: then there is nothing to remember.
+  -- This fails only if every write of this batch did, and then there is nothing to keep.
   redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
 end
 return results

@@ -1,4 +1,4 @@
-"""One connection to one Redis server, owned by one lane: the only module that knows the driver."""
+"""Connections to Redis servers. The only module that imports redis-py."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ __all__ = [
     "split_url",
 ]
 
-Command: TypeAlias = Sequence[str | bytes]
+Command: TypeAlias = tuple[str, ...]
 Reply: TypeAlias = Any
 
-#: What goes into a connection of ours, whoever configured it.
-_OURS: Final[Mapping[str, Any]] = {
+#: Options that every connection gets, whatever its URL or client says.
+_OPTIONS: Final[Mapping[str, Any]] = {
     "decode_responses": True,
     "encoding": "utf-8",
-    # Damaged bytes must harm their record only: the codec finds them by their checksum.
+    # Invalid UTF-8 must affect its own record only: the codec detects it by the checksum.
     "encoding_errors": "surrogateescape",
-    # One deadline covers connecting, sending and all the answers.
+    # ``exchange`` has one timeout for connecting, sending and reading.
     "socket_timeout": None,
     "socket_connect_timeout": None,
-    # Trying again is up to the lane, which knows what was sent.
+    # The lane retries, because it knows what was sent.
     "retry": None,
     "retry_on_error": [],
     "retry_on_timeout": False,
     "health_check_interval": 0,
 }
-#: What a pool keeps with the arguments of its connections, and would keep ours alive or rewrite them.
-_THEIRS: Final = frozenset(
+#: Arguments that a pool adds for itself; they would keep our connections alive or change them.
+_POOL_ARGUMENTS: Final = frozenset(
     {
         "maint_notifications_config",
         "maint_notifications_pool_handler",
@@ -56,75 +56,75 @@ _THEIRS: Final = frozenset(
         "himport_registry",
     }
 )
-#: Options of TLS that name a file or a folder.
-_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-_ENCODED: Final = "a password with special characters is %-encoded"
+#: TLS options that name a file or a folder.
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_ENCODED: Final = "special characters in a password must be %-encoded"
 
 
 class Refused(NamedTuple):
-    """An error in place of an answer: its code in capitals, and what the server said."""
+    """An error reply: its code in capitals, and the server's message."""
 
     code: str
     message: str
 
 
 class ServerConfig(NamedTuple):
-    """Where a server is and how to get in. Never shown: it holds the password."""
+    """The address, credentials and options of a server. Its ``repr`` does not show the password."""
 
     kind: Any
     arguments: dict[str, Any]
-    #: One of a Cluster, whose other nodes it knows.
-    seeds: bool = False
+    #: It is a node of a Cluster.
+    cluster: bool = False
 
     @classmethod
     def from_url(cls, url: str) -> ServerConfig:
-        """From ``redis://``, ``rediss://`` or ``unix://``, with the driver's options as its query."""
+        """Parse ``redis://``, ``rediss://`` or ``unix://``; the query has options of redis-py."""
         check_url(url)
         try:
             arguments = dict(_connections.parse_url(url))
         except ValueError as error:
-            # The driver's message may quote a piece of the password; ours is the name of an option at most.
+            # The driver's message may contain a part of the password, unless it names an option.
             text = str(error)
             if text.startswith("Port "):
-                text = "its port is a number up to 65535" + (f", and {_ENCODED}" if "@" in url else "")
+                text = "its port must be a number up to 65535" + (f", and {_ENCODED}" if "@" in url else "")
             elif not text.startswith("Invalid value for"):
                 text = _ENCODED
-            raise InvalidOption(f"this Redis URL cannot be read: {text}") from None
+            raise InvalidOption(f"invalid Redis URL: {text}") from None
         if "path" not in arguments:
             _check_database(url)
         kind = arguments.pop("connection_class", _connections.Connection)
-        return cls.of(kind, arguments)
+        return cls.from_arguments(kind, arguments)
 
     @classmethod
-    def of(cls, kind: Any, arguments: Mapping[str, Any]) -> ServerConfig:
-        """From the class and arguments of a driver's connection."""
-        ours = {name: value for name, value in arguments.items() if name not in _THEIRS}
-        ours.update(_OURS)
+    def from_arguments(cls, kind: Any, arguments: Mapping[str, Any]) -> ServerConfig:
+        """Check the class and arguments of a redis-py connection."""
+        ours = {name: value for name, value in arguments.items() if name not in _POOL_ARGUMENTS}
+        ours.update(_OPTIONS)
         if issubclass(kind, _connections.SSLConnection):
-            # The default of old drivers is not to check it.
+            # Old drivers do not check it by default.
             ours.setdefault("ssl_check_hostname", ours.get("ssl_cert_reqs") not in ("none", ssl.CERT_NONE))
         try:
             kind(**ours)
         except TypeError as error:
-            # The driver says: got an unexpected keyword argument 'x'.
-            raise InvalidOption(f"Redis connections have no such option: {str(error).rpartition(' ')[2]}") from None
+            # The message ends with: got an unexpected keyword argument 'x'.
+            raise InvalidOption(f"Redis connections have no option {str(error).rpartition(' ')[2]}") from None
         except (_errors.RedisError, ValueError) as error:
-            raise InvalidOption(f"an option of this Redis connection cannot be: {error}") from None
+            raise InvalidOption(f"invalid Redis option: {error}") from None
         return cls(kind, ours)
 
-    def at(self, host: str, port: int) -> ServerConfig:
-        """The same way in at another server."""
+    def with_address(self, host: str, port: int) -> ServerConfig:
+        """Return the same config for another server."""
         return self._replace(arguments={**self.arguments, "host": host, "port": port})
 
-    def seed(self) -> ServerConfig:
-        """The same server as one of a Cluster."""
+    def for_cluster(self) -> ServerConfig:
+        """Return the same server as a node of a Cluster."""
         if self.arguments.get("db"):
             raise InvalidOption(
-                "a Redis Cluster has only the database 0; leave the database out, and keep programs apart by prefix="
+                "a Redis Cluster has only database 0; remove the database, and separate programs by prefix="
             )
-        # A client that reads from replicas switches its connections to that; ours must not.
+        # A client that reads from replicas makes its connections do so too; ours must not.
         plain = {name: value for name, value in self.arguments.items() if name not in ("redis_connect_func", "db")}
-        return ServerConfig(self.kind, plain, seeds=True)
+        return ServerConfig(self.kind, plain, cluster=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -132,26 +132,26 @@ class ServerConfig(NamedTuple):
         return str(self.arguments.get("host", "localhost")), int(self.arguments.get("port", 6379))
 
     @property
-    def place(self) -> str:
-        """The server as it may be shown."""
+    def location(self) -> str:
+        """The path, or host and port, without credentials."""
         return str(self.arguments["path"]) if "path" in self.arguments else "{}:{}".format(*self.address)
 
     def __repr__(self) -> str:
-        return f"<ServerConfig {self.place}>"
+        return f"<ServerConfig {self.location}>"
 
 
 def _check_database(url: str) -> None:
-    """The driver takes the digits of a path, whatever they are mixed with, and 0 where there are none."""
+    """Raise if the path of a URL is not a number: the driver would use any digits in it, or database 0."""
     path = unquote(urlsplit(url).path)
     number = path.strip("/")
     if number and not (number.isascii() and number.isdigit()):
-        # Not quoted: a password with a slash ends up here.
+        # The message does not quote the path: a password with a slash ends up there.
         more = f", and {_ENCODED}" if "@" in path else ""
-        raise InvalidOption(f"the path of a Redis URL is the number of a database, such as /0{more}")
+        raise InvalidOption(f"the path of a Redis URL must be the number of a database, such as /0{more}")
 
 
 def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
-    """A URL without the options of these names in its query, and these."""
+    """Return a URL without the options of these names, and these options."""
     check_url(url)
     base, mark, query = url.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
@@ -160,62 +160,82 @@ def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
 
 
 def configs_of_url(url: str) -> list[ServerConfig]:
-    """The servers of a URL: one, or some of a Cluster."""
+    """Return the servers of a URL: one, or some nodes of a Cluster."""
     scheme, separator, rest = url.partition("://")
     kind, plus, cluster = scheme.lower().partition("+")
     if not separator or (plus and cluster != "cluster"):
-        raise InvalidOption("a Redis URL begins with redis://, rediss://, unix:// or redis+cluster://")
+        raise InvalidOption("a Redis URL must begin with redis://, rediss://, unix:// or redis+cluster://")
     if not plus:
         return [ServerConfig.from_url(f"{kind}://{rest}")]
     at = len(rest) - len(rest.lstrip("/"))
-    end = min([place for mark in "/?" if (place := rest.find(mark, at)) >= 0], default=len(rest))
+    end = min([found for mark in "/?" if (found := rest.find(mark, at)) >= 0], default=len(rest))
     login, sign, hosts = rest[:end].rpartition("@")
-    return [ServerConfig.from_url(f"{kind}://{login}{sign}{host}{rest[end:]}").seed() for host in hosts.split(",")]
+    return [
+        ServerConfig.from_url(f"{kind}://{login}{sign}{host}{rest[end:]}").for_cluster() for host in hosts.split(",")
+    ]
 
 
 def configs_of_client(client: Any) -> tuple[list[ServerConfig], bool]:
-    """The servers that a client knows (or was made of a URL for), and if they are a Cluster."""
+    """Return the servers of a client, and whether they are a Cluster. A list of configs is returned as it is."""
     if isinstance(client, list):
-        return client, client[0].seeds
+        return client, client[0].cluster
     if isinstance(client, _asyncio.RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()
-        return [ServerConfig.of(node.connection_class, node.connection_kwargs).seed() for node in nodes], True
+        return [
+            ServerConfig.from_arguments(node.connection_class, node.connection_kwargs).for_cluster() for node in nodes
+        ], True
     if isinstance(client, _asyncio.Redis):
         pool = client.connection_pool
-        return [ServerConfig.of(pool.connection_class, pool.connection_kwargs)], False
-    raise InvalidOption(f"client is a redis.asyncio.Redis or RedisCluster, not {type(client).__name__}")
+        return [ServerConfig.from_arguments(pool.connection_class, pool.connection_kwargs)], False
+    raise InvalidOption(f"client must be a redis.asyncio.Redis or RedisCluster, not {type(client).__name__}")
 
 
 class RedisConnection:
-    """One connection, made when it is first needed and again after it broke. One exchange at a time."""
+    """A connection that opens on first use and reopens after a failure. It makes one exchange at a time."""
 
     def __init__(self, config: ServerConfig, timeout: float) -> None:
-        self.place = config.place
+        self.location = config.location
         self._config = config
         self._timeout = timeout
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        # One timer serves many exchanges: starting and cancelling one for each would cost more than the rest of it.
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        self._exchanging: asyncio.Task[Any] | None = None
+        self._timed_out = False
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send all commands at once and read their answers; refusals are ``Refused``, in their places.
+        """Send all commands at once and return their replies; an error reply is a ``Refused``.
 
-        Raises ``StorageUnavailable`` if no answer comes in time; its ``sent`` tells if a command may be made.
+        Raises ``StorageUnavailable`` if not all replies arrive within the timeout; its ``sent`` is whether the server
+        may have received the commands.
         """
-        async with self._turn:
+        async with self._lock:
             sent = False
             replies: list[Reply] = []
+            task = self._start_timer()
+            cancelling = task.cancelling()
             try:
-                async with asyncio.timeout(self._timeout):
-                    connection = self._connection
-                    if connection is None:
-                        connection = await self._connect()
-                    packed = b"".join([_hiredis.pack_command(tuple(command)) for command in commands])
-                    sent = True
-                    await connection.send_packed_command(packed, check_health=False)
-                    for _ in commands:
-                        replies.append(await self._read(connection))  # noqa: PERF401 how far it came matters
-                    return replies
+                connection = self._connection
+                if connection is None:
+                    connection = await self._connect()
+                packed = b"".join(map(_hiredis.pack_command, commands))
+                sent = True
+                await connection.send_packed_command(packed, check_health=False)
+                read = connection.read_response
+                for _ in commands:
+                    try:
+                        replies.append(await read())
+                    except _errors.ResponseError as error:
+                        replies.append(Refused(_code(error), str(error)))
+                return replies
+            except asyncio.CancelledError as error:
+                await self.close()
+                if not self._timed_out or task.uncancel() > cancelling:
+                    raise
+                raise self._unavailable(f"does not answer within {self._timeout:g} s", None, sent=sent) from error
             except StorageUnavailable:
                 await self.close()
                 raise
@@ -225,76 +245,91 @@ class RedisConnection:
             except _errors.AuthenticationError as error:
                 await self.close()
                 raise self._unavailable(
-                    "refuses the user or password of its URL", error, sent=bool(replies), final=True
+                    "refuses the user or password", error, sent=bool(replies), final=True
                 ) from error
             except _errors.ResponseError as error:
-                # Refusals of commands are answers; this is one of the handshake.
+                # Errors of commands are replies, so this is an error of the handshake.
                 await self.close()
                 if "DB index" not in str(error):
-                    raise self._unavailable("is not reached", error, sent=sent) from error
+                    raise self._unavailable("cannot be reached", error, sent=sent) from error
                 raise self._unavailable(
-                    f"has no database {self._config.arguments.get('db')}; give a lower number, "
+                    f"has no database {self._config.arguments.get('db')}; use a lower number, "
                     "or raise databases in its configuration",
                     error,
                     sent=sent,
                     final=True,
                 ) from error
-            except TimeoutError as error:
-                await self.close()
-                raise self._unavailable(f"does not answer within {self._timeout:g} s", None, sent=sent) from error
             except (_errors.RedisError, OSError) as error:
                 await self.close()
-                raise self._unavailable("is not reached", error, sent=sent) from error
+                raise self._unavailable("cannot be reached", error, sent=sent) from error
             except BaseException:
-                # Answers are under way that nobody will read.
+                # Replies may still arrive, and nothing will read them.
                 await self.close()
                 raise
+            finally:
+                self._exchanging = None
 
     async def close(self, *, wait: bool = False) -> None:
-        """Let go of the connection, and wait until it is closed; the next exchange makes a new one."""
+        """Close the connection, and ``wait`` until it is closed; the next exchange opens a new one."""
         connection, self._connection = self._connection, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if connection is None:
             return
         try:
             await connection.disconnect(nowait=not wait)
         except RuntimeError:
-            # A loop that ended took its connections along.
+            # The connections of a closed loop are closed already.
             if self._loop is None or not self._loop.is_closed():
                 raise
 
+    def _start_timer(self) -> asyncio.Task[Any]:
+        """Cancel the current task when the timeout has passed, unless the exchange has ended."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._exchanging, self._timed_out, self._deadline = task, False, loop.time() + self._timeout
+        if self._timer is None:
+            self._timer = loop.call_at(self._deadline, self._check_deadline)
+        return task
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._exchanging is None:
+            return
+        loop = self._exchanging.get_loop()
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._check_deadline)
+        else:
+            self._timed_out = True
+            self._exchanging.cancel()
+
     async def _connect(self) -> Any:
         connection = self._config.kind(**self._config.arguments)
-        # Kept from the start, so that whatever interrupts the handshake also closes it.
+        # Set before the handshake, so that an interrupted handshake is closed too.
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._load_files(connection)
         await connection.connect()
         return connection
 
     def _load_files(self, connection: Any) -> None:
-        """Read the files of TLS, which the driver would only do in the handshake, where they look like the network."""
+        """Read the TLS files now: in the driver's handshake their errors would look like network errors."""
         tls = getattr(connection, "ssl_context", None)
         if tls is None:
             return
         try:
             tls.get()
         except (OSError, ValueError) as error:
-            given = [(name, self._config.arguments.get(name)) for name in _FILES]
+            given = [(name, self._config.arguments.get(name)) for name in _TLS_FILES]
             named = ", ".join(f"{name}={value}" for name, value in given if value) or "its ssl options"
-            raise self._unavailable(
-                f"cannot be asked over TLS; correct {named}", error, sent=False, final=True
-            ) from error
-
-    async def _read(self, connection: Any) -> Reply:
-        try:
-            return await connection.read_response()
-        except _errors.ResponseError as error:
-            return Refused(_code(error), str(error))
+            raise self._unavailable(f"cannot be used over TLS; fix {named}", error, sent=False, final=True) from error
 
     def _unavailable(
         self, what: str, error: Exception | None, *, sent: bool, final: bool = False
     ) -> StorageUnavailable:
         why = f" ({error})" if error is not None and str(error) else ""
-        return StorageUnavailable(f"Redis at {self.place} {what}{why}", sent=sent, final=final)
+        return StorageUnavailable(f"Redis at {self.location} {what}{why}", sent=sent, final=final)
 
 
 def _code(error: Exception) -> str:
@@ -304,7 +339,7 @@ def _code(error: Exception) -> str:
     return str(error).partition(" ")[0]
 
 
-#: The driver cuts these words off the message.
+#: The driver removes these codes from the message.
 _CODES: Final = (
     (_errors.MovedError, "MOVED"),
     (_errors.AskError, "ASK"),

@@ -1,4 +1,4 @@
-"""Script calls to a Redis Cluster: each to the node that has its hash tag, all nodes at the same time."""
+"""Script calls to a Redis Cluster: each to the node that has its hash tag, to all nodes concurrently."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from stepwell.errors import StorageUnavailable
+from stepwell.record import Address
 from stepwell.storage.redis.client import RedisConnection, Refused, ServerConfig
 from stepwell.storage.redis.server import Answer, Request, ask, refused
-from stepwell.storage.redis.wire import TAGS
+from stepwell.storage.redis.wire import TAGS, tag_of
 
 __all__ = ["Cluster"]
 
-#: The slot of each hash tag, by the Cluster's own checksum.
+#: The slot of each hash tag, computed as the Cluster does.
 _SLOTS: Final = [crc_hqx(f"{tag:02}".encode(), 0) % 16384 for tag in range(TAGS)]
-#: How often one call may be sent elsewhere before it is given back to its lane.
+#: How often one call is redirected before its lane retries it.
 _REDIRECTIONS: Final = 5
 
 
 class ClusterNode(NamedTuple):
-    """A server of the Cluster."""
+    """The address of a server of the Cluster."""
 
     host: str
     port: int
 
 
 class Cluster:
-    """Knows which node has which hash tag, and follows when that changes."""
+    """Keeps a map from hash tags to nodes, and updates it when slots move."""
 
     spread = True
 
@@ -36,46 +37,47 @@ class Cluster:
         self._configs = configs
         self._timeout = timeout
         self._owners: list[ClusterNode | None] = [None] * TAGS
-        #: Who may be asked for the map, replicas too; the last that answered is the last to be asked again.
+        #: All nodes, replicas included, in the order in which to query them for the map of slots.
         self._known: list[ClusterNode] = []
         self._connections: dict[tuple[Hashable, ClusterNode], RedisConnection] = {}
-        self._learning = asyncio.Lock()
-        self._learned = 0
+        self._loading = asyncio.Lock()
+        #: How often the map was loaded.
+        self._loads = 0
 
     @property
-    def place(self) -> str:
-        """Where it was first looked for, as it may be shown."""
-        return ",".join(config.place for config in self._configs)
+    def location(self) -> str:
+        """The nodes of the URL, without credentials."""
+        return ",".join(config.location for config in self._configs)
 
-    def node_of(self, tag: int) -> Hashable:
-        """What the keys of a hash tag share their lanes with."""
-        return self._owners[tag]
+    def node_of(self, address: Address) -> Hashable:
+        """Return the node that has an address. Addresses of one node share their lanes."""
+        return self._owners[tag_of(address)]
 
     async def open(self, lane: Hashable) -> None:
-        """Find out which node has what."""
-        await self._learn()
+        """Load the map of slots."""
+        await self._load_slots()
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
-        """Make these calls over the lane's connections, redirected as often as need be.
+        """Send these calls over the lane's connections, and follow redirections.
 
-        Raises ``StorageUnavailable`` with ``sent`` if some of them may be made.
+        Raises ``StorageUnavailable`` with ``sent=True`` if some of them may have been applied.
         """
         if any(self._owners[request.tag] is None for request in requests):
-            await self._learn()
+            await self._load_slots()
         answers: dict[int, Answer] = {}
-        open_calls = [(n, self._owner(request.tag), False) for n, request in enumerate(requests)]
+        pending = [(n, self._owner(request.tag), False) for n, request in enumerate(requests)]
         for _ in range(_REDIRECTIONS):
             groups: dict[tuple[ClusterNode, bool], list[int]] = {}
-            for n, node, asking in open_calls:
+            for n, node, asking in pending:
                 groups.setdefault((node, asking), []).append(n)
             outcomes = await self._exchange(lane, groups, requests, wait)
-            open_calls = []
-            for (node, _), places, outcome in zip(groups, groups.values(), outcomes, strict=True):
+            pending = []
+            for (node, _), indexes, outcome in zip(groups, groups.values(), outcomes, strict=True):
                 if isinstance(outcome, StorageUnavailable):
-                    await self._relearn()
+                    await self._reload_slots()
                     outcome.sent = outcome.sent or bool(answers) or len(outcomes) > 1
                     raise outcome
-                for n, answer in zip(places, outcome, strict=True):
+                for n, answer in zip(indexes, outcome, strict=True):
                     reply = answer.reply
                     if not isinstance(reply, Refused):
                         answers[n] = answer
@@ -83,26 +85,28 @@ class Cluster:
                         target = _target(reply, node)
                         if reply.code == "MOVED":
                             self._owners[requests[n].tag] = target
-                        open_calls.append((n, target, reply.code == "ASK"))
+                        pending.append((n, target, reply.code == "ASK"))
                     else:
                         error = refused(reply, f"{node.host}:{node.port}")
                         if isinstance(error, StorageUnavailable):
                             error.sent = len(requests) > 1
                             if reply.code != "TRYAGAIN":
-                                await self._relearn()
+                                await self._reload_slots()
                         raise error
-            if not open_calls:
+            if not pending:
                 return [answers[n] for n in range(len(requests))]
-        raise StorageUnavailable(f"Redis Cluster at {self.place} sends a call from node to node", sent=bool(answers))
+        raise StorageUnavailable(
+            f"the Redis Cluster at {self.location} redirects a call from node to node", sent=bool(answers)
+        )
 
     async def lost(self, lane: Hashable) -> None:
-        """A node is not what it was: look who has its slots now."""
-        await self._relearn()
+        """Reload the map of slots after a node was lost or replaced."""
+        await self._reload_slots()
 
     async def close(self) -> None:
         """Close all connections."""
-        # The next use may be from another loop.
-        self._learning = asyncio.Lock()
+        # The next use may be in another event loop.
+        self._loading = asyncio.Lock()
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close(wait=True)
@@ -110,42 +114,46 @@ class Cluster:
     async def _exchange(
         self, lane: Hashable, groups: dict[tuple[ClusterNode, bool], list[int]], requests: Sequence[Request], wait: int
     ) -> list[list[Answer] | StorageUnavailable]:
-        async def one(node: ClusterNode, asking: bool, places: list[int]) -> list[Answer] | StorageUnavailable:
+        async def one(node: ClusterNode, asking: bool, indexes: list[int]) -> list[Answer] | StorageUnavailable:
             before = ("ASKING",) if asking else None
             try:
-                return await ask(self._connection(lane, node), [requests[n] for n in places], wait, before)
+                return await ask(self._connection(lane, node), [requests[n] for n in indexes], wait, before)
             except StorageUnavailable as error:
                 return error
 
-        calls = [one(node, asking, places) for (node, asking), places in groups.items()]
-        # Usually a lane's node is the only one: a task for it would cost more than the call.
+        calls = [one(node, asking, indexes) for (node, asking), indexes in groups.items()]
+        # A lane usually has one node. A task for a single call would cost more than the call.
         return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
 
     def _owner(self, tag: int) -> ClusterNode:
         node = self._owners[tag]
         if node is None:
-            raise StorageUnavailable(f"no node of the Redis Cluster at {self.place} has slot {_SLOTS[tag]}", sent=False)
+            raise StorageUnavailable(
+                f"no node of the Redis Cluster at {self.location} has slot {_SLOTS[tag]}", sent=False
+            )
         return node
 
     def _connection(self, lane: Hashable, node: ClusterNode) -> RedisConnection:
         connection = self._connections.get((lane, node))
         if connection is None:
-            connection = self._connections[lane, node] = RedisConnection(self._configs[0].at(*node), self._timeout)
+            connection = self._connections[lane, node] = RedisConnection(
+                self._configs[0].with_address(*node), self._timeout
+            )
         return connection
 
-    async def _relearn(self) -> None:
+    async def _reload_slots(self) -> None:
         try:
-            await self._learn()
+            await self._load_slots()
         except StorageUnavailable:
-            # The caller has an error to raise already, and its lane tries again.
+            # The caller already has an error to raise, and its lane retries.
             return
 
-    async def _learn(self) -> None:
-        """Ask one node after the other which node has which slots, until one answers."""
-        learned = self._learned
-        async with self._learning:
-            if self._learned != learned:
-                # Somebody else did while we waited.
+    async def _load_slots(self) -> None:
+        """Load the map of slots from the first node that answers."""
+        loads = self._loads
+        async with self._loading:
+            if self._loads != loads:
+                # Another task loaded it meanwhile.
                 return
             seeds = [
                 ClusterNode(str(config.arguments.get("host")), int(config.arguments.get("port", 6379)))
@@ -153,7 +161,7 @@ class Cluster:
             ]
             problem: StorageUnavailable | None = None
             for node in dict.fromkeys([*self._known, *seeds]):
-                connection = RedisConnection(self._configs[0].at(*node), min(self._timeout, 1.0))
+                connection = RedisConnection(self._configs[0].with_address(*node), min(self._timeout, 1.0))
                 try:
                     (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])
                 except StorageUnavailable as error:
@@ -165,32 +173,32 @@ class Cluster:
                     await connection.close()
                 if isinstance(ranges, Refused):
                     problem = StorageUnavailable(
-                        f"Redis at {node.host}:{node.port} does not tell of a Cluster ({ranges.message}); "
+                        f"Redis at {node.host}:{node.port} is not part of a Cluster ({ranges.message}); "
                         "use redis:// for a single server",
                         sent=False,
                         final=ranges.code == "ERR",
                     )
                     continue
-                self._note(ranges, node)
+                self._set_slots(ranges, node)
                 return
             assert problem is not None
             problem.sent = False
             raise problem
 
-    def _note(self, ranges: list[Any], told_by: ClusterNode) -> None:
+    def _set_slots(self, ranges: list[Any], source: ClusterNode) -> None:
         owners: list[ClusterNode | None] = [None] * TAGS
         known: dict[ClusterNode, None] = {}
         for first, last, *servers in ranges:
-            nodes = [ClusterNode(server[0] or told_by.host, int(server[1])) for server in servers]
+            nodes = [ClusterNode(server[0] or source.host, int(server[1])) for server in servers]
             known.update(dict.fromkeys(nodes))
             for tag, slot in enumerate(_SLOTS):
                 if first <= slot <= last:
                     owners[tag] = nodes[0]
-        known.pop(told_by, None)
-        self._owners, self._known = owners, [*known, told_by]
-        self._learned += 1
+        known.pop(source, None)
+        self._owners, self._known = owners, [*known, source]
+        self._loads += 1
 
 
-def _target(reply: Refused, told_by: ClusterNode) -> ClusterNode:
+def _target(reply: Refused, source: ClusterNode) -> ClusterNode:
     host, _, port = reply.message.split()[-1].rpartition(":")
-    return ClusterNode(host or told_by.host, int(port))
+    return ClusterNode(host or source.host, int(port))

@@ -1,8 +1,8 @@
--- Keys of one namespace whose deadline has come, the earliest first.
+-- Return the keys of one namespace whose deadline has passed, earliest first.
 --
 -- KEYS: "-", an index of deadlines (d:).
--- ARGV: now, width, the latest deadline ("": now), how many at most, the namespace, and the deadline and key of the
--- last one of the page before, or two empty ones. Gives key, deadline, key, deadline.
+-- ARGV: now, width, the latest deadline ("": now), the limit, the namespace, and the deadline and key of the last
+-- entry of the previous page, or two empty strings. Returns key, deadline, key, deadline.
 
 local prefix = sub(KEYS[2], 1, width)
 local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
@@ -10,7 +10,7 @@ if before == '' then
   before = now_text
 end
 
--- By bytes, as the index is sorted; Lua's own comparison goes by the server's locale.
+-- Compare bytes, as the index does. Lua's own comparison depends on the server's locale.
 local function greater(a, b)
   for n = 1, math.min(#a, #b) do
     local x, y = string.byte(a, n), string.byte(b, n)

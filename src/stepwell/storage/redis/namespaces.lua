@@ -1,4 +1,4 @@
--- Namespaces that have records, as they stand in keys.
+-- Return the namespaces that have records, as they are written in keys.
 --
 -- KEYS: "-", the index of namespaces (s). ARGV: now, width.
 

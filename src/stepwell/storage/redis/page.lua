@@ -1,12 +1,12 @@
--- Some records of one index, in the order of their keys.
+-- Return a page of records of one index, in the order of their keys.
 --
 -- KEYS: "-", an index (n: or g:).
--- ARGV: now, width, the last key of the page before with "(" in front (or "-"), how many records at most, the flow
--- and the state that they must have ("*" any, "-" none, "=..." this one), and the namespace.
--- With "0" for how many: gives how many keys follow, at most. Otherwise
--- gives the last key that was looked at (or false at the end), then key and record, key and record.
+-- ARGV: now, width, "(" with the last key of the previous page (or "-"), the limit, the flow and the state to filter by
+-- ("*" any, "-" none, "=..." this one), and the namespace.
+-- With the limit "0" it returns an upper bound for the number of keys that follow. Otherwise it returns the last key
+-- that was examined (or false at the end), then key, record, key, record.
 
--- A call ends after so many keys, or so many bytes: other clients wait for it.
+-- Limits of one call, because other clients have to wait for it.
 local KEYS_A_CALL, BYTES_A_CALL = 1000, 1000000
 
 local prefix = sub(KEYS[2], 1, width)
@@ -25,7 +25,7 @@ local page = {false}
 local bytes = 0
 for n = 1, #keys do
   local key = prefix .. 'r:' .. space .. '/' .. keys[n]
-  -- A key that somebody else wrote over must not end the scan: it is no record any more.
+  -- A key that another program has overwritten is no record any more, and must not end the scan.
   local found = redis.pcall('HMGET', key, '$z', '$e', '$f', '$s')
   local hidden = found.err or not tonumber(found[1]) or (found[2] and (tonumber(found[2]) or 0) <= now)
   if not hidden and fits(flow, found[3]) and fits(state, found[4]) then

@@ -1,28 +1,28 @@
--- What all scripts share; it is put in front of each of them.
+-- The layout of the keys, and functions for all scripts. This file is prepended to each of them.
 --
--- Keys, with the prefix "stepwell:{17}:" in front of all, so that a record and its index entries share a slot:
+-- All keys begin with a prefix such as "stepwell:{17}:", so that a record and its index entries share a slot:
 --   r:<address>     the record, a hash: data fields under their names, and the fields listed below
 --   p:<address>     its parts, a hash
---   l:<address>     its lease: "<until> <token>"; the key's TTL only collects garbage
+--   l:<address>     its lease: "<until> <token>"; the TTL of the key is only for cleanup
 --   m:<address>     its memo: "<until> <text>"; likewise
 --   n:<namespace>   the keys of all records of a namespace, sorted
 --   g:<namespace>/<tag>   the keys of those with a tag, sorted
 --   d:<namespace>   the keys of those with a deadline, by deadline
 --   s               the namespaces that have records
---   x               the addresses of what a sweep may remove, by the time from which it may
+--   x               the addresses that a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch, or the fence of its claims
---   -               never written: a call names it as a key, and so it is refused while its slot is moved by
---                   hand from node to node, when some keys of a record may be here and some there
+--   -               never written. A call names it as a key, so that it is refused while its slot migrates between
+--                   nodes key by key, when some keys of a record may be on one node and some on the other
 --
 -- Fields of the record ("$" and a letter is no data field's name):
 --   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
 --   $h head   $f flow   $s state   $g tags, each ended by a newline
--- With $z it is a record. Without, it is what one leaves behind: a tombstone ($v $w $b $t $g); the tags of an expired
--- one whose memo still counts ($g); or the mark of one that was forgotten under its holder ($b).
+-- A hash with $z is a record. Without $z it is the rest of one: a tombstone ($v $w $b $t $g); the tags of an expired
+-- record whose memo is still valid ($g); or the marker of a record that was forgotten while it was held ($b).
 --
--- Values are never parsed. Numbers are doubles: exact up to 2^53, if they are written with enough digits.
+-- Values are never parsed. Numbers are doubles, which are exact up to 2^53 if written with enough digits.
 
--- Locals are quicker to reach than globals.
+-- Access to locals is faster than to globals.
 local ARGV, KEYS, call, tonumber, unpack = ARGV, KEYS, redis.call, tonumber, unpack
 local find, format, sub = string.find, string.format, string.sub
 
@@ -35,10 +35,10 @@ end
 local width = tonumber(ARGV[2])
 
 local DAY = 86400
--- Beyond this many arguments, unpack() fails; lists are sent in pieces.
+-- unpack() fails for long lists, so they are sent in pieces of this length.
 local MOST = 4000
 
--- Lua's own conversion keeps 14 digits only.
+-- Lua's own conversion keeps only 14 digits.
 local function exact(number)
   return format('%.17g', number)
 end
@@ -61,7 +61,7 @@ local function split(name)
   end
 end
 
--- "<until> <text>", as leases and memos are kept: the text, and until when it counts.
+-- Split "<until> <text>", the form of leases and memos; return the text and the time until which it is valid.
 local function timed(kept)
   if not kept then
     return nil, 0
@@ -70,14 +70,14 @@ local function timed(kept)
   return sub(kept, space + 1), tonumber(sub(kept, 1, space - 1))
 end
 
--- For seconds as they were given: "<until> " and the TTL. Most claims of a batch are equally long.
+-- A cache from seconds to "<until> " and the TTL. Most claims of a batch have the same length.
 local spans = {}
 
 local function keep_timed(key, text, seconds)
   local span = spans[seconds]
   if not span then
     local count = tonumber(seconds)
-    -- A minute longer than it counts: what counts is judged by one clock, which need not be the server's.
+    -- The key outlives its validity by a minute, because the clock in use may differ from the server's.
     span = {exact(now + count) .. ' ', whole(math.ceil(math.max(count, 0) * 1000) + 60000)}
     spans[seconds] = span
   end
@@ -93,7 +93,7 @@ local function untag(prefix, name, tags)
   end
 end
 
--- Out of the indexes of records and deadlines. Tags stay as long as anything does.
+-- Remove a record from the indexes of records and deadlines. Its tags stay in their index until the rest is removed.
 local function unlist(prefix, name, deadline)
   local space, key = split(name)
   call('ZREM', prefix .. 'n:' .. space, key)

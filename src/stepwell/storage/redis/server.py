@@ -1,4 +1,4 @@
-"""Script calls to one Redis server, several at once in one round trip."""
+"""Script calls to one Redis server, several of them in one round trip."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from stepwell.errors import StorageError, StorageUnavailable
+from stepwell.record import Address
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import Script
 
 __all__ = ["Answer", "Request", "Server", "ask", "refused"]
 
-#: Refusals that another try may not meet.
-_AGAIN = frozenset({"READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED", "FENCED"})
+#: Error codes of conditions that may pass.
+_RETRYABLE = frozenset(
+    {"READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED", "FENCED"}
+)
 
 
 class Request(NamedTuple):
-    """One call of a script; all its keys have this hash tag, unless one server has them all."""
+    """One call of a script. All its keys have this hash tag, unless one server has all keys."""
 
     tag: int
     script: Script
-    keys: Sequence[str]
-    arguments: Sequence[str]
-
-    def command(self) -> Command:
-        """The call as it is sent."""
-        return ("EVALSHA", self.script.sha, str(len(self.keys)), *self.keys, *self.arguments)
+    command: Command
 
 
 class Answer(NamedTuple):
-    """What a script gave, and if a replica has it too (where that was asked for)."""
+    """The reply of a script, and whether a replica has the write (``True`` if that was not requested)."""
 
     reply: Reply
     replicated: bool
@@ -38,66 +36,68 @@ class Answer(NamedTuple):
 async def ask(
     connection: RedisConnection, requests: Sequence[Request], wait: int = 0, before: Command | None = None
 ) -> list[Answer]:
-    """Make these calls in one round trip, two if the server has to learn a script first.
+    """Send these calls in one round trip, or two if the server does not have a script yet.
 
-    ``wait``: also wait so many milliseconds for a replica. ``before``: a command in front of each call.
+    ``wait``: milliseconds to wait for a replica. ``before``: a command to send before each call.
     """
-    replies = await connection.exchange(_commands(requests, wait, before))
-    answers = _answers(replies, len(requests), wait, before)
-    unknown = [n for n, answer in enumerate(answers) if _code(answer) == "NOSCRIPT"]
-    if unknown:
-        calls = [requests[n] for n in unknown]
-        learn: list[Command] = [("SCRIPT", "LOAD", script.source) for script in {call.script for call in calls}]
+    answers = await _exchange(connection, [], requests, wait, before)
+    missing = []
+    for n, (reply, _) in enumerate(answers):
+        if type(reply) is Refused and reply.code == "NOSCRIPT":
+            missing.append(n)
+    if missing:
+        calls = [requests[n] for n in missing]
+        load: list[Command] = [("SCRIPT", "LOAD", script.source) for script in {call.script for call in calls}]
         try:
-            replies = await connection.exchange([*learn, *_commands(calls, wait, before)])
+            repeated = await _exchange(connection, load, calls, wait, before)
         except StorageUnavailable as error:
-            # The other calls may be made already.
+            # The other calls may have been applied already.
             error.sent = True
             raise
-        for n, answer in zip(unknown, _answers(replies[len(learn) :], len(calls), wait, before), strict=True):
+        for n, answer in zip(missing, repeated, strict=True):
             answers[n] = answer
     return answers
 
 
-def _commands(requests: Sequence[Request], wait: int, before: Command | None) -> list[Command]:
-    commands: list[Command] = []
-    for request in requests:
+async def _exchange(
+    connection: RedisConnection, first: list[Command], requests: Sequence[Request], wait: int, before: Command | None
+) -> list[Answer]:
+    commands = first.copy()
+    for _, _, command in requests:
         if before is not None:
             commands.append(before)
-        commands.append(request.command())
+        commands.append(command)
     if wait:
         commands.append(("WAIT", "1", str(wait)))
-    return commands
-
-
-def _answers(replies: list[Reply], count: int, wait: int, before: Command | None) -> list[Answer]:
+    replies = await connection.exchange(commands)
     replicated = not wait or (isinstance(replies[-1], int) and replies[-1] > 0)
-    step = 1 if before is None else 2
-    return [Answer(reply, replicated) for reply in replies[step - 1 : count * step : step]]
+    at, step = (len(first), 1) if before is None else (len(first) + 1, 2)
+    answers = []
+    for _ in requests:
+        answers.append(Answer(replies[at], replicated))
+        at += step
+    return answers
 
 
-def _code(answer: Answer) -> str:
-    return answer.reply.code if isinstance(answer.reply, Refused) else ""
-
-
-def refused(reply: Refused, place: str) -> StorageError:
-    """The error for a call that a server refused as a whole."""
+def refused(reply: Refused, location: str) -> StorageError:
+    """Return the error for a call that a server refused as a whole."""
     code = reply.code
-    if code in _AGAIN:
-        return StorageUnavailable(f"Redis at {place} cannot take this now: {code} {reply.message}", sent=False)
+    if code in _RETRYABLE:
+        return StorageUnavailable(f"Redis at {location} cannot handle this now: {code} {reply.message}", sent=False)
     if code == "NOPERM":
         return StorageUnavailable(
-            f"Redis at {place} does not let its user do this ({reply.message}); see the ACL line in docs/redis.md",
+            f"Redis at {location} does not permit its user to do this ({reply.message}); "
+            "see the ACL line in docs/redis.md",
             sent=False,
             final=True,
         )
-    return StorageError(f"Redis at {place} refused a call: {reply.message}")
+    return StorageError(f"Redis at {location} refused a call: {reply.message}")
 
 
 class Server:
-    """A server that has all keys, so that a batch is one call, whatever its hash tags."""
+    """A server that has all keys, so that a batch is one call whatever its hash tags."""
 
-    #: A call for each hash tag.
+    #: Whether each hash tag needs a call of its own.
     spread = False
 
     def __init__(self, config: ServerConfig, timeout: float) -> None:
@@ -106,43 +106,39 @@ class Server:
         self._connections: dict[Hashable, RedisConnection] = {}
 
     @property
-    def place(self) -> str:
-        """Where it is, as it may be shown."""
-        return self._config.place
+    def location(self) -> str:
+        """The host and port, without credentials."""
+        return self._config.location
 
-    def node_of(self, tag: int) -> Hashable:
-        """What the keys of a hash tag share their lanes with.
-
-        Two halves: while the server works on one, this process works on the other.
-        """
-        return tag % 2
+    def node_of(self, address: Address) -> Hashable:
+        """Return which of two lanes an address uses: while the server works on one, this process works on the other."""
+        return hash(address) & 1
 
     async def open(self, lane: Hashable) -> None:
-        """Find out if anybody is there, over the connection of a lane."""
+        """Check that the server answers."""
         await self._connection(lane).exchange([("PING",)])
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
-        """Make these calls over the lane's connection. Refusals of whole calls are raised."""
-        connection = self._connection(lane)
-        answers = await ask(connection, requests, wait)
+        """Send these calls over the lane's connection, and raise if the server refused one as a whole."""
+        answers = await ask(self._connections.get(lane) or self._connection(lane), requests, wait)
         for reply, _ in answers:
-            if isinstance(reply, Refused):
+            if type(reply) is Refused:
                 if reply.code in {"MOVED", "CROSSSLOT", "ASK"}:
                     raise StorageUnavailable(
-                        f"Redis at {self.place} is part of a Cluster; use redis+cluster:// in its URL",
+                        f"Redis at {self.location} is part of a Cluster; use redis+cluster:// in its URL",
                         sent=False,
                         final=True,
                     )
                 if reply.code == "READONLY":
                     await self.lost(lane)
-                error = refused(reply, self.place)
+                error = refused(reply, self.location)
                 if isinstance(error, StorageUnavailable) and len(answers) > 1:
                     error.sent = True
                 raise error
         return answers
 
     async def lost(self, lane: Hashable) -> None:
-        """The server at the other end is not the one it was: connect anew, its name may lead elsewhere now."""
+        """Reconnect before the next call: after a failover the host name may lead to another server."""
         await self._connection(lane).close()
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Records in Redis or Valkey, single server or Cluster: many workers, one state.
+"""Records in Redis or Valkey, on a single server or a Cluster, shared by many workers.
 
-What is kept where is in ``record.lua``. A batch is one call of ``batch.lua``; in a Cluster one for
-each hash tag, all nodes at the same time.
+``record.lua`` documents the keys. A batch is one call of ``batch.lua``; in a Cluster it is one call for
+each hash tag, to all nodes concurrently.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from stepwell.storage.redis.wire import (
     TAGS,
     Keys,
     Script,
-    address_back,
     arguments,
-    namespace_back,
+    decode_address,
+    decode_space,
     result,
     space_of,
     stored,
+    tag_of,
 )
 
 if TYPE_CHECKING:
@@ -44,28 +45,28 @@ _TRACES: Final = Script("traces")
 _DUE: Final = Script("due")
 _SWEEP: Final = Script("sweep")
 
-#: Options that may stand in a URL, and what they are read as.
-_IN_URL: Final[dict[str, Callable[[str], Any]]] = {
+#: Options that may be given in a URL, and how they are parsed.
+_URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "prefix": str,
     "durability": str,
     "timeout": float,
     "patience": float,
     "sweep_every": float,
 }
-#: Connections: for writes, for the rest, to wait for replicas, and for calls that are not gathered.
+#: Connections: for writes, for other operations, for confirmations by replicas, and for calls outside of lanes.
 _WRITES, _REST, _CONFIRM, _ASIDE = "writes", "rest", "confirm", "aside"
-#: What a batch does with the key of its journal, see ``batch.lua``.
+#: How a batch uses the key of its journal, see ``batch.lua``.
 _JOURNAL, _CHECK, _RAISE = "journal", "check", "raise"
 
 
 class RedisStorage(Storage):
     """Keeps records in Redis 6.2 or newer, or in Valkey.
 
-    ``client``: of redis-py's asyncio part, plain or Cluster. Its address and credentials are used, over
-    connections of our own; it is never closed.
+    ``client``: a ``redis.asyncio.Redis`` or ``RedisCluster``. The storage takes the address and credentials from it,
+    opens connections of its own, and never closes the client.
 
-    ``prefix``: what all keys begin with. ``timeout``: how long one answer may take. ``patience``: how long a
-    broken connection is tried again. ``durability``: ``"wait"`` acknowledges a write when a replica has it.
+    ``prefix``: the beginning of all keys. ``timeout``: seconds to wait for one answer. ``patience``: seconds for which
+    calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when a replica has it.
     """
 
     def __init__(
@@ -92,33 +93,33 @@ class RedisStorage(Storage):
         configs, cluster = configs_of_client(client)
         self._server: Server | Cluster = Cluster(configs, timeout) if cluster else Server(configs[0], timeout)
         self._keys = Keys(prefix)
-        # Half of the timeout: the answer to WAIT itself must still come in time.
+        # Half of the timeout, so that the answer to WAIT itself arrives in time.
         self._wait = max(1, int(timeout * 500)) if durability == "wait" else 0
-        # Claims may be sent more than once. Each sending has a number. After a sending without an answer, the lane's
-        # next one for that hash tag raises the fence: the server then refuses the earlier one if it arrives later.
+        # Claims may be sent more than once, and each attempt has a number. After an attempt without an answer, the
+        # lane's next one for that hash tag raises the fence: the server refuses the earlier one if it arrives late.
         self._sent = 0
         self._unsure: set[tuple[str, int]] = set()
-        #: The node in whose lane the writes of each hash tag are.
+        #: The node whose lane has the writes of each hash tag. For a Cluster.
         self._write_nodes: list[Hashable] = [None] * TAGS
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://host:port,host:port``.
+        """Return a storage for ``redis://``, ``rediss://``, ``unix://`` or ``redis+cluster://host:port,host:port``.
 
-        Options may stand in its query; what is not ours is the driver's.
+        The query may contain options of the storage, and options of redis-py's connections.
         """
         if "client" in options:
-            raise InvalidOption("a client goes to RedisStorage(client) itself, in place of a URL")
-        rest, ours = split_url(url, frozenset(_IN_URL))
+            raise InvalidOption("pass a client to RedisStorage(client), without a URL")
+        rest, ours = split_url(url, frozenset(_URL_OPTIONS))
         for name, text in ours.items():
             try:
-                options.setdefault(name, _IN_URL[name](text))
+                options.setdefault(name, _URL_OPTIONS[name](text))
             except ValueError:
-                raise InvalidOption(f"{name} in a Redis URL is a number of seconds") from None
+                raise InvalidOption(f"{name} in a Redis URL must be a number of seconds") from None
         return cls(configs_of_url(rest), **options)
 
     def __repr__(self) -> str:
-        return f"<RedisStorage at {self._server.place}>"
+        return f"<RedisStorage at {self._server.location}>"
 
     async def _open(self) -> None:
         give_up = asyncio.get_running_loop().time() + self._patience
@@ -139,14 +140,17 @@ class RedisStorage(Storage):
         await self._server.close()
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
-        tag = self._keys.tag(operation.address)
-        node = self._server.node_of(tag)
+        server = self._server
+        node = server.node_of(operation.address)
         if type(operation) is not Apply:
             return _REST, node
+        if not server.spread:
+            return _WRITES, node
+        tag = tag_of(operation.address)
         before = self._write_nodes[tag]
         if node != before:
-            # Another node has the tag now. Writes to one address keep their order, so they stay in their lane until it
-            # has sent everything.
+            # The tag has moved to another node. Writes to one address keep their order, so they stay in their lane
+            # until it is idle.
             lane = self._lanes.get((_WRITES, before))
             if lane is not None and not lane.idle:
                 return _WRITES, before
@@ -158,25 +162,25 @@ class RedisStorage(Storage):
             return
         if self._loop is not asyncio.get_running_loop():
             raise StorageClosed
-        # A failed-over server that still has the claim also has everything that was written before it. To renew the
-        # claim checks that, and is a write for WAIT to wait for.
-        name = _CONFIRM, self._server.node_of(self._keys.tag(claim.address))
+        # After a failover, a server that still has the claim also has all earlier writes. Renewing the claim checks
+        # this, and is a write that WAIT can wait for.
+        name = _CONFIRM, self._server.node_of(claim.address)
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
         await lane.submit(claim._replace(renew=True))
 
     async def _run_confirm(self, batch: Batch) -> list[Result]:
-        node = self._server.node_of(self._keys.tag(batch[0].address))
-        return await self._make(batch, (_CONFIRM, node), wait=self._wait)
+        return await self._make(batch, (_CONFIRM, self._server.node_of(batch[0].address)), wait=self._wait)
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        writes = any(type(operation) is Apply for operation in operations)
+        kinds = {*map(type, operations)}
+        writes = Apply in kinds
         wait = self._wait if writes else 0
         if not isinstance(operations, Batch):
             return await self._make(operations, _ASIDE, wait=wait)
         lane = self.lane_of(operations[0])
         if writes:
             return await self._make(operations, lane, operations.lane, operations.number, wait=wait)
-        if all(type(operation) is Get for operation in operations):
+        if kinds == {Get}:
             return await self._make(operations, lane)
         self._sent += 1
         return await self._make(operations, lane, operations.lane, self._sent, fenced=True)
@@ -191,13 +195,13 @@ class RedisStorage(Storage):
         wait: int = 0,
         fenced: bool = False,
     ) -> list[Result]:
-        groups = self._grouped(operations)
+        groups = self._grouped(operations) if self._server.spread else [(0, range(len(operations)))]
         fences = {(journal, tag) for tag, _ in groups} if fenced else frozenset()
         unsure = self._unsure & fences
         requests = []
-        for tag, places in groups:
+        for tag, indexes in groups:
             use = _JOURNAL if not fenced else _RAISE if (journal, tag) in unsure else _CHECK
-            requests.append(self._batch(tag, [operations[n] for n in places], journal, number, use))
+            requests.append(self._batch(tag, operations, indexes, journal=journal, number=number, use=use))
         try:
             answers = await self._server.call(lane, requests, wait)
         except BaseException:
@@ -206,42 +210,44 @@ class RedisStorage(Storage):
         self._unsure -= unsure
         results: list[Result] = [None] * len(operations)
         try:
-            for (_, places), (reply, replicated) in zip(groups, answers, strict=True):
+            for (_, indexes), (reply, replicated) in zip(groups, answers, strict=True):
                 now = float(reply[0])
-                for n, answer in zip(places, reply[1:], strict=True):
+                for n, answer in zip(indexes, reply[1:], strict=True):
                     outcome = result(operations[n], answer, now)
                     if not replicated and type(outcome) in (Applied, Claimed):
                         outcome = NotReplicated(operations[n].address.text)
                     results[n] = outcome
         except StorageUnavailable as error:
-            # The calls of other hash tags were made.
+            # The calls for other hash tags were applied.
             error.sent = len(groups) > 1
             await self._server.lost(lane)
             raise
         return results
 
-    def _grouped(self, operations: Sequence[Operation]) -> list[tuple[int, list[int]]]:
-        """The places of the operations that go into one call, with its hash tag."""
-        if not self._server.spread:
-            return [(0, list(range(len(operations))))]
+    def _grouped(self, operations: Sequence[Operation]) -> list[tuple[int, Sequence[int]]]:
+        """Return each hash tag with the indexes of its operations."""
         groups: dict[int, list[int]] = {}
         for n, operation in enumerate(operations):
-            groups.setdefault(self._keys.tag(operation.address), []).append(n)
+            groups.setdefault(tag_of(operation.address), []).append(n)
         return list(groups.items())
 
-    def _batch(self, tag: int, operations: Sequence[Operation], journal: str, number: int, use: str) -> Request:
+    def _batch(
+        self, tag: int, operations: Sequence[Operation], indexes: Sequence[int], *, journal: str, number: int, use: str
+    ) -> Request:
         keys = self._keys
-        names = [keys.never(tag), keys.journal(tag, journal)]
-        row = [*self._basics(), str(number), use]
-        for operation in operations:
+        prefix = keys.prefixes[tag]
+        names = [f"{prefix}-", f"{prefix}j:{journal}"]
+        row = [self._now(), keys.width, str(number), use]
+        for n in indexes:
+            operation = operations[n]
             names.append(keys.record(operation.address))
             row += arguments(operation)
-        return Request(tag, _BATCH, names, row)
+        return Request(tag, _BATCH, ("EVALSHA", _BATCH.sha, str(len(names)), *names, *row))
 
-    def _basics(self) -> tuple[str, str]:
-        return "" if self.clock is None else repr(float(self.clock())), self._keys.width
+    def _now(self) -> str:
+        return "" if self.clock is None else repr(float(self.clock()))
 
-    # Listing, deadlines, sweeping: indexed by hash tag, so all 64 are asked at once.
+    # Listing, deadlines, sweeping: each hash tag has its own indexes, so one round trip queries all 64.
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         first, last = (0, None) if after is None else after
@@ -279,7 +285,7 @@ class RedisStorage(Storage):
     async def namespaces(self) -> list[str]:
         indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
         found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)
-        return sorted({namespace_back(space) for spaces in found for space in spaces})
+        return sorted({decode_space(space) for spaces in found for space in spaces})
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         space = space_of(namespace)
@@ -306,12 +312,12 @@ class RedisStorage(Storage):
         return sorted(found, key=lambda due: (due.deadline, due.address))[:limit]
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        indexes = [(tag, self._keys.leaving(tag)) for tag in range(TAGS)]
+        indexes = [(tag, self._keys.sweepable(tag)) for tag in range(TAGS)]
         counted = await self._ask(_SWEEP, indexes, [("0",)] * TAGS)
         due = [(index, reply[0]) for index, reply in zip(indexes, counted, strict=True) if reply[0]]
         expired: list[tuple[Address, str | None]] = []
         removed = 0
-        # What is held stays, so that a tag may give less than it has; then the others may give more.
+        # Records that are held stay, so a tag may remove fewer than it counted; the others then may remove more.
         while due and removed < limit:
             rooms: list[int] = []
             for _, count in due:
@@ -321,20 +327,22 @@ class RedisStorage(Storage):
             replies = await self._ask(_SWEEP, [index for index, _ in chosen], [(str(room),) for _, room in chosen])
             for _, gone, *records in replies:
                 removed += gone
-                expired += [(address_back(name), head) for name, head in zip(records[::2], records[1::2], strict=True)]
+                expired += [
+                    (decode_address(name), head) for name, head in zip(records[::2], records[1::2], strict=True)
+                ]
         return Swept(expired, removed)
 
     async def _ask(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
     ) -> list[list[Any]]:
-        """Call a script on each of these indexes, in one round trip."""
+        """Call a script on each of these indexes in one round trip."""
         if not indexes:
             return []
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        basics = self._basics()
+        call, basics = ("EVALSHA", script.sha, "2"), (self._now(), self._keys.width)
         requests = [
-            Request(tag, script, (self._keys.never(tag), index), (*basics, *row))
+            Request(tag, script, (*call, f"{self._keys.prefixes[tag]}-", index, *basics, *row))
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
         return [answer.reply for answer in await self._server.call(_ASIDE, requests)]

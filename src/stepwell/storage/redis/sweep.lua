@@ -1,13 +1,13 @@
--- Remove records that have expired and old tombstones, with their index entries, unless somebody holds them.
+-- Remove expired records and old tombstones with their index entries, unless they are held.
 --
--- KEYS: "-", the index of what may be removed (x).
--- ARGV: now, width, how many at most ("0": only count them).
--- Gives how many there were to remove, how many were removed, then address and head (or false) of each expired record.
+-- KEYS: "-", the index of removable addresses (x).
+-- ARGV: now, width, the limit ("0": only count them).
+-- Returns the number of removable addresses, the number removed, then address and head (or false) of expired records.
 
 local prefix = sub(KEYS[2], 1, width)
 local most = tonumber(ARGV[3])
 local swept = {call('ZCOUNT', KEYS[2], '-inf', now_text), 0}
--- What has to stay for now is stepped over.
+-- The number of addresses that have to stay for now.
 local stay = 0
 while swept[2] < most do
   local names = call('ZRANGEBYSCORE', KEYS[2], '-inf', now_text, 'LIMIT', stay, most - swept[2])
@@ -20,7 +20,7 @@ while swept[2] < most do
     local beside = call('MGET', prefix .. 'l:' .. name, prefix .. 'm:' .. name)
     local _, lease_till = timed(beside[1])
     local _, memo_till = timed(beside[2])
-    -- What is left of a record stays as long as its memo.
+    -- A tombstone stays as long as its memo.
     if lease_till > now or (not found[1] and memo_till > now) then
       stay = stay + 1
     else
@@ -31,7 +31,7 @@ while swept[2] < most do
       end
       call('DEL', key, prefix .. 'p:' .. name)
       if found[2] and memo_till > now then
-        -- Whoever its tags name must be able to have the memo forgotten too.
+        -- The memo must still be found by its tags when a user's data is deleted.
         call('HSET', key, '$g', found[2])
         call('ZADD', KEYS[2], exact(memo_till), name)
       else

@@ -1,6 +1,5 @@
--- Keys with a tag: of records, and of what cleared and expired ones leave behind. Or all namespaces.
+-- Return the keys with a tag: of records, tombstones and memos.
 --
--- KEYS: "-", an index of a tag (g:), or that of namespaces (s).
--- ARGV: now, width, how many at most. Gives keys, or namespaces.
+-- KEYS: "-", the index of a tag (g:). ARGV: now, width, the limit.
 
 return call('ZRANGEBYLEX', KEYS[2], '-', '+', 'LIMIT', 0, ARGV[3])

@@ -1,4 +1,4 @@
-"""Operations as arguments of the batch script, and its answers as results. Keys and scripts are here too."""
+"""The arguments and replies of the Lua scripts, and the names of keys."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ __all__ = [
     "TAGS",
     "Keys",
     "Script",
-    "address_back",
     "arguments",
-    "namespace_back",
+    "decode_address",
+    "decode_space",
     "refusal",
     "result",
     "space_of",
     "stored",
+    "tag_of",
 ]
 
-#: Records are spread over so many hash tags. Part of the stored layout: it never changes.
+#: The number of hash tags that records are spread over. Part of the stored layout: it never changes.
 TAGS: Final = 64
 
 
 class Script:
-    """A Lua script, known to servers by its checksum."""
+    """A Lua script with its SHA1, for ``EVALSHA``."""
 
     def __init__(self, name: str) -> None:
         folder = files("stepwell.storage.redis")
@@ -49,71 +50,64 @@ class Script:
 
 
 class Keys:
-    """The names of keys; see ``record.lua`` for what they hold."""
+    """The names of keys; ``record.lua`` documents their values."""
 
     def __init__(self, prefix: str) -> None:
-        #: What all keys of a hash tag begin with; all are equally long.
+        #: The beginning of all keys of each hash tag; all have the same length.
         self.prefixes = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
         self.width = str(len(self.prefixes[0].encode()))
         self._records = [f"{prefix}r:" for prefix in self.prefixes]
 
-    def tag(self, address: Address) -> int:
-        """The hash tag of an address."""
-        return crc32(address.text.encode()) % TAGS
-
     def record(self, address: Address) -> str:
-        """The record's own key."""
+        """Return the key of a record."""
         text = address.text
         return self._records[crc32(text.encode()) % TAGS] + text
 
-    def never(self, tag: int) -> str:
-        """The key that is never written."""
-        return self.prefixes[tag] + "-"
-
-    def journal(self, tag: int, lane: str) -> str:
-        """The journal of a lane."""
-        return f"{self.prefixes[tag]}j:{lane}"
-
     def listing(self, tag: int, space: str, name: str | None) -> str:
-        """The index of a namespace, or of one of its tags."""
+        """Return the index of a namespace, or of one of its tags."""
         return f"{self.prefixes[tag]}n:{space}" if name is None else f"{self.prefixes[tag]}g:{space}/{_escaped(name)}"
 
     def deadlines(self, tag: int, space: str) -> str:
-        """The index of deadlines of a namespace."""
+        """Return the index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
     def namespaces(self, tag: int) -> str:
-        """The index of namespaces."""
+        """Return the index of namespaces."""
         return self.prefixes[tag] + "s"
 
-    def leaving(self, tag: int) -> str:
-        """The index of what may be swept."""
+    def sweepable(self, tag: int) -> str:
+        """Return the index of keys that a sweep may remove."""
         return self.prefixes[tag] + "x"
 
 
+def tag_of(address: Address) -> int:
+    """Return the hash tag of an address."""
+    return crc32(address.text.encode()) % TAGS
+
+
 def space_of(namespace: str) -> str:
-    """A namespace as it stands in keys."""
+    """Return a namespace as it is written in keys."""
     return namespace.replace("/", "\\/")
 
 
-def namespace_back(space: str) -> str:
-    """The namespace that stands in keys like this."""
+def decode_space(space: str) -> str:
+    """Return the namespace that ``space_of`` was given."""
     return space.replace("\\/", "/")
 
 
-def address_back(text: str) -> Address:
-    """The address that has this text."""
+def decode_address(text: str) -> Address:
+    """Return the address that has this text."""
     at = 0
     while text[at] != "/":
         at += 2 if text[at] == "\\" else 1
-    return Address(namespace_back(text[:at]), text[at + 1 :])
+    return Address(decode_space(text[:at]), text[at + 1 :])
 
 
 # Arguments
 
 
 def arguments(operation: Operation) -> Sequence[str]:
-    """An operation for the batch script: its letter, how many arguments follow, and these."""
+    """Return an operation for the batch script: its letter, the number of arguments that follow, and these."""
     if isinstance(operation, Apply):
         return _apply(operation)
     if isinstance(operation, Claim):
@@ -159,7 +153,7 @@ def _apply(apply: Apply) -> list[str]:
     if change.fresh:
         row += ("f", "1")
     for name in dict.fromkeys(change.unset):
-        # What is unset and set in one change is set.
+        # A field that one change both unsets and sets is set.
         if name not in fields:
             row += ("u", name)
     for name, text in change.parts.items():
@@ -187,7 +181,7 @@ def _tags(text: str) -> tuple[str, ...]:
 
 
 def result(operation: Operation, reply: list[Any], now: float) -> Result:
-    """What the script answered to an operation. Raises ``StorageUnavailable`` if that concerns the whole batch."""
+    """Return the result of an operation. Raises ``StorageUnavailable`` if the whole batch failed."""
     code = reply[0]
     if isinstance(operation, Apply):
         if code:
@@ -195,7 +189,7 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
         version = Version(int(reply[1]), reply[2])
         if len(reply) == 4:
             return Applied(version, reply[3], now)
-        # As it is after the write, hidden or not.
+        # The record after the write, even if it has expired.
         after = stored(operation.address, reply[4], float("-inf"), None)
         return after if isinstance(after, StepwellError) else Applied(version, reply[3], now, after)
     if isinstance(operation, Claim):
@@ -213,7 +207,7 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
 
 
 def stored(address: Address, flat: list[str], now: float, parts: list[str] | None) -> Stored | StepwellError | None:
-    """A record from the fields of its hash, or ``None`` if there is none that has not expired."""
+    """Return a record from the fields of its hash, or ``None`` if there is none or it has expired."""
     return _stored(address, _paired(flat), now, parts)
 
 
@@ -257,13 +251,13 @@ def _damaged(address: Address) -> CorruptRecord:
 
 
 def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
-    code, place = reply[0], operation.address.text
+    code, address = reply[0], operation.address.text
     if code == "LEASE":
-        return LeaseLost(place)
+        return LeaseLost(address)
     if code == "BASE":
-        return RecordReplaced(place)
+        return RecordReplaced(address)
     if code == "VERSION":
-        return VersionChanged(place)
+        return VersionChanged(address)
     if code == "LARGE":
         return TooLarge("the record", int(reply[1]), operation.change.limit)  # type: ignore[union-attr]
     if code == "DAMAGED":
@@ -272,32 +266,33 @@ def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
 
 
 def refusal(message: str, address: Address) -> StepwellError:
-    """The error for what a server said inside a script; raises ``StorageUnavailable`` if another try may help."""
-    # Older servers put the place in the script in front of the code.
+    """Return the error for a failure inside a script; raises ``StorageUnavailable`` if retrying may help."""
+    # Older servers put the line number in the script before the code.
     words = set(message.replace(":", " ").split())
     if "OOM" in words:
-        return StorageFull("Redis has reached its maxmemory, nothing was written; give it more, or let records expire")
-    for code, what in _PASSING.items():
+        return StorageFull("Redis has reached its maxmemory and wrote nothing; raise the limit, or let records expire")
+    for code, what in _TEMPORARY.items():
         if code in words:
             raise StorageUnavailable(f"Redis {what} ({code}); nothing was written", sent=False)
     if "WRONGTYPE" in words:
-        return CorruptRecord(address.text, "its key in Redis", "was written over by something else")
-    # The second is how Redis 6.2 says it.
+        return CorruptRecord(address.text, "its key in Redis", "was overwritten by another program")
+    # The second text is the one of Redis 6.2.
     if "ACL failure" in message or "user executing the script" in message:
         return StorageError(
-            f"Redis does not let its user do this with {address.text} ({message}); see the ACL line in docs/redis.md"
+            f"Redis does not permit its user to do this with {address.text} ({message}); "
+            "see the ACL line in docs/redis.md"
         )
     return StorageError(f"Redis refused an operation on {address.text}: {message}")
 
 
-#: Conditions that pass, or that another server does not have.
-_PASSING: Final = {
-    "READONLY": "answers as a replica, which cannot write",
-    "MISCONF": "cannot save to disk and therefore refuses writes",
-    "NOREPLICAS": "has too few replicas and therefore refuses writes",
+#: Conditions that may pass, or that another server may not have.
+_TEMPORARY: Final = {
+    "READONLY": "is a replica, which does not accept writes",
+    "MISCONF": "cannot save to disk and refuses writes",
+    "NOREPLICAS": "has too few replicas and refuses writes",
     "LOADING": "is loading its data",
     "MASTERDOWN": "has lost its master",
     "CLUSTERDOWN": "is part of a cluster that is down",
     "TRYAGAIN": "is moving these keys to another node",
-    "BUSY": "is busy with a script",
+    "BUSY": "is running a long script",
 }
