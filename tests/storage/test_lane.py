@@ -272,7 +272,7 @@ async def test_no_patience_is_longer_than_the_life_of_a_journal(clock: Clock) ->
     ],
 )
 def test_a_patience_for_which_a_server_does_not_remember_writes_is_refused(url: str, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match="a server remembers for 600 s"):
+    with pytest.raises(InvalidOption, match="a server remembers its last writes for 600 s"):
         open_storage(url, **options)
 
 
