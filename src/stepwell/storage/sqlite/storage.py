@@ -130,7 +130,7 @@ class SQLiteStorage(Storage):
         """
         if self._loop is not asyncio._get_running_loop():
             await self.ensure_open()
-        lane = self._lanes.get(None) or self._new_lane(None, self._run_batch)
+        lane = self._lanes.get(None) or self._new_lane(None, self.run)
         result = None
         if isinstance(operation, Get):
             result = self._read_inline(operation)
