@@ -74,7 +74,7 @@ def _items(value: Any) -> Collection[Any]:
 def fingerprint(value: Any) -> bytes | None:
     """Return a hash that changes whenever the encoded text of a value does.
 
-    It hashes the value's pickle, which is never stored or loaded. This takes a tenth of the time of encoding. Returns
+    It hashes the value's pickle, which is never stored or read. This takes a tenth of the time of encoding. Returns
     ``None`` for values that contain objects of other classes than the basic ones.
     """
     digest = _Digest()
