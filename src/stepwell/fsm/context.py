@@ -172,7 +172,8 @@ class Context:
         if not flow.allowed(state, to):
             return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
         # A record of another revision keeps it until it is migrated.
-        self._enter(name, to, revision or flow.revision, _extended(history, state), stack)
+        history = history if state is None else (*history, state)[-HISTORY:]
+        self._enter(name, to, revision or flow.revision, history, stack)
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -190,7 +191,8 @@ class Context:
             return self._invalid(name, place.state, to, allowed=allowed, problem=problem)
         if description.name == place.flow:
             revision = place.revision or description.revision
-            self._enter(place.flow, state, revision, _extended(place.history, place.state), place.stack)
+            history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
+            self._enter(place.flow, state, revision, history, place.stack)
         else:
             self._enter(description.name, state, description.revision)
         return True
@@ -367,10 +369,6 @@ class Context:
 def _check_mapping(method: str, given: object, *, optional: bool = True) -> None:
     if not isinstance(given, Mapping) and not (optional and given is None):
         raise InvalidOption(f"{method}() takes a dict of fields, got {type(given).__name__}")
-
-
-def _extended(history: tuple[str, ...], state: str | None) -> tuple[str, ...]:
-    return history if state is None else (*history, state)[-HISTORY:]
 
 
 Handler = Callable[[Context], Any]

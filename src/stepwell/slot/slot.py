@@ -84,8 +84,8 @@ class Slot:
 
     __slots__ = (
         "_base", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json", "_prints",
-        "_renewal", "_seal", "_stored_place", "_token", "_wait", "address", "data", "deadline", "expires_at", "now",
-        "place", "storage", "tags", "version",
+        "_renewal", "_seal", "_stored_place", "_token", "_wait", "address", "data", "deadline", "expires_at",
+        "memo_limit", "now", "place", "storage", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -104,6 +104,8 @@ class Slot:
         self._wait = wait
         self._lease = lease
         self._seal: Seal = storage.seal(self.address)
+        #: The most bytes that the JSON of a memo may take.
+        self.memo_limit = self._seal.limit
         self._token = ""
         self._base = ""
         self._memo: str | None = None
@@ -227,11 +229,6 @@ class Slot:
     def copy_of_data(self) -> dict[Any, Any]:
         """The data, decoded once more: what is done to it leaves this slot alone."""
         return self._seal.data(self._seal.fields(self.data))
-
-    @property
-    def memo_limit(self) -> int:
-        """The most bytes that the JSON of a memo may take."""
-        return self._seal.limit
 
     def memo_part(self, value: Any) -> Json:
         """A part of a memo as JSON, or what a commit with it would raise."""
