@@ -27,11 +27,10 @@ T = TypeVar("T")
 
 #: How many records a sweep removes in one transaction.
 SWEEP_BATCH = 100
-#: ``erase(only_if_quick=True)`` does not rewrite a file with more bytes: that takes about 20 ms a megabyte.
+#: ``erase(only_if_quick=True)`` does not rewrite a file with more bytes: that takes about 20 ms per megabyte.
 QUICK_ERASE_BYTES = 8 * 1024 * 1024
 #: Records with more bytes are read in the thread, so that they do not block the loop.
 INLINE_BYTES = 128 * 1024
-
 
 _NOT_A_FILE = (
     "this is not the URL of an SQLite file; use sqlite:///bot.db for a relative path, sqlite:////var/lib/bot.db for an "
@@ -120,13 +119,15 @@ class SQLiteStorage(Storage):
     # Operations
 
     async def perform(self, operation: Operation) -> Any:
-        """Make one operation; its error is raised. This method decides where the operation runs:
+        """Make one operation; its error is raised.
 
-        - Inline on the loop: a read, and a claim or release with no other operation under way. They do not wait for the
-          disk and take less time than a switch to the thread and back.
-        - Straight in the thread: a write to the same address as the last one, with no other operation under way, such
-          as the next step of a run. The lane would take two more turns of the loop.
-        - In a batch of the lane: everything else. A batch has one commit, and so one wait for the disk.
+        Operations go through the lane: a batch has one commit, and so one wait for the disk. This method decides which
+        ones take the fast path beside it:
+
+        - A read runs inline on the loop, and so does a claim or release with no other operation under way. They do
+          not wait for the disk, and take less time than a switch to the thread and back.
+        - A write to the same address as the last one, with no other operation under way, goes straight to the thread.
+          The lane would take two more turns of the loop for each step of a run.
         """
         if self._loop is not asyncio._get_running_loop():
             await self.ensure_open()
