@@ -457,7 +457,7 @@ async def test_one_write_that_is_refused_does_not_affect_the_others_of_its_batch
         addresses = await held(storage, 0, 1, 2)
         before = [await storage.perform(Get(each)) for each in addresses]
         batch = [
-            small_write(address, "nobody" if n == 1 else str(n), n, before[n].base)
+            small_write(address, "wrong" if n == 1 else str(n), n, before[n].base)
             for n, address in enumerate(addresses)
         ]
         await storage.run(Batch.of([Apply(addresses[0], Change("first", set={}))], "lane", 1))

@@ -382,12 +382,12 @@ async def test_the_error_names_a_session_that_blocks_a_migration(
         assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
 
 
-async def until(asked: Any, wanted: Any) -> None:
+async def until(call: Any, wanted: Any) -> None:
     """Wait until a call returns the wanted value, ignoring StorageUnavailable."""
     give_up = time.monotonic() + 10
     while True:
         try:
-            found = await asked()
+            found = await call()
         except StorageUnavailable as error:
             found = error
         if found == wanted:
