@@ -1,4 +1,4 @@
-"""An agent: a model decides, tools work side by side, the model sees what they found, until it answers.
+"""An agent: a model decides, tools run in parallel, the model sees their results, until it answers.
 
 The model is a stand-in with a script, so this runs without a network; put a real call into ``ask``.
 """
@@ -12,7 +12,7 @@ from stepwell.nodes import END, BatchNode, Node, NodeFlow, step
 
 
 async def ask(question: str, notes: list[str]) -> dict[str, Any]:
-    """What a language model would be asked: more tools, or the answer?"""
+    """Stand in for a language model: call more tools, or answer?"""
     await asyncio.sleep(0)
     if not notes:
         return {"search": ["height of the well", "number of steps"]}
@@ -20,7 +20,7 @@ async def ask(question: str, notes: list[str]) -> dict[str, Any]:
 
 
 async def search(query: str) -> str:
-    """What a search engine would be asked."""
+    """Stand in for a search engine."""
     await asyncio.sleep(0)
     known = {"height of the well": "it is 20 m deep", "number of steps": "it has 3,500 steps"}
     return known[query]
@@ -55,7 +55,7 @@ decide = Decide(max_retries=3, wait=1, backoff=2, timeout=30)
 find = Search(concurrency=4, max_retries=3, wait=1, timeout=10)
 decide - "search" >> find
 find - "decide" >> decide
-#: A model that never answers ends with an error, not with a bill.
+#: A model that never answers ends with an error.
 flow = NodeFlow(start=decide, name="agent", max_steps=20)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The registration bot in aiogram, with conversations of Stepwell: kill it at any moment and start it again.
+"""The registration bot in aiogram, with Stepwell's conversations: kill it at any moment and start it again.
 
 BOT_TOKEN=... python examples/aiogram_registration.py
 """
@@ -26,7 +26,7 @@ class Registration(Flow, name="registration"):
 
 
 def make_dispatcher(storage: Storage | str, **options: Any) -> Dispatcher:
-    """The bot, over any storage; options are those of the machine."""
+    """Return the bot over any storage; options are passed to the FSM."""
     dispatcher = Dispatcher(disable_fsm=True)
     setup(dispatcher, FSM("registration_bot", storage=storage, flows=[Registration], **options))
     router = Router()
@@ -63,7 +63,7 @@ def make_dispatcher(storage: Storage | str, **options: Any) -> Dispatcher:
 
 
 async def main() -> None:
-    # BOT_API is for a Bot API server of your own, such as the playground's.
+    # BOT_API is the address of another Bot API server, such as the playground's.
     server = TelegramAPIServer.from_base(os.environ.get("BOT_API", "https://api.telegram.org"))
     bot = Bot(os.environ["BOT_TOKEN"], session=AiohttpSession(api=server))
     dispatcher = make_dispatcher(os.environ.get("STORAGE", "sqlite:///registration.db"))

@@ -1,4 +1,4 @@
-"""The registration bot as aiogram's users have it; only the two lines with Stepwell in them are new.
+"""The registration bot with aiogram's own FSM; only the two lines with Stepwell are new.
 
 BOT_TOKEN=... python examples/aiogram_states.py
 """
@@ -25,7 +25,7 @@ class Registration(StatesGroup):
 
 
 def make_dispatcher(storage: Storage | str) -> Dispatcher:
-    """The bot, over any storage."""
+    """Return the bot over any storage."""
     if isinstance(storage, str):
         storage = open_storage(storage)
     dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))

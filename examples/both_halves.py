@@ -18,7 +18,7 @@ from stepwell.nodes import Node, NodeFlow, Parked, Wait
 
 
 class FindHotel(Node):
-    """Stands for an agent that searches: slow, and worth doing once."""
+    """Stand in for a search by an agent, which is slow."""
 
     def prep(self, shared: dict[str, Any]) -> tuple[str, int]:
         return shared["city"], shared.get("tried", 0)
@@ -48,7 +48,7 @@ find, approve = FindHotel(), Approve("approve")
 find >> approve
 approve - "again" >> find
 approve - "book" >> Book()
-# Kept for a day: who asks again gets the same outcome.
+# Kept for a day, so that a repeated answer gets the same result.
 trip = NodeFlow(start=find, name="trip", keep=86_400)
 
 
@@ -59,7 +59,7 @@ class Plan(Flow, name="plan"):
 
 
 def make_router(storage: Storage | str) -> Router:
-    """The bot, over any storage: conversations and runs share it."""
+    """Return the bot over any storage; conversations and runs share it."""
     fsm = FSM("trip_bot", storage=storage, flows=[Plan])
     router = Router(fsm)
 
@@ -70,17 +70,17 @@ def make_router(storage: Storage | str) -> Router:
 
     @router.on(fsm_state(Plan.city), text())
     async def search(ctx: Context) -> None:
-        # The same message gives the same run: delivered again, it goes on with it.
+        # The id comes from the message, so a redelivered message continues the same run.
         flow_id = f"trip-{ctx.key}-{ctx.update.update_id}"
         await go_on(ctx, trip.run({"city": ctx.text}, storage=fsm.storage, flow_id=flow_id, if_exists="resume"))
 
     @router.on(fsm_state(Plan.review), text())
     async def review(ctx: Context) -> None:
-        # The wait's own id: delivered again, this message cannot answer the next question.
+        # The id of the wait, so that a redelivered message cannot answer the next question.
         await go_on(ctx, trip.resume(ctx.data["wait"], ctx.text, storage=fsm.storage))
 
     async def go_on(ctx: Context, work: Awaitable[dict[str, Any]]) -> None:
-        """Let the trip go on until it asks again, or is booked."""
+        """Run the trip until it asks again or is booked."""
         try:
             final = await work
         except Parked as parked:

@@ -1,7 +1,7 @@
-"""A durable batch that is killed and goes on: nothing that was committed is done again.
+"""A durable batch that is killed and resumed: committed items are not run again.
 
 python examples/durable_batch.py              # runs it in a second process, kills that, and resumes
-python examples/durable_batch.py run [FILE]   # only runs it, or goes on: kill it as often as you like
+python examples/durable_batch.py run [FILE]   # only runs or resumes it: kill it as often as you like
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITEMS = 2_000
 
 
 class Translate(BatchNode):
-    """Stands for calls of a slow service: ten at once, a few milliseconds each."""
+    """Stand in for calls of a slow service: ten at once, a few milliseconds each."""
 
     def prep(self, shared: dict[str, Any]) -> list[str]:
         return [f"sentence {number}" for number in range(shared["items"])]
@@ -45,7 +45,7 @@ def make_flow() -> NodeFlow:
 
 
 async def run(path: str, items: int = ITEMS) -> dict[str, Any]:
-    """Start the run, or go on where it was."""
+    """Start the run, or resume it."""
     async with SQLiteStorage(path) as storage:
         return await make_flow().run(
             {"items": items}, storage=storage, flow_id="book", if_exists="resume", on_event=ProgressBar()

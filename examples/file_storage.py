@@ -1,4 +1,4 @@
-"""A storage over a directory of files: three small methods make a whole storage.
+"""A storage over a directory of files: three small methods make a complete storage.
 
 Safe within one process. For more, use ``sqlite:///bot.db``.
 
@@ -42,7 +42,7 @@ class FileStorage(KeyValueStorage):
 
     async def read(self, address: Address) -> str | None:
         try:
-            # Damaged bytes come through as text that no checksum fits.
+            # Damaged bytes become text that fails the checksum.
             return await asyncio.to_thread(self._path(address).read_text, encoding="utf-8", errors="surrogateescape")
         except FileNotFoundError:
             return None
@@ -54,12 +54,12 @@ class FileStorage(KeyValueStorage):
         await asyncio.to_thread(self._path(address).unlink, missing_ok=True)
 
     def _path(self, address: Address) -> Path:
-        # Keys may be longer than a file's name may be, and differ only in case.
+        # Keys may be longer than a file name, or differ only in case.
         return self.folder / f"{sha256(address.text.encode()).hexdigest()}.json"
 
 
 def _replace(path: Path, text: str) -> None:
-    """A reader sees the old text or the new one, also after a crash."""
+    """Write atomically: a reader sees the old text or the new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:

@@ -1,4 +1,4 @@
-"""A flow that waits for a person, across processes: no process lives while it waits.
+"""A flow that waits for a person, across processes: no process runs while it waits.
 
 python examples/human_in_the_loop.py ask "A steep price"     # drafts, parks, and prints the id to answer
 python examples/human_in_the_loop.py answer ID yes           # another process, any time later
@@ -23,7 +23,7 @@ class Draft(Node):
 
 
 class Approve(Wait):
-    """``prep`` makes the question, the person's answer is what ``post`` gets."""
+    """``prep`` returns the question; ``post`` gets the answer."""
 
     def prep(self, shared: dict[str, Any]) -> dict[str, Any]:
         return {"text": "Send this letter?", "letter": shared["letter"]}

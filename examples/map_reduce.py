@@ -1,4 +1,4 @@
-"""Map and reduce over files: a batch in threads, with a progress bar, that skips what it cannot read."""
+"""Map and reduce over files: a batch in threads, with a progress bar, that skips unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bot on Slack and on WhatsApp: say how to read a key and an id, and the rest is the same.
+"""One bot on Slack and on WhatsApp: only the key and the update id are read differently.
 
 python examples/other_platforms.py
 """
@@ -18,7 +18,7 @@ class Survey(Flow, name="survey"):
 
 
 def talk(ctx: Context, said: str) -> str:
-    """The conversation itself knows nothing of platforms."""
+    """Handle a message; independent of the platform."""
     if ctx.state == "rating" and said in list("12345"):
         ctx.update_data(rating=int(said))
         ctx.transition("comment")
@@ -31,7 +31,7 @@ def talk(ctx: Context, said: str) -> str:
     return "How was it, from 1 to 5?"
 
 
-# Slack: an Events API callback. A user is one only within a team.
+# Slack: an Events API callback. User ids are unique within a team only.
 
 
 def slack_said(payload: dict[str, Any]) -> str | None:
@@ -52,7 +52,7 @@ def slack_bot(storage: Storage | str) -> FSM:
         storage=storage,
         flows=[Survey],
         key=slack_key,
-        update_id=lambda update: update.raw.get("event_id"),  # Slack, too, delivers again what was not acknowledged.
+        update_id=lambda update: update.raw.get("event_id"),  # Slack, too, redelivers unacknowledged events.
     )
 
 
@@ -83,7 +83,7 @@ def slack_router(fsm: FSM) -> Router:
     return router
 
 
-# WhatsApp: one notification may bring several messages, and each is an update by itself.
+# WhatsApp: one notification may contain several messages, each of which is an update.
 
 
 def whatsapp_messages(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""A registration bot. Kill it between any two messages and start it again: the conversation goes on.
+"""A registration bot. Kill it between any two messages and start it again: the conversation continues.
 
 python -m stepwell demo               # this bot in your terminal
-python examples/registration.py       # the same, with nothing around it
+python examples/registration.py       # the same, without the demo
 """
 
 import sys
@@ -58,7 +58,7 @@ async def otherwise(ctx: Context) -> None:
 
 
 def make_router(storage: Storage | str) -> Router:
-    """The bot, over any storage."""
+    """Return the bot over any storage."""
     router = Router(FSM("registration_bot", storage=storage, flows=[Registration]))
     router.include(handlers)
     return router

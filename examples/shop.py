@@ -1,4 +1,4 @@
-"""A shop: a cart that times out, a way back, an address asked for by a flow of its own, and a new release.
+"""A shop: a cart that times out, going back, a nested flow that asks for an address, and a new release.
 
 ``python examples/shop.py`` plays a visit, with a deploy in the middle that renames a state.
 """
@@ -14,7 +14,7 @@ WEEK = 7 * 24 * 3600
 
 
 class AskAddress(Flow, name="address"):
-    """Asked from wherever an address is needed; gives it back to whoever asked."""
+    """Asks for an address, and returns it to the flow that needs it."""
 
     street = state(to=["city"])
     city = state(to=[])
@@ -54,7 +54,7 @@ class NextShop(Flow, name="shop", ttl=WEEK, revision=2):
 
 
 def make_router(storage: Storage | str, shop: type[Flow] = Shop) -> Router:
-    """The bot, in this release or the next."""
+    """Return the bot, in this release or the next."""
     router = Router(FSM("shop_bot", storage=storage, flows=[shop, AskAddress], on_invalid_transition="ignore"))
     cart, sending, _ = shop.states
 

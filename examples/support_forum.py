@@ -1,4 +1,4 @@
-"""A support bot: everybody who writes to it gets a topic in the team's forum, and the team answers there.
+"""A support bot: each user gets a topic in the team's forum, and the team answers there.
 
 BOT_TOKEN=... SUPPORT_FORUM=-1001234567890 python examples/support_forum.py
 
@@ -23,14 +23,14 @@ from stepwell.fsm import FSM, Context, Flow, keys, state
 
 
 class Request(Flow, name="request"):
-    """A person's side: it knows the topic."""
+    """The conversation of a user; its data names the topic."""
 
     asked = state(to=[])
     default_state = asked
 
 
 class Desk(Flow, name="desk"):
-    """The team's side, kept for the topic: it knows the person."""
+    """The conversation of a topic; its data names the user."""
 
     working = state(to=["closed"])
     closed = state(to=["working"])
@@ -38,7 +38,7 @@ class Desk(Flow, name="desk"):
 
 
 def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
-    """The bot, over any storage, for one forum."""
+    """Return the bot over any storage, for one forum."""
     dispatcher = Dispatcher(disable_fsm=True)
     # A private chat has no topics, so its key is (chat, 0).
     fsm = FSM("support_bot", storage=storage, flows=[Request, Desk], key=keys.ChatTopic(strict_topics=True))
@@ -56,7 +56,7 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
         topic = await bot.create_forum_topic(forum, message.from_user.full_name)
         ctx.start_flow(Request)
         ctx.update_data(topic=topic.message_thread_id)
-        # Another conversation: that of the topic.
+        # The conversation of the topic.
         async with fsm.conversation(key=(forum, topic.message_thread_id)) as desk:
             desk.start_flow(Desk)
             desk.update_data(person=message.chat.id)
@@ -81,7 +81,7 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
 
     @dispatcher.message(in_forum, fsm_flow(Desk), F.text | F.photo | F.document)
     async def answered(message: Message, ctx: Context) -> None:
-        # A change, so that this update is remembered: delivered again, it is not copied again.
+        # A change, so that this update is remembered and not copied again when it is redelivered.
         ctx.update_data(answers=ctx.data.get("answers", 0) + 1)
         await message.copy_to(ctx.data["person"])
 
