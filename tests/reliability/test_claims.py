@@ -25,9 +25,11 @@ async def test_a_holder_stopped_past_its_lease_is_refused_and_writes_nothing(
     url = shared_backend.place()
     storage = shared_backend.storage(url)
     await storage.open()
-    lease, go = 0.6, tmp_path / "go"
+    lease = 0.6
 
     async def pause(key: int) -> None:
+        # A file for each holder: one that is not stopped yet must not go on.
+        go = tmp_path / f"go-{key}"
         holder = workers.start("hold", url, key=key, lease=lease, go=str(go))
         await holder.says("holds")
         holder.signal(signal.SIGSTOP)
@@ -45,7 +47,6 @@ async def test_a_holder_stopped_past_its_lease_is_refused_and_writes_nothing(
 
     pauses = dose("PAUSES", 5, 200)
     for first in range(0, pauses, 5):
-        go.unlink(missing_ok=True)
         await asyncio.gather(*(pause(key) for key in range(first, min(first + 5, pauses))))
 
 
