@@ -164,13 +164,15 @@ def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         _array(map(str, all_flags)),
         _array(flows),
         _array(states),
-        *(column if column.count(None) < len(column) else () for column in rest),
+        *[column if column.count(None) < len(column) else () for column in rest],
     )
 
 
 def _array(texts: Iterable[str | None]) -> str:
     """Return an array literal, which asyncpg encodes faster than a list."""
     items = list(texts)
+    if items == [None]:
+        return "{NULL}"
     if None not in items:
         joined = '","'.join(map(str, items))
         if "\\" not in joined and joined.count('"') == 2 * len(items) - 2:
