@@ -39,7 +39,7 @@ def test_all_calls_share_one_loop_in_one_thread() -> None:
     assert [thread.name for thread in threading.enumerate()].count("stepwell-loop") == 1
 
 
-async def test_inside_a_running_loop_it_says_to_await() -> None:
+async def test_inside_a_running_loop_the_error_says_to_await() -> None:
     storage = stepwell.MemoryStorage()
     with pytest.raises(InsideLoop, match="await"):
         stepwell.sync(storage.get_state("bot", 1))

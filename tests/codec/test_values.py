@@ -162,7 +162,7 @@ def test_a_subclass_of_a_plain_type_is_not_silently_flattened() -> None:
             values.encode(value, LIMITS)
 
 
-def test_a_tag_that_nobody_registered_is_a_typed_error_at_load() -> None:
+def test_an_unregistered_tag_raises_unknown_type_when_decoded() -> None:
     with pytest.raises(UnknownType, match=r"'Cart'.*record_type"):
         values.decode('{"$record":["Cart",{"items":[]}]}')
     with pytest.raises(UnknownType, match=r"\$future"):

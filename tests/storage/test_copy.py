@@ -151,7 +151,7 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> No
     assert (await copy_records(source, target, namespaces=["my_bot", RUNS])).verified == 1
 
 
-async def test_what_the_target_has_is_replaced_or_left_alone_as_asked() -> None:
+async def test_overwrite_decides_whether_records_of_the_target_are_replaced() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     await source.set_data("bot", 1, {"a": "source"})
     await target.set_state("bot", 1, State("f", "s", {"a": "target", "b": 1}))

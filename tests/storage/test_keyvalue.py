@@ -42,7 +42,7 @@ async def test_clear_leaves_only_a_tombstone_that_goes_after_a_day(tmp_path: Pat
         assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
+async def test_unsupported_features_raise(tmp_path: Path) -> None:
     async with FileStorage(tmp_path) as storage:
         with pytest.raises(Unsupported, match="FileStorage cannot list its records"):
             [entry async for entry in storage.scan("bot")]
@@ -144,7 +144,7 @@ def _remember(ctx: Context) -> str:
     return "handled"
 
 
-async def test_timeouts_that_nobody_could_notice_are_refused_at_the_start(tmp_path: Path) -> None:
+async def test_timeouts_without_a_poller_are_refused_at_the_start(tmp_path: Path) -> None:
     class Slow(Flow, name="slow"):
         a = state(timeout=60)
         default_state = a

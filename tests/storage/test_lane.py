@@ -51,7 +51,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_asked_for_while_a_batch_is_under_way_is_the_next_batch() -> None:
+async def test_operations_that_arrive_during_a_batch_form_the_next_batch() -> None:
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -128,7 +128,7 @@ async def test_a_waiter_cancelled_after_sending_does_not_disturb_its_batch() -> 
     await lane.submit(get(3))
 
 
-async def test_a_claim_that_nobody_waits_for_any_more_is_released_at_once() -> None:
+async def test_a_claim_whose_waiter_was_cancelled_is_released_at_once() -> None:
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -207,7 +207,7 @@ async def test_a_write_that_was_never_sent_is_sent_again() -> None:
         assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}
 
 
-async def test_giving_up_says_whether_the_write_may_have_been_applied() -> None:
+async def test_the_final_error_says_whether_the_write_may_have_been_applied() -> None:
     async with FaultyStorage(before=range(1, 100), patience=0.01) as storage:
         with pytest.raises(StorageUnavailable):
             await storage.update_data("bot", 1, {"a": 1})
@@ -298,7 +298,7 @@ async def test_every_call_that_fails_leaves_all_or_nothing() -> None:
             assert all(data.get(f"b{name[1:]}") == value for name, value in data.items())
 
 
-async def test_cancelling_at_any_point_disturbs_nobody_else() -> None:
+async def test_cancelling_at_any_point_does_not_affect_other_callers() -> None:
     """One of two writers is cancelled after n steps of the loop, for every n."""
     for steps in range(25):
         async with FaultyStorage() as storage:
@@ -334,7 +334,7 @@ async def test_a_call_that_fails_after_its_answer_was_lost_is_of_unknown_outcome
             assert stored.version.number - int(stored.written_at * 1e6) <= 1, "applied once"
 
 
-async def test_a_backend_that_gives_too_few_results_leaves_nobody_waiting() -> None:
+async def test_every_waiter_gets_an_error_if_a_backend_returns_too_few_results() -> None:
     class Short(FaultyStorage):
         async def run(self, operations: Sequence[Operation]) -> list[Result]:
             return (await super().run(operations))[:-1]
@@ -345,7 +345,7 @@ async def test_a_backend_that_gives_too_few_results_leaves_nobody_waiting() -> N
         assert len({id(result) for result in results}) == 5, "each waiter has an error of its own"
 
 
-async def test_a_cancellation_inside_the_backend_is_nobodys_own() -> None:
+async def test_a_cancellation_inside_the_backend_does_not_cancel_the_waiters() -> None:
     class Cancelling(FaultyStorage):
         async def run(self, operations: Sequence[Operation]) -> list[Result]:
             raise asyncio.CancelledError

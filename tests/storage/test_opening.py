@@ -103,7 +103,7 @@ async def test_a_storage_closed_before_its_first_use_stays_closed() -> None:
     assert storage.log == []
 
 
-async def test_an_opening_that_fails_fails_for_all_who_wait_and_can_be_tried_again() -> None:
+async def test_a_failed_opening_raises_in_all_waiters_and_can_be_retried() -> None:
     storage = Logged()
     storage.fails = True
     results = await asyncio.gather(*(storage.open() for _ in range(3)), return_exceptions=True)
@@ -113,7 +113,7 @@ async def test_an_opening_that_fails_fails_for_all_who_wait_and_can_be_tried_aga
     await storage.close()
 
 
-async def test_a_caller_who_is_cancelled_does_not_break_it_for_the_others() -> None:
+async def test_cancelling_one_caller_of_open_does_not_affect_the_others() -> None:
     storage = Logged()
     tasks = [asyncio.create_task(storage.open()) for _ in range(3)]
     await asyncio.sleep(0.002)
@@ -127,7 +127,7 @@ async def test_a_caller_who_is_cancelled_does_not_break_it_for_the_others() -> N
     assert storage.log == ["open>", "<open", "close>", "<close"]
 
 
-def test_a_loop_that_is_gone_leaves_it_to_the_next_and_a_living_one_does_not() -> None:
+def test_a_storage_can_be_used_in_another_loop_only_after_its_loop_is_closed() -> None:
     storage = Logged()
     asyncio.run(storage.update_data("bot", 1, {"a": 1}))
 
@@ -182,7 +182,7 @@ async def test_a_storage_that_everybody_let_go_of_is_not_kept_by_its_timer() -> 
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_all_that_was_asked_for_is_answered_when_it_closes_meanwhile(backend: Backend, cancelled: bool) -> None:
+async def test_pending_operations_get_results_when_the_storage_closes(backend: Backend, cancelled: bool) -> None:
     storage = backend.storage()
     await storage.open()
     claims = [Claim(storage.address("bot", key), f"t{key}", 5.0) for key in range(40)]
@@ -206,7 +206,7 @@ async def test_all_that_was_asked_for_is_answered_when_it_closes_meanwhile(backe
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_worker_that_was_forked_says_that_the_storage_is_its_parents(closed: bool, tmp_path: Path) -> None:
+def test_using_a_storage_of_the_parent_in_a_forked_worker_raises(closed: bool, tmp_path: Path) -> None:
     # In a process of its own: forking this one, with all its threads, is asking for trouble.
     code = f"""
 import asyncio, os, stepwell

@@ -270,7 +270,7 @@ async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(
             assert (begun, cancelled) == (turn, turn)
 
 
-async def test_a_storage_that_stays_away_is_said_at_growing_intervals_and_that_it_is_back(
+async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_when_it_is_back(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)

@@ -128,7 +128,7 @@ async def test_a_write_that_is_never_answered_has_an_unknown_outcome_in_time(pro
         assert await storage.get_state(BOT, 1) == State("f", "s")
 
 
-async def test_a_silent_server_gives_an_error_in_time_when_it_is_first_asked(proxy: Proxy) -> None:
+async def test_the_first_call_to_a_silent_server_raises_in_time(proxy: Proxy) -> None:
     proxy.fall_silent()
     storage = through(proxy, timeout=0.2, patience=0.3)
     start = time.monotonic()
@@ -282,7 +282,7 @@ async def test_scripts_are_taught_again_after_a_flush() -> None:
         assert [entry.state async for entry in storage.scan(BOT)] == [State("f", "s", {"a": 1})]
 
 
-async def test_a_full_server_writes_nothing_and_says_so(own_server: RedisServer) -> None:
+async def test_a_full_server_writes_nothing_and_raises(own_server: RedisServer) -> None:
     async with open_storage(own_server.url(), patience=0.3) as storage:
         await storage.set_state(BOT, 1, State("f", "s", {"a": 1}))
         with own_server.client() as client:
@@ -374,7 +374,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
         ("redis://:a@b:cret/", "its port .*, and special characters in a password must be %-encoded"),
     ],
 )
-def test_a_url_that_cannot_be_read_is_told_which_part_of_it(url: str, says: str) -> None:
+def test_the_error_for_an_invalid_url_names_the_invalid_part(url: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=says) as caught:
         open_storage(url)
     assert "cret" not in str(caught.value)
@@ -422,7 +422,7 @@ async def test_a_user_with_the_documented_acl_line_can_do_everything(either_serv
         assert (await storage.due(BOT), (await storage.sweep()).removed) == ([], 0)
 
 
-async def test_a_user_who_may_not_gets_an_error_that_names_the_acl(own_server: RedisServer) -> None:
+async def test_missing_permissions_raise_an_error_that_names_the_acl(own_server: RedisServer) -> None:
     with own_server.client() as client:
         client.execute_command("ACL", "SETUSER", "stepwell", "on", ">pass", "~stepwell:*", "+ping")
     storage = open_storage(f"redis://stepwell:pass@127.0.0.1:{own_server.port}/0")
@@ -530,7 +530,7 @@ async def test_tls_checks_the_servers_certificate() -> None:
             await distrusting.open()
 
 
-async def test_tls_refuses_a_certificate_for_another_host_unless_told_not_to_check() -> None:
+async def test_tls_refuses_a_certificate_for_another_host_unless_checks_are_off() -> None:
     async with Proxy(the_server().port, tls=True) as proxy:
         # The same address as in the certificate, under a name that is not in it.
         place = f"127.1:{proxy.port}"
@@ -577,13 +577,13 @@ async def test_a_unix_socket_will_do(tmp_path: Any) -> None:
         server.stop()
 
 
-async def test_a_node_of_a_cluster_asked_as_a_single_server_says_what_to_do() -> None:
+async def test_the_error_for_a_cluster_node_used_as_a_single_server_says_what_to_do() -> None:
     async with open_storage(the_cluster().nodes[0].url(prefix()), patience=0.2) as storage:
         with pytest.raises(StorageUnavailable, match=r"redis\+cluster://"):
             await storage.run([_get(storage, key) for key in range(20)])
 
 
-async def test_a_single_server_asked_as_a_cluster_says_what_to_do() -> None:
+async def test_the_error_for_a_single_server_used_as_a_cluster_says_what_to_do() -> None:
     storage = open_storage(f"redis+cluster://127.0.0.1:{the_server().port}", patience=0.2)
     with pytest.raises(StorageUnavailable, match="redis://"):
         await storage.open()
@@ -614,7 +614,7 @@ def test_an_option_that_cannot_be_is_refused(url: str, options: dict[str, Any]) 
         open_storage(url, **options)
 
 
-def test_something_that_is_no_client_is_refused() -> None:
+def test_an_object_that_is_no_client_is_refused() -> None:
     with pytest.raises(InvalidOption, match="not int"):
         RedisStorage(7)  # type: ignore[arg-type]
 

@@ -163,7 +163,7 @@ async def test_no_password_is_shown_when_a_storage_is_made(name: str, caplog: py
 
 
 @pytest.mark.parametrize("call", [use_it, use_postgres], ids=lambda call: call.__name__)
-async def test_no_password_is_shown_when_a_server_is_away(
+async def test_no_password_is_shown_when_a_server_is_unreachable(
     call: Callable[[Any], Awaitable[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -46,7 +46,7 @@ async def test_a_custom_state_storage_is_used_where_one_is_configured() -> None:
     assert await default_state_storage().get_state("run") == {"mine": "run"}
 
 
-def test_configuring_something_else_is_an_error_that_says_what_to_give() -> None:
+def test_configuring_an_invalid_object_raises_and_says_what_to_pass() -> None:
     with pytest.raises(InvalidOption, match="Storage or a URL"):
         stepwell.configure(storage=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="StateStorage"):

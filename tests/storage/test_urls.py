@@ -106,7 +106,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_an_error_that_names_it(
         open_storage("broken://somewhere")
 
 
-def test_a_backend_that_lacks_its_driver_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_its_driver_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
         name = "driverless"
 
@@ -148,7 +148,7 @@ def test_what_is_no_url_is_an_error_that_shows_one() -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://x", "memory://?sweep_every=3", "memory:x"])
-def test_memory_is_told_nothing_by_its_url(url: str) -> None:
+def test_a_memory_url_takes_no_path_or_query(url: str) -> None:
     with pytest.raises(InvalidOption, match="memory://"):
         open_storage(url)
 

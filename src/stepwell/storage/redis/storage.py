@@ -141,11 +141,12 @@ class RedisStorage(Storage):
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
         server = self._server
+        if not server.spread:
+            # The same as node_of(), without a call.
+            return _WRITES if type(operation) is Apply else _REST, hash(operation.address) & 1
         node = server.node_of(operation.address)
         if type(operation) is not Apply:
             return _REST, node
-        if not server.spread:
-            return _WRITES, node
         tag = tag_of(operation.address)
         before = self._write_nodes[tag]
         if node != before:
@@ -237,7 +238,7 @@ class RedisStorage(Storage):
         keys = self._keys
         prefix = keys.prefixes[tag]
         names = [f"{prefix}-", f"{prefix}j:{journal}"]
-        row = [self._now(), keys.width, str(number), use]
+        row = ["" if self.clock is None else self._now(), keys.width, str(number), use]
         for n in indexes:
             operation = operations[n]
             names.append(keys.record(operation.address))
