@@ -1,4 +1,4 @@
-"""The names that other programs are written against."""
+"""The public names of the package."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.backends.redis import Redis, RedisCluster
 from tests.backends.sqlite import SQLite
 
 ALL: list[type[Backend]] = [Memory, SQLite, Redis, RedisCluster, Postgres]
-#: Those that need no server.
+#: Backends without a server.
 LOCAL: list[type[Backend]] = [Memory, SQLite]
 
 __all__ = ["ALL", "LOCAL", "Backend"]

@@ -1,4 +1,4 @@
-"""What a test needs to know of a backend."""
+"""The interface of a backend for tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Backend(ABC):
 
     #: In test ids.
     name: ClassVar[str]
-    #: Other processes that open the same place see the same records.
+    #: Whether other processes that open the same URL see the same records.
     shared: ClassVar[bool]
-    #: What was acknowledged survives kill -9 of every process that has it open.
+    #: Whether acknowledged writes survive kill -9 of all processes that have it open.
     durable: ClassVar[bool]
 
     def __init__(self, folder: Path) -> None:
@@ -27,20 +27,20 @@ class Backend(ABC):
 
     @abstractmethod
     def place(self) -> str:
-        """The URL of a fresh, empty place of this test's own."""
+        """Return the URL of a new, empty store for this test."""
 
     async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:
-        """Change the stored bytes of one value behind the storage's back.
+        """Change the stored bytes of one value, bypassing the storage.
 
         ``kind`` is ``field``, ``part``, ``head``, ``memo`` or ``tags``; ``name`` is that of a field or part.
         """
         raise NotImplementedError(f"{type(self).__name__} has no bytes to damage")
 
-    async def settled(self) -> None:  # noqa: B027 - a file has no server that goes on
-        """Wait until a server has finished what processes that were killed had sent to it."""
+    async def settled(self) -> None:  # noqa: B027 - a file has no server
+        """Wait until the server has finished the requests of killed processes."""
 
     def storage(self, url: str | None = None, **options: Any) -> Storage:
-        """A storage at a place (default: a fresh one), closed after the test."""
+        """Return a storage for a URL (default: a new store), closed after the test."""
         storage = open_storage(url or self.place(), **options)
         self._opened.append(storage)
         return storage

@@ -1,4 +1,4 @@
-"""PostgreSQL: one server for the session, a schema for each place."""
+"""PostgreSQL: one server for the session, a schema for each store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Postgres(Backend):
         return f"{postgres.shared().url()}?schema=place_{next(self._numbers)}"
 
     async def settled(self) -> None:
-        # A backend ends when it has done all that its client had sent. What connects from this process stays.
+        # A backend ends when it has finished the requests of its client. Connections of this process stay.
         connection = await asyncpg.connect(postgres.shared().url())
         try:
             while True:
@@ -55,7 +55,7 @@ class Postgres(Backend):
         connection = await asyncpg.connect(dsn)
         try:
             found = await connection.fetchval(f"select {value} from {schema}.{table} {where}", *address, name)
-            # The server itself refuses what is no text: such damage it would find before we do.
+            # The server itself refuses invalid UTF-8, so that this damage cannot occur.
             changed = damage(found.encode()).decode("utf-8", "replace").replace("\0", "\ufffd")
             assert changed != found
             done = await connection.execute(f"update {schema}.{table} set {change} {where}", *address, name, changed)

@@ -1,4 +1,4 @@
-"""Redis, one server and Cluster: a fresh place is a prefix of its own."""
+"""Redis, one server and Cluster: each store is a prefix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Redis(Backend):
         return the_server().url(f"?prefix={uuid.uuid4().hex}")
 
     def client(self) -> Any:
-        """A blocking client that gives bytes."""
+        """Return a blocking client that returns bytes."""
         return _client()
 
     async def corrupt(self, url: str, address: Address, kind: str, name: str, damage: Callable[[bytes], bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Large values are written and read in pieces: the same texts and values as in one call."""
+"""Encoding and decoding in pieces gives the same texts and values as in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registered classes come back equal, whatever their constructors do."""
+"""Instances of registered classes are decoded equal, whatever their constructors do."""
 
 from __future__ import annotations
 

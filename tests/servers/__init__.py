@@ -1,1 +1,1 @@
-"""Real servers for the tests, from pip packages: a module per kind, started when a test first needs one."""
+"""Real servers for the tests, from pip packages, started on first use."""

@@ -20,7 +20,7 @@ _INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "pgbouncer
 
 @cache
 def binary() -> str:
-    """The program; installed when it is first needed, if we may."""
+    """Return the program. Installs it on first use, if permitted."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     found = shutil.which("pgbouncer", path=path)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -34,7 +34,7 @@ def binary() -> str:
 
 
 class PgBouncer:
-    """In front of a server, with few connections to it, each lent for one transaction."""
+    """A PgBouncer with few connections to its server, each used for one transaction at a time."""
 
     def __init__(self, server: postgres.PostgresServer, *, connections: int = 2) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-pgbouncer-"))
@@ -91,7 +91,7 @@ max_client_conn = 200
 
 @cache
 def shared() -> PgBouncer:
-    """In front of the server that all ordinary tests share."""
+    """Return the PgBouncer of the shared server."""
     bouncer = PgBouncer(postgres.shared())
     atexit.register(bouncer.stop)
     return bouncer

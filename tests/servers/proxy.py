@@ -1,4 +1,4 @@
-"""A TCP proxy in front of any server: it counts round trips, falls silent, and cuts connections by a seed."""
+"""A TCP proxy that counts round trips, stops forwarding, and cuts connections at seeded random points."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-#: For localhost and 127.0.0.1, signed by itself; its key is in the same file and guards nothing.
+#: Self-signed, for localhost and 127.0.0.1. The key is in the same file; it protects nothing.
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
 
 
 class Proxy:
-    """Between one client and one server; everything it does to a connection can be repeated with its seed.
+    """A proxy between clients and one server. The same seed repeats the same faults.
 
     ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is
     cut, with the answer still to come: some before the request went on, some in the moment after, most when
@@ -29,22 +29,22 @@ class Proxy:
         self._pumps: set[asyncio.Task[None]] = set()
         self.port = 0
         self.cut_rate = 0.0
-        #: Only requests with these bytes in them are cut.
+        #: Cut only requests that contain these bytes.
         self.cut_what = b""
-        #: No more than so many cuts.
+        #: The maximal number of cuts.
         self.most_cuts = 1_000_000
         self.cuts = 0
-        #: Requests that were followed by an answer, or are still waiting for it.
+        #: The number of requests, answered or not.
         self.round_trips = 0
-        #: All bytes of the clients, if they are kept.
+        #: All bytes from the clients, if recorded.
         self.requests: bytearray | None = None
         self._silent = False
         #: The next request with these bytes is held back, and its client's connection is cut.
         self.hold_what: bytes | None = None
-        #: A request is held back.
+        #: Set when a request is held back.
         self.holds = asyncio.Event()
         self._let_through = asyncio.Event()
-        #: The server has answered the request that was held back.
+        #: Set when the server has answered the request that was held back.
         self.arrived = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -67,16 +67,16 @@ class Proxy:
         await self._server.wait_closed()
 
     def point_to(self, port: int) -> None:
-        """Use another server, as after a failover: existing connections are cut."""
+        """Use another server, as after a failover, and cut all connections."""
         self._target = (self._target[0], port)
         self.cut_all()
 
     def fall_silent(self) -> None:
-        """From now on accept connections and requests, and pass on nothing."""
+        """Accept connections and requests, but forward nothing from now on."""
         self._silent = True
 
     def speak(self) -> None:
-        """Pass on everything again, for connections made from now on."""
+        """Forward again, for new connections."""
         self._silent = False
 
     async def let_through(self) -> None:

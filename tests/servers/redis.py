@@ -17,12 +17,12 @@ from redis.retry import Retry
 
 from tests.servers.process import Process, free_port
 
-#: Between a node's port and the port that it talks to other nodes on.
+#: The distance between a node's port and its port for other nodes.
 BUS = 10_000
 
 
 def binary() -> str:
-    """The server's program. There is always one, or the tests say what to install."""
+    """Return the server's program, or raise with a hint what to install."""
     named = os.environ.get("STEPWELL_REDIS_SERVER")
     if named:
         return named
@@ -31,7 +31,7 @@ def binary() -> str:
 
         return str(get_binary_path())
     except (ImportError, OSError) as error:
-        # Not resolved: Debian's redis-server is a link to a program that looks at its own name.
+        # Not resolved: Debian's redis-server is a link, and the program checks its own name.
         system = shutil.which("valkey-server") or shutil.which("redis-server")
         if system is None:
             raise RuntimeError(
@@ -45,7 +45,7 @@ _INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "redis-ser
 
 @functools.cache
 def system_binary() -> str:
-    """The system's Redis (7.0 on Debian 12); installed when it is first needed, by root."""
+    """Return the system's Redis (7.0 on Debian 12). Root installs it on first use."""
     found = shutil.which("redis-server")
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"installing Redis: {' '.join(_INSTALL)}")
@@ -54,12 +54,12 @@ def system_binary() -> str:
         found = shutil.which("redis-server")
     if found is None:
         raise RuntimeError("Redis is needed for this test beside Valkey; run: sudo apt-get install redis-server")
-    # Not resolved: Debian's redis-server is a link to a program that looks at its own name.
+    # Not resolved: Debian's redis-server is a link, and the program checks its own name.
     return found
 
 
 class RedisServer:
-    """One server in a folder of its own, keeping nothing on disk unless it is told to."""
+    """A server in its own folder. By default it keeps nothing on disk."""
 
     def __init__(self, *options: str, port: int | None = None, program: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-redis-"))
@@ -83,12 +83,12 @@ class RedisServer:
             with self.client() as client:
                 client.ping()
         except redis.ConnectionError as error:
-            # A server that wants a password, or loads its data, is there.
+            # A server that requires a password or is loading its data has started.
             return isinstance(error, redis.AuthenticationError | redis.BusyLoadingError)
         return True
 
     def client(self, **options: Any) -> redis.Redis:
-        """A blocking client for what a test does to the server; closed by ``with``."""
+        """Return a blocking client for changes to the server by a test; close it by ``with``."""
         once = Retry(NoBackoff(), 0)
         return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, retry=once, **options)
 
@@ -121,7 +121,7 @@ class RedisCluster:
                 client.close()
 
     def _form(self, clients: list[redis.Redis]) -> None:
-        # An epoch can only be given to a node that knows no other yet.
+        # The epoch can be set only while a node knows no other node.
         for number, client in enumerate(clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number < 3:
@@ -149,7 +149,7 @@ class RedisCluster:
         return f"redis+cluster://{hosts}/{query}"
 
     def masters(self) -> list[RedisServer]:
-        """The masters as they are now, by the word of the nodes themselves."""
+        """Return the current masters, as the nodes report them."""
         found = []
         for node in self.nodes:
             if node.process.running:
@@ -179,17 +179,17 @@ def _settled(client: redis.Redis) -> bool:
 
 @functools.cache
 def the_server() -> RedisServer:
-    """The one server that most tests share, each with a prefix of its own."""
+    """Return the shared server; each test uses its own prefix."""
     return RedisServer()
 
 
 @functools.cache
 def the_system_server() -> RedisServer:
-    """The one server of the system's Redis, likewise."""
+    """Return the shared server of the system's Redis."""
     return RedisServer(program=system_binary())
 
 
 @functools.cache
 def the_cluster() -> RedisCluster:
-    """The one Cluster, likewise. Tests that break nodes start their own."""
+    """Return the shared Cluster. Tests that break nodes start their own."""
     return RedisCluster()

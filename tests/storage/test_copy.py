@@ -1,4 +1,4 @@
-"""Records move between any two storages, whole, as often as one likes."""
+"""Copying records between any two storages, once or repeatedly."""
 
 from __future__ import annotations
 

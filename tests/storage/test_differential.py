@@ -1,4 +1,4 @@
-"""Every backend gives, operation by operation, what the memory backend gives."""
+"""Every backend returns the same result as the memory backend for each operation."""
 
 from __future__ import annotations
 

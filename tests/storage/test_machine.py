@@ -1,4 +1,4 @@
-"""All backends agree with a plain dict, whatever happens in whatever order."""
+"""All backends behave like a plain dict under random operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening and closing: once, whoever asks, in whatever order."""
+"""Opening and closing storages, by concurrent callers and in any order."""
 
 from __future__ import annotations
 

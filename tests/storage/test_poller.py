@@ -1,4 +1,4 @@
-"""What one worker does about records that are due."""
+"""Polling for due records in one worker."""
 
 from __future__ import annotations
 

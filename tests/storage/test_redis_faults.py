@@ -1,4 +1,4 @@
-"""What breaks around Redis is handled, or is a typed error in time."""
+"""Faults of Redis servers and connections are handled, or raise a typed error in time."""
 
 from __future__ import annotations
 

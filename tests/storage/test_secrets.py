@@ -1,4 +1,4 @@
-"""A URL may hold a password. No error, repr or log line shows it, whatever is wrong with the call."""
+"""No error, repr or log line shows the password of a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One corpus, every allowed type: it comes back the same from every backend."""
+"""Values of every supported type are decoded equal on every backend."""
 
 from __future__ import annotations
 

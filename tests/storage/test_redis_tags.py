@@ -1,4 +1,4 @@
-"""A person's or a chat's records are found through their index: the rest of the records is not looked at."""
+"""The records of a user or chat are found by index, without scanning other records."""
 
 from __future__ import annotations
 
