@@ -229,7 +229,7 @@ async def test_a_task_started_by_the_holder_of_a_key_cannot_enter_it(
             for key in range(100, 300):
                 async with Slot(storage, "bot", key):
                     pass
-            with pytest.raises(AlreadyHeld, match="when that block has ended"):
+            with pytest.raises(AlreadyHeld, match="after that block"):
                 await enter(storage)
         assert storage.lines == {}
         assert held_tokens.get() == ()

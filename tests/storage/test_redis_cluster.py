@@ -406,7 +406,7 @@ async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
     async with open_storage(master.url(), durability="wait", timeout=1.2) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
         replica.process.pause()
-        with pytest.raises(NotReplicated, match="may still arrive"):
+        with pytest.raises(NotReplicated, match="a failover may lose it"):
             await storage.update_data(BOT, 1, {"a": 1})
         async with Slot(storage, BOT, 1) as slot:
             slot.state = "t"

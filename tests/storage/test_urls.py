@@ -94,7 +94,7 @@ class Careless(MemoryStorage):
     [
         ("tests.storage.test_urls:Missing", "AttributeError"),
         ("no_such_module:Storage", "ModuleNotFoundError"),
-        ("tests.storage.test_urls:_install", "no subclass of Storage"),
+        ("tests.storage.test_urls:_install", "not a subclass of Storage"),
     ],
 )
 @pytest.mark.parametrize("package", ["broken-package", None])
