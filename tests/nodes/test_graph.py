@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 
-import stepwell.nodes
 from stepwell import MemoryStorage
 from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, TooManySteps, UnknownAction, UsageError
 from stepwell.nodes import END, Node, NodeFlow, linear, parallel, step, with_error_handling
@@ -15,14 +14,6 @@ from tests.nodes.flows import A, B, C, Trail
 
 def trail(flow: NodeFlow) -> list[str]:
     return flow.run_sync({}).get("trail", [])
-
-
-def test_the_public_names_are_these():
-    assert stepwell.nodes.__all__ == [
-        *("END", "BatchNode", "Event", "Failed", "FlowChanged", "Node", "NodeFlow", "Parallel", "Parked"),
-        *("ProgressBar", "Run", "RunExists", "RunFinished", "Sleep", "Step", "UnknownRun", "Wait", "linear"),
-        *("new_flow_id", "parallel", "run_async_batch", "step", "subscribe", "with_error_handling", "worker"),
-    ]
 
 
 def test_the_builder_takes_classes():

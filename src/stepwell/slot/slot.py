@@ -83,8 +83,8 @@ class Slot:
     """
 
     __slots__ = (
-        "_base", "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json", "_prints",
-        "_renewal", "_seal", "_stored_place", "_token", "_wait", "address", "data", "deadline", "expires_at",
+        "_deleted", "_fields", "_holding", "_lease", "_loaded", "_lost", "_memo", "_memo_json", "_prints", "_renewal",
+        "_seal", "_stored_place", "_token", "_wait", "address", "base", "data", "deadline", "expires_at",
         "memo_limit", "now", "place", "storage", "tags", "version",
     )  # fmt: skip
 
@@ -107,7 +107,8 @@ class Slot:
         #: The most bytes that the JSON of a memo may take.
         self.memo_limit = self._seal.limit
         self._token = ""
-        self._base = ""
+        #: The write that last replaced or deleted the record. If it has changed, somebody else did that.
+        self.base = ""
         self._memo: str | None = None
         self._memo_json: str | None = None
         self._fields: dict[str, str] = {}
@@ -146,7 +147,7 @@ class Slot:
                 if type(claimed) is not Claimed:
                     claimed = await self._claim(max(claimed.remaining, 0.001), asked_at + self._wait)
             self._holding = True
-            self.now, self._base, self._memo = claimed.now, claimed.base, claimed.memo
+            self.now, self.base, self._memo = claimed.now, claimed.base, claimed.memo
             # Before the load: decoding a large record may take longer than the lease.
             storage.renewals.add(self, loop, self._lease / 3)
             if claimed.record is not None:
@@ -176,11 +177,6 @@ class Slot:
     def found(self) -> bool:
         """There is a record."""
         return self.version is not None
-
-    @property
-    def base(self) -> str:
-        """The write that last replaced or deleted what was here: another one means that somebody else did."""
-        return self._base
 
     @property
     def flow(self) -> str | None:
@@ -358,7 +354,7 @@ class Slot:
             )  # fmt: skip
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = _new(Guard, (self._token, self._base, None))
+        guard = _new(Guard, (self._token, self.base, None))
         then = "keep" if keep else "release"
         applied: Applied = await self.storage.perform(
             _new(Apply, (self.address, change, guard, then, self._lease, False))
@@ -411,7 +407,7 @@ class Slot:
 
     def _written(self, change: Change, applied: Applied, place: Place, changes: Changes | None) -> None:
         """What was just written is what the next commit compares with."""
-        self.now, self._base, self._deleted = applied.now, applied.base, change.delete
+        self.now, self.base, self._deleted = applied.now, applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete:
             self._fields, self._loaded, self._stored_place, self._prints = {}, {}, NOWHERE, {}
@@ -419,11 +415,13 @@ class Slot:
         else:
             if change.replace:
                 self._fields = {}
-            self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
-            self._fields.update(change.set)
+            elif change.unset:
+                self._fields = {name: text for name, text in self._fields.items() if name not in change.unset}
+            self._fields = {**self._fields, **change.set}
             if changes is not None:
                 # As they were when they were encoded, which may be some time ago.
                 self._loaded = changes.data
+            if changes is not None and (self._prints or changes.prints):
                 kept = {} if change.replace else self._prints
                 known = {name: mark for name, mark in kept.items() if name not in change.set} | changes.prints
                 self._prints = {name: mark for name, mark in known.items() if mark is not None and name in self._fields}
@@ -449,7 +447,7 @@ class Slot:
         if (None if stored is None else stored.version) != self.version:
             # A merge by somebody who holds nothing leaves the parts alone; a removal or another holder may not.
             await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
-            if stored is None or stored.base != self._base:
+            if stored is None or stored.base != self.base:
                 raise RecordReplaced(self.address.text)
         found = (stored.parts or {}) if stored is not None else {}
         try:

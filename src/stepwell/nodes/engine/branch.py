@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +86,12 @@ class Branch:
             self.journal.positions[self.name] = stage.path
         self.journal.open[stage.key] = action
 
-    async def complete(self, graph: Graph, stage: Stage, visit: int, following: Stage | None) -> None:
-        """Note that a node has completed, and commit, except after the last node of a graph.
+    def complete(
+        self, graph: Graph, stage: Stage, visit: int, following: Stage | None
+    ) -> Coroutine[Any, Any, None] | None:
+        """Note that a node has completed, and return the commit to await.
 
-        The caller of the walk commits that one, together with what follows the graph.
+        The last node of a graph has none: the caller of the walk commits it together with what follows the graph.
         """
         journal, path = self.journal, stage.path
         if self.parent is not None:
@@ -100,15 +103,13 @@ class Branch:
         if len(journal.positions) > 1:
             for name in [name for name in journal.positions if name and is_inside(name, path)]:
                 del journal.positions[name]
-        journal.drop(path)
+        if len(journal.parts) > 1:
+            # The parts of the run itself are always there.
+            journal.drop(path)
         if following is not None:
             journal.positions[self.name] = following.path
-            if self.parent is None:
-                await journal.save(path)
-            else:
-                await journal.save_whole(path)
-        elif graph is journal.program.root.graph:
-            await journal.check(path)
+            return journal.save(path) if self.parent is None else journal.save_whole(path)
+        return journal.check(path) if graph is journal.program.root.graph else None
 
     async def save(self, node: str) -> None:
         """Commit the position of the run."""

@@ -1,7 +1,7 @@
 """The journal of one durable run: where it stands, and how that gets into its record, one commit a node.
 
 The record's flow is the flow's name, its state the path of the node to run next, its data the shared state. What
-else must be known to go on is in a small table beside them (:meth:`Journal.table`), written with every commit;
+else must be known to go on is in a small table beside them (:meth:`Journal._fill`), written with every commit;
 what is large (items, results, the fields of branches) is in parts, each written once and dropped with its node.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import in_thread, is_large
@@ -79,12 +80,12 @@ class Journal:
         #: The nodes that have failed here, by path.
         self._failed: set[str] = set()
         self._pending: dict[str, Sealed | None] = {}
-        self._lock = asyncio.Lock()
+        self._saving = False
+        self._waiters: list[asyncio.Future[None]] = []
         self._changes = self._saved = 0
         #: What a commit has failed with.
         self.broken: Exception | None = None
-        self._clock: Callable[[], float] = asyncio.get_running_loop().time
-        self._clock_at, self._clock_base = self._clock(), slot.now
+        self._clock_at, self._clock_base = monotonic(), slot.now
         self._watched_until = 0.0
         self._shape = program.shape = program.shape or shape_of(program)
         self._digest = program.digest = program.digest or digest(self._shape)
@@ -187,45 +188,64 @@ class Journal:
     def _corrupt(self, what: str, why: str) -> CorruptRecord:
         return CorruptRecord(self.slot.address.text, what, why)
 
-    def table(self, status: str) -> dict[str, Any]:
-        """What the record says about the run beside its state and data; what is empty is left out."""
+    def _fill(self) -> None:
+        """Put the position of the run into its slot: state, path, and a table of what else a resume needs."""
+        slot = self.slot
         table: dict[str, Any] = {
-            "status": status,
+            "status": self.status,
             "graph": self._digest,
             "visits": self.visits.text,
             "started": self.started_at,
         }
         if self.mark:
             table["run"] = self.mark
-        if self.slot.base:
+        if slot.base:
             # A record with another base may have been replaced from outside.
-            table["base"] = self.slot.base
+            table["base"] = slot.base
         if self.keep:
             table["keep"] = self.keep
         if self.open:
             table["open"] = dict(self.open)
         if len(self.positions) > 1:
-            table["lines"] = {line: path for line, path in self.positions.items() if line}
+            table["lines"] = {name: path for name, path in self.positions.items() if name}
         if self.errors:
             table["errors"] = list(reversed(self.errors))
-        return table
+        slot.data = dict(self.shared)
+        slot.place = Place(self.flow, self.positions[""] or None, None, tuple(self.trail), (table,))
 
     async def save(self, node: str, *, memo: Any = KEEP) -> None:
         """Write what has changed since the last time; ``node`` is why, for errors: empty at the start."""
         self._changes += 1
         mine = self._changes
-        async with self._lock:
+        while self._saving:
+            await self._other_save()
             if self._saved >= mine:
-                # Another line has taken it along.
+                # The save of another branch has included this one.
                 return
-            if self.broken is not None:
-                # What a failed commit should have written is nowhere: nothing may be built on it.
-                raise self.broken
-            saving = self._changes
-            self.slot.data = dict(self.shared)
-            self.slot.place = self._place(self.status)
-            await self._commit(node, keep=True, deadline=self._watch(), memo=memo)
+        if self.broken is not None:
+            # What a failed commit should have written is missing: nothing may be built on it.
+            raise self.broken
+        self._saving, saving = True, self._changes
+        try:
+            deadline: float | Keep = KEEP
+            now = monotonic()
+            if now + WATCH / 2 >= self._watched_until:
+                self._watched_until, deadline = now + WATCH, WATCH
+            self._fill()
+            await self._commit(node, keep=True, deadline=deadline, memo=memo)
             self._saved = saving
+        finally:
+            self._saving = False
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    async def _other_save(self) -> None:
+        """Wait until the save under way has ended."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     async def save_whole(self, node: str) -> None:
         """Save, and see it through however often the caller is cancelled.
@@ -248,26 +268,23 @@ class Journal:
         self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
         times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
         deadline = max(0.0, min(times) - self.now()) if times else None
-        async with self._lock:
-            self.slot.data = dict(self.shared)
-            self.slot.place = self._place(self.status)
-            await self._commit(next(iter(waits)), keep=False, deadline=deadline)
+        self._fill()
+        await self._commit(next(iter(waits)), keep=False, deadline=deadline)
         return self.parked()
 
     async def fail(self) -> list[str]:
         """Write that the run has failed, where its last commit left it; the waits that have failed on their answer."""
-        async with self._lock:
-            await self.slot.rollback()
-            table = dict(self.slot.place.stack[0])
-            table["status"] = "failed"
-            table["errors"] = list(reversed(self.errors))
-            inside: dict[str, Any] = table.get("open", {})
-            refused = [path for path in inside if path in self._failed and _has_answer(inside[path])]
-            if refused:
-                # The answer may be what is wrong: another one is taken, under an id of its own.
-                table["open"] = inside | {path: _asked_again(inside[path]) for path in refused}
-            self.slot.place = self.slot.place._replace(stack=(table,))
-            await self.slot.commit(deadline=None)
+        await self.slot.rollback()
+        table = dict(self.slot.place.stack[0])
+        table["status"] = "failed"
+        table["errors"] = list(reversed(self.errors))
+        inside: dict[str, Any] = table.get("open", {})
+        refused = [path for path in inside if path in self._failed and _has_answer(inside[path])]
+        if refused:
+            # The answer may be what is wrong: another one is taken, under an id of its own.
+            table["open"] = inside | {path: _asked_again(inside[path]) for path in refused}
+        self.slot.place = self.slot.place._replace(stack=(table,))
+        await self.slot.commit(deadline=None)
         return refused
 
     async def check(self, node: str) -> None:
@@ -283,24 +300,19 @@ class Journal:
 
     async def finish(self) -> None:
         """Write that the run has finished: remove it, or keep its final state."""
-        async with self._lock:
-            node = self.trail[-1] if self.trail else ""
-            if self.keep is False:
-                self.slot.delete()
-                self._pending = {}
-                # Who resumes it later learns that it has finished.
-                await self._commit(node, keep=False, deadline=KEEP, memo={"finished": self.now()})
-                return
-            self.status = "finished"
-            self.positions, self.open = {"": ""}, {}
-            self.drop("")
-            self.slot.data = dict(self.shared)
-            self.slot.place = self._place(self.status)._replace(state=None)
-            expiry = None if self.keep is True else float(self.keep)
-            await self._commit(node, keep=False, deadline=None, expiry=expiry)
-
-    def _place(self, status: str) -> Place:
-        return Place(self.flow, self.positions[""], None, tuple(self.trail), (self.table(status),))
+        node = self.trail[-1] if self.trail else ""
+        if self.keep is False:
+            self.slot.delete()
+            self._pending = {}
+            # Who resumes it later learns that it has finished.
+            await self._commit(node, keep=False, deadline=KEEP, memo={"finished": self.now()})
+            return
+        self.status = "finished"
+        self.positions, self.open = {"": ""}, {}
+        self.drop("")
+        self._fill()
+        expiry = None if self.keep is True else float(self.keep)
+        await self._commit(node, keep=False, deadline=None, expiry=expiry)
 
     async def _commit(
         self,
@@ -327,7 +339,7 @@ class Journal:
             if self.broken is error:
                 raise
             raise self.broken from error
-        self._clock_at, self._clock_base = self._clock(), slot.now
+        self._clock_at, self._clock_base = monotonic(), slot.now
 
     def _explained(self, node: str, error: Exception) -> Exception:
         if isinstance(error, EncodeError):
@@ -352,18 +364,11 @@ class Journal:
             "flow.status() tells how it goes on"
         )
 
-    def _watch(self) -> float | Keep:
-        now = self._clock()
-        if now + WATCH / 2 < self._watched_until:
-            return KEEP
-        self._watched_until = now + WATCH
-        return WATCH
-
     def now(self) -> float:
         """The storage's clock, as far as we know it without asking."""
         if self.slot.storage.clock is not None:
             return self.slot.storage.clock()
-        return self._clock_base + (self._clock() - self._clock_at)
+        return self._clock_base + (monotonic() - self._clock_at)
 
     # Parts
 

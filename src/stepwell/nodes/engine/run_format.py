@@ -33,7 +33,7 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
 
 
 class _Table(TypedDict):
-    """The form of :meth:`~stepwell.nodes.engine.journal.Journal.table`."""
+    """The form of :meth:`~stepwell.nodes.engine.journal.Journal._fill`."""
 
     status: Literal["running", "parked", "sleeping", "failed", "finished"]
     graph: str

@@ -37,7 +37,10 @@ async def run_root(
     if run.emit is not None:
         run.began = run.emit("run.started", cursor)
     try:
-        if root.graph is not None and root.bare and branch is None:
+        if root.graph is not None and root.bare:
+            if branch is not None and not run.visits[root.index]:
+                branch.begin(root, 1, None)
+            run.visits[root.index] = 1
             result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
         else:
             result = await _visit_root(root, cursor, shared, params)
@@ -76,7 +79,7 @@ async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[
     result = root.post(node, shared, prep_res, exec_res)
     if type(result) is CoroutineType:
         result = await result
-    if branch is not None and not root.bare:
+    if branch is not None:
         await branch.journal.check(root.path)
     return result
 
@@ -156,7 +159,9 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
             if branch is not None:
-                await branch.complete(graph, stage, visits[index], following)
+                commit = branch.complete(graph, stage, visits[index], following)
+                if commit is not None:
+                    await commit
         except Park:
             raise
         except BaseException as error:
