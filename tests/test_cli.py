@@ -49,7 +49,7 @@ def test_the_demo_plays_a_registration_and_shows_the_record_after_each_step() ->
     assert "All answers were as expected." in done.stdout
 
 
-def test_a_bot_process_is_killed_in_the_middle_and_another_goes_on() -> None:
+def test_a_bot_process_is_killed_halfway_and_another_continues() -> None:
     done = stepwell("demo")
     killed = re.search(r"kill -9 (\d+): the bot was killed. A new one starts as process (\d+)", done.stdout)
     assert killed is not None
@@ -62,7 +62,7 @@ def test_a_bot_process_is_killed_in_the_middle_and_another_goes_on() -> None:
     assert ANSWERS[2] in after
 
 
-async def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_backend: Backend) -> None:
+async def test_the_script_runs_on_every_storage_and_leaves_no_records(shared_backend: Backend) -> None:
     url = shared_backend.place()
     done = await asyncio.to_thread(stepwell, "demo", "--storage", url)
     assert (done.returncode, done.stderr) == (0, "")
@@ -70,7 +70,7 @@ async def test_the_script_runs_on_every_storage_and_leaves_nothing_there(shared_
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///:memory:"])
-def test_in_memory_nothing_is_killed(url: str) -> None:
+def test_the_bot_is_not_killed_in_memory(url: str) -> None:
     done = stepwell("demo", "--storage", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "kill -9" not in done.stdout
@@ -78,7 +78,7 @@ def test_in_memory_nothing_is_killed(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://", None])
-def test_a_wrong_answer_is_told_and_is_the_exit_code(
+def test_a_wrong_answer_is_printed_and_sets_the_exit_code(
     url: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "SCRIPT", [("/register", "What is your name?"), *script.SCRIPT[1:]])
@@ -86,7 +86,7 @@ def test_a_wrong_answer_is_told_and_is_the_exit_code(
     assert "An answer was not as expected." in capsys.readouterr().out
 
 
-def test_a_reader_who_leaves_gets_no_traceback() -> None:
+def test_a_closed_pipe_prints_no_traceback() -> None:
     command = f"{sys.executable} -m stepwell demo --storage memory:// | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -95,21 +95,21 @@ def test_a_reader_who_leaves_gets_no_traceback() -> None:
 # What can go wrong
 
 
-def test_a_wrong_url_is_one_clear_line() -> None:
+def test_a_wrong_url_prints_one_clear_line() -> None:
     done = stepwell("demo", "--storage", "nowhere://")
     assert done.returncode == 1
     assert done.stderr.startswith("stepwell: no storage is installed for 'nowhere'")
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_arguments_say_what_there_is() -> None:
+def test_wrong_arguments_print_the_commands() -> None:
     for arguments in ([], ["dance"], ["demo", "--speed"]):
         done = stepwell(*arguments)
         assert done.returncode == 2
         assert "usage: stepwell" in done.stderr
 
 
-def test_the_version_is_told() -> None:
+def test_version_prints_the_version() -> None:
     assert stepwell("--version").stdout.startswith("stepwell 0.")
 
 
@@ -119,7 +119,7 @@ def test_a_password_in_a_url_is_not_shown() -> None:
     assert bot.place_of(f"sqlite:///{Path.home()}/bot.db") == "~/bot.db"
 
 
-def test_the_wheel_brings_the_bot_to_where_the_demo_looks_for_it() -> None:
+def test_the_wheel_contains_the_bot_where_the_demo_looks_for_it() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     [(source, target)] = wheel["force-include"].items()
     assert (ROOT / source).samefile(registration.__file__)
@@ -152,7 +152,7 @@ class Terminal:
         self.seen = ""
 
     def expect(self, text: str) -> str:
-        """Wait until the terminal shows this after what was expected before; what came in between."""
+        """Wait until the terminal shows this text, and return the output before it."""
         until = time.monotonic() + 20
         while text not in self.seen:
             ready, _, _ = select.select([self.master], [], [], max(until - time.monotonic(), 0))
@@ -193,7 +193,7 @@ def terminals() -> Iterator[list[Terminal]]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_in_a_terminal_the_conversation_continues_after_kill_9(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(first := Terminal(tmp_path))
     first.expect(f"stored in {tmp_path}/stepwell/demo.db")
     first.expect("http://127.0.0.1:")
@@ -224,7 +224,7 @@ def test_in_a_terminal_the_conversation_goes_on_after_kill_9(tmp_path: Path, ter
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
 @pytest.mark.parametrize("page", [True, False], ids=["with the page", "without the page"])
-def test_kill_9_while_the_demo_waits_for_a_line_leaves_the_terminal_as_it_was(
+def test_kill_9_while_the_demo_waits_for_input_does_not_change_the_terminal(
     tmp_path: Path, terminals: list[Terminal], page: bool
 ) -> None:
     import termios
@@ -245,7 +245,7 @@ def test_kill_9_while_the_demo_waits_for_a_line_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_ctrl_c_ends_politely_and_an_error_does_not_end_at_all(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_ctrl_c_exits_cleanly_and_an_error_does_not_exit(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(terminal := Terminal(tmp_path, "--storage", "memory://"))
     terminal.expect("you   ")
     terminal.type("/register\n")
@@ -259,14 +259,14 @@ def test_ctrl_c_ends_politely_and_an_error_does_not_end_at_all(tmp_path: Path, t
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_the_script_can_be_asked_for_in_a_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_the_script_can_be_run_in_a_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(terminal := Terminal(tmp_path, "--script", "--storage", "memory://"))
     terminal.expect("All answers were as expected.")
     assert terminal.process.wait(10) == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_a_folder_that_cannot_be_created_prints_one_clear_line(tmp_path: Path, terminals: list[Terminal]) -> None:
     (tmp_path / "file").touch()
     terminals.append(terminal := Terminal(tmp_path / "file"))
     terminal.expect("stepwell: ")
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path, terminal
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_the_page_of_the_demo_lets_in_whoever_has_its_address(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_the_link_of_the_demo_opens_the_page_and_link_prints_another(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(terminal := Terminal(tmp_path, "--storage", "memory://"))
     terminal.expect("  http://")
     address = "http://" + terminal.expect("\r\n")
@@ -305,7 +305,7 @@ def test_without_the_extra_the_demo_chats_in_the_terminal_and_says_how_to_get_th
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_play_prints_links_and_the_output_of_the_bot(tmp_path: Path, terminals: list[Terminal]) -> None:
     bot_file = tmp_path / "my_bot.py"
     bot_file.write_text("import os, time; print('storage:', os.environ['STEPWELL_STORAGE']); time.sleep(60)")
     terminals.append(terminal := Terminal(tmp_path, str(bot_file), command="play"))
@@ -335,7 +335,7 @@ def test_play_runs_a_bot_prints_its_address_and_what_the_bot_prints(tmp_path: Pa
 @pytest.mark.parametrize(
     "command", [["demo"], ["play", str(ROOT / "examples" / "registration.py")]], ids=lambda it: it[0]
 )
-def test_a_storage_that_cannot_be_opened_is_one_clear_line_before_anything_runs(
+def test_an_invalid_storage_prints_one_clear_line_before_the_bot_starts(
     command: list[str], url: str, said: str, tmp_path: Path
 ) -> None:
     done = stepwell(*command, "--storage", url, cwd=tmp_path, timeout=20)
@@ -345,9 +345,7 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line_before_anything_runs(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals are for Unix")
-def test_a_storage_that_cannot_be_opened_is_one_clear_line_in_a_terminal_too(
-    tmp_path: Path, terminals: list[Terminal]
-) -> None:
+def test_an_invalid_storage_prints_one_clear_line_in_a_terminal(tmp_path: Path, terminals: list[Terminal]) -> None:
     terminals.append(terminal := Terminal(tmp_path, "--storage", f"sqlite:///{tmp_path}/nodir/x.db"))
     assert terminal.expect("stepwell: the folder ") == ""
     terminal.expect("create it first")
@@ -356,7 +354,7 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line_in_a_terminal_too(
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http", "²"])
 @pytest.mark.parametrize("command", [["demo"], ["play", "bot.py"]], ids=lambda it: it[0])
-def test_a_port_that_is_none_is_refused_by_the_parser(command: list[str], port: str) -> None:
+def test_an_invalid_port_is_refused_by_the_parser(command: list[str], port: str) -> None:
     done = stepwell(*command, f"--port={port}")
     assert done.returncode == 2
     assert f"a port must be a number from 0 to 65535, got {port!r}" in done.stderr
@@ -368,7 +366,7 @@ def test_the_help_of_a_command_is_a_sentence() -> None:
     assert "\nChat with a registration bot" in stepwell("demo", "--help").stdout
 
 
-def test_play_says_what_it_cannot_do() -> None:
+def test_play_prints_clear_errors() -> None:
     done = stepwell("play", "nowhere.py", "--storage", "memory://")
     assert (done.returncode, done.stderr) == (1, "stepwell: file nowhere.py does not exist\n")
     done = stepwell(

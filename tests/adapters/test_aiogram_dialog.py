@@ -154,7 +154,7 @@ async def test_a_dialog_in_a_private_chat(backend: Backend, setup: str) -> None:
         await alice.read("Welcome, Alice!")
 
 
-async def test_dialogs_of_two_people_in_a_group(setup: str) -> None:
+async def test_dialogs_of_two_users_in_a_group(setup: str) -> None:
     async with talking(MemoryStorage(), setup) as talk:
         group = talk.person.group(-5)
         for person, name in ((group, "Alice"), (group.user(43), "Bob")):
@@ -166,7 +166,7 @@ async def test_dialogs_of_two_people_in_a_group(setup: str) -> None:
             await member.read(f"Welcome, {name}!")
 
 
-async def test_a_dialog_that_the_background_opens(backend: Backend, setup: str) -> None:
+async def test_a_dialog_opened_in_the_background(backend: Backend, setup: str) -> None:
     async with talking(backend.storage(), setup) as alice:
         await alice.send("/start")
         await alice.read("Menu now")
@@ -196,7 +196,7 @@ async def test_a_dialog_that_changes_itself_in_the_background(setup: str) -> Non
         await alice.read("Menu later")
 
 
-async def test_a_restarted_bot_goes_on_in_its_dialog(shared_backend: Backend, setup: str) -> None:
+async def test_a_dialog_continues_after_a_restart(shared_backend: Backend, setup: str) -> None:
     url = shared_backend.place()
     async with talking(shared_backend.storage(url), setup) as alice:
         await alice.send("/start")

@@ -84,9 +84,7 @@ async def heard(chat: Person, bots: Bots) -> str:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("bots", ["poll", "hook"], indirect=True)
-async def test_a_bot_that_is_killed_between_messages_goes_on_where_it_was(
-    api: BotAPI, bots: Bots, style: str, tmp_path: Path
-) -> None:
+async def test_a_bot_killed_between_messages_continues(api: BotAPI, bots: Bots, style: str, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/bot.db"
     chat = api.chat(bots.bot)
     await bots.listen()
@@ -117,7 +115,7 @@ async def settled(bots: Bots) -> None:
 
 
 @pytest.mark.parametrize("bots", ["poll", "hook"], indirect=True)
-async def test_a_bot_that_is_killed_at_any_moment_loses_no_answer(api: BotAPI, bots: Bots, tmp_path: Path) -> None:
+async def test_a_bot_killed_at_any_moment_loses_no_answer(api: BotAPI, bots: Bots, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/bot.db"
     chat = api.chat(bots.bot)
     await bots.listen()
@@ -139,7 +137,7 @@ async def test_a_bot_that_is_killed_at_any_moment_loses_no_answer(api: BotAPI, b
 
 
 @pytest.mark.parametrize("bots", ["hook"], indirect=True)
-async def test_two_workers_behind_one_webhook_take_every_step_once(
+async def test_two_workers_behind_one_webhook_make_each_transition_once(
     api: BotAPI, bots: Bots, shared_backend: Backend
 ) -> None:
     users = 200 if LARGE else 20

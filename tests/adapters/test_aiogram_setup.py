@@ -128,7 +128,7 @@ async def test_a_handler_that_raises_changes_nothing(fsm: FSM) -> None:
     assert session.texts == ["What's your name?"]
 
 
-async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_makes_it_good(fsm: FSM) -> None:
+async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_catches_it(fsm: FSM) -> None:
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     seen: list[type[BaseException]] = []
 
@@ -151,7 +151,7 @@ async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_ma
     assert session.texts == ["What's your name?"]
 
 
-async def test_an_update_that_comes_again_is_handled_once(fsm: FSM) -> None:
+async def test_a_redelivered_update_is_handled_once(fsm: FSM) -> None:
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     update = message("/register")
     await feed(dispatcher, bot, update)
@@ -223,7 +223,7 @@ async def test_filters_combine(fsm: FSM) -> None:
     assert seen == ["either", "both", "aiogram and", "aiogram or", "or F", "data", "rest"]
 
 
-async def test_f_before_our_filter_is_an_error_and_not_silently_true(fsm: FSM) -> None:
+async def test_f_before_a_context_filter_raises(fsm: FSM) -> None:
     dispatcher = Dispatcher(disable_fsm=True)
     setup(dispatcher, fsm)
 
@@ -235,7 +235,7 @@ async def test_f_before_our_filter_is_an_error_and_not_silently_true(fsm: FSM) -
         await feed(dispatcher, make_bot()[0], message("x"))
 
 
-async def test_a_filter_without_setup_says_so() -> None:
+async def test_a_filter_without_setup_raises() -> None:
     dispatcher = Dispatcher(disable_fsm=True)
 
     @dispatcher.message(fsm_in_flow())
@@ -256,7 +256,7 @@ async def test_a_filter_without_setup_says_so() -> None:
     ],
     ids=["flow", "inverted", "and", "nested"],
 )
-async def test_an_unregistered_flow_in_a_filter_is_an_error_at_the_start(fsm: FSM, hidden: Any) -> None:
+async def test_an_unregistered_flow_in_a_filter_raises_at_startup(fsm: FSM, hidden: Any) -> None:
     dispatcher, (bot, _) = bot_of(fsm), make_bot()
     router = Router()
 
@@ -292,7 +292,7 @@ async def test_an_update_without_a_key_has_an_empty_context(fsm: FSM, caplog: py
         await feed(dispatcher, bot, {"update_id": 2, "poll": {"id": "1", "question": "write", **about}})
 
 
-async def test_a_move_that_is_not_declared_reaches_the_error_handler(fsm: FSM) -> None:
+async def test_an_undeclared_transition_reaches_the_error_handler(fsm: FSM) -> None:
     dispatcher = Dispatcher(disable_fsm=True)
     setup(dispatcher, fsm)
     seen: list[BaseException] = []
@@ -311,7 +311,7 @@ async def test_a_move_that_is_not_declared_reaches_the_error_handler(fsm: FSM) -
     assert await fsm.storage.get_state("my_bot", (42, 42)) is None
 
 
-async def test_several_bots_on_one_dispatcher_have_a_namespace_each(fsm: FSM, storage: Storage) -> None:
+async def test_each_bot_of_a_dispatcher_has_its_own_namespace(fsm: FSM, storage: Storage) -> None:
     dispatcher = bot_of(fsm)
     (first, said), (second, _) = make_bot(7), make_bot(8)
     await feed(dispatcher, first, message("/register", update_id=1))
@@ -328,7 +328,7 @@ async def test_several_bots_on_one_dispatcher_have_a_namespace_each(fsm: FSM, st
     assert [entry.key async for entry in storage.scan("my_bot:8")] == []
 
 
-async def test_start_up_and_shut_down_open_and_close_the_storage(storage: Storage) -> None:
+async def test_startup_and_shutdown_open_and_close_the_storage(storage: Storage) -> None:
     fsm = FSM("my_bot", storage=storage, flows=[Registration])
     dispatcher, (bot, _) = bot_of(fsm), make_bot()
     await dispatcher.emit_startup(bot=bot)
@@ -337,7 +337,7 @@ async def test_start_up_and_shut_down_open_and_close_the_storage(storage: Storag
     assert not storage.is_open
 
 
-async def test_a_start_up_that_is_cancelled_at_any_point_leaves_nothing_open(storage: Storage) -> None:
+async def test_a_startup_cancelled_at_any_point_leaves_nothing_open(storage: Storage) -> None:
     tasks = asyncio.all_tasks()
     bots = [make_bot(number)[0] for number in (7, 8)]
     point = 1
@@ -355,7 +355,7 @@ async def test_a_start_up_that_is_cancelled_at_any_point_leaves_nothing_open(sto
     assert not storage.is_open
 
 
-async def test_timers_run_from_start_up_to_shut_down_and_answer_through_their_bot(backend: Backend) -> None:
+async def test_timers_run_from_startup_to_shutdown_and_answer_through_their_bot(backend: Backend) -> None:
     class Patience(Flow, name="patience"):
         @staticmethod
         async def give_up(ctx: Context) -> None:
@@ -387,7 +387,7 @@ async def test_timers_run_from_start_up_to_shut_down_and_answer_through_their_bo
     assert also.calls == [{"method": "sendMessage", "chat_id": 2, "text": "Too late."}]
 
 
-async def test_a_bot_given_to_setup_answers_for_timers_before_the_first_update(fsm: FSM) -> None:
+async def test_timers_answer_through_the_bot_passed_to_setup_before_the_first_update(fsm: FSM) -> None:
     bot, session = make_bot()
     dispatcher = bot_of(fsm, bot=bot)
     await dispatcher.emit_startup()
@@ -410,7 +410,9 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_state(fsm: FSM) -> No
     assert await fsm.storage.get_state("my_bot", (-5, 1)) is None
 
 
-async def test_a_busy_key_is_waited_for_with_a_warning(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_update_waits_for_a_busy_key_and_logs_a_warning(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
     fsm = FSM("my_bot", storage=storage, flows=[Registration], wait=0.05)
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("hello"))
@@ -430,7 +432,7 @@ async def test_a_busy_key_is_waited_for_with_a_warning(storage: Storage, caplog:
     assert "waiting longer" in caplog.text
 
 
-async def test_a_storage_that_is_away_is_waited_for(
+async def test_an_update_waits_for_an_unavailable_storage(
     fsm: FSM, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
@@ -448,7 +450,7 @@ async def test_a_storage_that_is_away_is_waited_for(
     assert "retrying in" in caplog.text
 
 
-async def test_an_answer_that_cannot_be_sent_is_an_error_but_the_state_stands(fsm: FSM) -> None:
+async def test_a_failed_answer_raises_but_the_state_is_committed(fsm: FSM) -> None:
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("/register"))
     await feed(dispatcher, bot, message("Alice"))
@@ -462,7 +464,7 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_but_the_state_stands(fs
     assert await fsm.storage.get_state("my_bot", (42, 42)) is None
 
 
-def test_memory_storage_beside_it_is_warned_of(fsm: FSM, storage: Storage) -> None:
+def test_setup_warns_of_aiograms_memory_storage(fsm: FSM, storage: Storage) -> None:
     with pytest.warns(UserWarning, match=r"disable_fsm=True"):
         setup(Dispatcher(), fsm)
     with warnings.catch_warnings():
@@ -471,7 +473,7 @@ def test_memory_storage_beside_it_is_warned_of(fsm: FSM, storage: Storage) -> No
         setup(Dispatcher(storage=StepwellStorage(storage)), fsm)
 
 
-def test_setup_is_done_once_and_with_a_machine(fsm: FSM) -> None:
+def test_setup_checks_its_arguments_and_runs_once(fsm: FSM) -> None:
     dispatcher = Dispatcher(disable_fsm=True)
     with pytest.raises(InvalidOption, match="takes an FSM"):
         setup(dispatcher, "fsm")  # type: ignore[arg-type]
@@ -482,7 +484,7 @@ def test_setup_is_done_once_and_with_a_machine(fsm: FSM) -> None:
         setup(dispatcher, fsm)
 
 
-async def test_both_styles_live_in_one_dispatcher_over_one_storage(fsm: FSM, storage: Storage) -> None:
+async def test_both_styles_work_in_one_dispatcher_over_one_storage(fsm: FSM, storage: Storage) -> None:
     dispatcher = Dispatcher(storage=StepwellStorage(storage))
     setup(dispatcher, fsm)
 
@@ -496,7 +498,7 @@ async def test_both_styles_live_in_one_dispatcher_over_one_storage(fsm: FSM, sto
     assert [entry.state.flow async for entry in storage.scan("my_bot")] == ["registration"]
 
 
-def test_a_release_that_is_too_old_is_said_to_be(tmp_path: Path) -> None:
+def test_an_unsupported_release_of_aiogram_raises(tmp_path: Path) -> None:
     with pytest.raises(ExtraTooOld, match=r"pip install --upgrade 'stepwell\[aiogram\]'"):
         require("aiogram", "aiogram", minimum="99.1")
     with pytest.raises(MissingExtra):
@@ -515,7 +517,7 @@ def test_a_release_that_is_too_old_is_said_to_be(tmp_path: Path) -> None:
     assert "ExtraTooOld: aiogram 2.25.1 is too old, at least 3.21 is required" in done.stderr
 
 
-def test_nothing_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_part_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     async def story() -> None:

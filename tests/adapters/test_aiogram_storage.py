@@ -86,7 +86,7 @@ async def test_state_and_data_of_a_key(storage: Storage, kept: StepwellStorage, 
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
-async def test_what_is_cleared_leaves_no_record(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+async def test_clear_leaves_no_record(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
     async def story() -> None:
         context = FSMContext(kept, KEY)
         await context.clear()
@@ -107,7 +107,7 @@ async def test_what_is_cleared_leaves_no_record(storage: Storage, kept: Stepwell
 
 
 @pytest.mark.parametrize("name", ["Form:name", "Form.Inner:deep", "@:bare", "bare", ":x", "x:", "a:b:c", "", None])
-async def test_any_name_of_a_state_comes_back(kept: StepwellStorage, name: str | None) -> None:
+async def test_a_state_may_have_any_name(kept: StepwellStorage, name: str | None) -> None:
     await kept.update_data(KEY, {"a": 1})
     await kept.set_state(KEY, name)
     assert await kept.get_state(KEY) == name
@@ -164,7 +164,7 @@ async def test_every_type_of_value_comes_back(kept: StepwellStorage) -> None:
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
-async def test_what_is_given_back_is_a_copy(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+async def test_returned_data_is_a_copy(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
     async def story() -> None:
         mine = {"list": [1]}
         await kept.set_data(KEY, mine)
@@ -183,7 +183,9 @@ async def test_what_is_given_back_is_a_copy(storage: Storage, kept: StepwellStor
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
-async def test_data_that_is_none_gives_aiograms_error(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
+async def test_data_that_is_no_mapping_raises_aiograms_error(
+    storage: Storage, kept: StepwellStorage, isolated: bool
+) -> None:
     async def story() -> None:
         await kept.set_data(KEY, {"a": 1})
         for wrong in ("text", [("a", 1)], None):
@@ -207,7 +209,7 @@ async def test_fifty_updates_of_fifty_fields_leave_fifty(kept: StepwellStorage) 
     assert await kept.get_data(KEY) == {f"f{n}": n for n in range(50)}
 
 
-async def test_the_lock_is_for_one_key_and_one_holder_at_a_time(storage: Storage, kept: StepwellStorage) -> None:
+async def test_a_lock_has_one_holder_at_a_time_for_each_key(storage: Storage, kept: StepwellStorage) -> None:
     isolation = StepwellIsolation(storage)
     order: list[int] = []
 
@@ -226,7 +228,7 @@ async def test_the_lock_is_for_one_key_and_one_holder_at_a_time(storage: Storage
     assert storage.lines == {}
 
 
-async def test_a_write_from_outside_is_not_lost_to_the_holder(storage: Storage, kept: StepwellStorage) -> None:
+async def test_another_writers_change_is_kept_beside_the_holders(storage: Storage, kept: StepwellStorage) -> None:
     isolation = StepwellIsolation(storage)
     inside, outside = asyncio.Event(), asyncio.Event()
 
@@ -246,7 +248,7 @@ async def test_a_write_from_outside_is_not_lost_to_the_holder(storage: Storage, 
     assert await kept.get_state(KEY) == "Form:name"
 
 
-async def test_a_record_that_was_cleared_meanwhile_is_not_written(storage: Storage, kept: StepwellStorage) -> None:
+async def test_a_record_cleared_meanwhile_is_not_written(storage: Storage, kept: StepwellStorage) -> None:
     await kept.set_data(KEY, {"a": 1})
 
     async def elsewhere() -> None:
@@ -276,7 +278,7 @@ async def test_a_holder_with_an_expired_lease_writes_nothing() -> None:
     await storage.close()
 
 
-async def test_what_a_handler_writes_is_one_write_at_its_end(storage: Storage, kept: StepwellStorage) -> None:
+async def test_all_writes_of_a_handler_are_one_write_at_its_end(storage: Storage, kept: StepwellStorage) -> None:
     isolation, other = StepwellIsolation(storage), contextvars.copy_context()
 
     async def elsewhere() -> dict[str, Any]:
@@ -321,9 +323,7 @@ async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kep
 
 
 @pytest.mark.every_backend
-async def test_a_handler_that_is_cancelled_at_any_point_leaves_nothing_held(
-    storage: Storage, kept: StepwellStorage
-) -> None:
+async def test_a_handler_cancelled_at_any_point_releases_everything(storage: Storage, kept: StepwellStorage) -> None:
     isolation = StepwellIsolation(storage, lease=30)
     keys = [KEY, *(StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=f"other{n}") for n in range(3))]
 
@@ -345,7 +345,7 @@ async def test_a_handler_that_is_cancelled_at_any_point_leaves_nothing_held(
     assert await kept.get_state(keys[1]) == "a"
 
 
-async def test_a_task_that_waits_for_a_record_when_its_handler_ends_leaves_nothing_held(
+async def test_a_task_that_waits_for_a_record_when_its_handler_ends_releases_it(
     storage: Storage, kept: StepwellStorage
 ) -> None:
     other = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="other")
@@ -369,7 +369,7 @@ async def test_a_task_that_waits_for_a_record_when_its_handler_ends_leaves_nothi
     assert not storage.renewals._due
 
 
-async def test_a_lock_inside_a_lock_of_the_same_chat_is_written_with_the_outer_one(
+async def test_a_nested_lock_of_the_same_chat_is_written_with_the_outer_one(
     storage: Storage, kept: StepwellStorage
 ) -> None:
     stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
@@ -391,9 +391,7 @@ async def test_a_lock_inside_a_lock_of_the_same_chat_is_written_with_the_outer_o
     assert storage.lines == {}
 
 
-async def test_a_lock_inside_a_lock_under_which_nothing_was_written_is_released_at_its_own_end(
-    storage: Storage, kept: StepwellStorage
-) -> None:
+async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: Storage, kept: StepwellStorage) -> None:
     stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
     isolation = StepwellIsolation(storage)
 
@@ -432,7 +430,7 @@ async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlo
 
 
 @pytest.mark.every_backend
-async def test_a_task_with_a_lock_of_its_own_writes_what_its_caller_holds_while_the_caller_waits_for_it(
+async def test_a_task_with_its_own_lock_writes_to_the_records_of_the_caller_that_awaits_it(
     storage: Storage, kept: StepwellStorage
 ) -> None:
     isolation = StepwellIsolation(storage)
@@ -452,9 +450,7 @@ async def test_a_task_with_a_lock_of_its_own_writes_what_its_caller_holds_while_
     assert await kept.get_data(one) == await kept.get_data(two) == {"task": 1}
 
 
-async def test_a_task_of_a_handler_waits_for_a_lock_that_the_handler_has(
-    storage: Storage, kept: StepwellStorage
-) -> None:
+async def test_a_task_waits_for_a_lock_that_its_handler_holds(storage: Storage, kept: StepwellStorage) -> None:
     isolation = StepwellIsolation(storage)
     order: list[str] = []
 
@@ -475,7 +471,7 @@ async def test_a_task_of_a_handler_waits_for_a_lock_that_the_handler_has(
 
 
 @pytest.mark.every_backend
-async def test_two_handlers_that_need_each_others_records_do_not_wait_for_ever(
+async def test_two_handlers_that_need_each_others_records_do_not_deadlock(
     storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(claims, "SIBLING_WAIT", 0.1)
@@ -498,7 +494,7 @@ async def test_two_handlers_that_need_each_others_records_do_not_wait_for_ever(
 
 
 @pytest.mark.every_backend
-async def test_a_record_that_stays_held_elsewhere_is_waited_for_once_in_a_handler(
+async def test_a_handler_waits_once_for_a_record_that_stays_held_elsewhere(
     storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(claims, "SIBLING_WAIT", 0.5)
@@ -530,7 +526,7 @@ async def test_a_record_that_stays_held_elsewhere_is_waited_for_once_in_a_handle
     assert storage.lines == {}
 
 
-async def test_two_storage_objects_for_one_bot_are_warned_of_once(backend: Backend) -> None:
+async def test_two_storage_objects_for_one_bot_warn_once(backend: Backend) -> None:
     url = backend.place()
     one, two = backend.storage(url), backend.storage(url)
     dispatcher = Dispatcher(storage=StepwellStorage(one), events_isolation=StepwellIsolation(two))
@@ -548,13 +544,13 @@ async def test_two_storage_objects_for_one_bot_are_warned_of_once(backend: Backe
     assert len(caught) == 1
 
 
-async def test_a_key_of_somebody_else_in_another_storage_is_nothing_to_warn_of(backend: Backend) -> None:
+async def test_another_users_key_in_another_storage_does_not_warn(backend: Backend) -> None:
     other = StorageKey(bot_id=7, chat_id=43, user_id=43)
     async with StepwellIsolation(backend.storage()).lock(KEY):
         await StepwellStorage(backend.storage()).set_state(other, Form.name)
 
 
-async def test_a_task_that_outlives_its_handler_writes_by_itself(storage: Storage, kept: StepwellStorage) -> None:
+async def test_a_task_that_outlives_its_handler_writes_directly(storage: Storage, kept: StepwellStorage) -> None:
     done = asyncio.Event()
 
     async def later() -> None:
@@ -569,9 +565,7 @@ async def test_a_task_that_outlives_its_handler_writes_by_itself(storage: Storag
     assert await kept.get_data(KEY) == {"a": 1, "late": True}
 
 
-async def test_a_lock_that_is_busy_is_waited_for_with_a_warning(
-    storage: Storage, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_busy_lock_logs_a_warning_and_waits(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     isolation = StepwellIsolation(storage, wait=0.05)
     held = asyncio.Event()
 
@@ -589,7 +583,7 @@ async def test_a_lock_that_is_busy_is_waited_for_with_a_warning(
     await holding
 
 
-async def test_the_storage_is_closed_by_whoever_opened_it() -> None:
+async def test_the_storage_is_closed_where_it_was_opened() -> None:
     storage = MemoryStorage()
     kept = StepwellStorage(storage)
     await kept.set_state(KEY, "a")
@@ -619,7 +613,7 @@ async def test_a_handler_that_outlives_its_dispatcher_keeps_no_storage_open(capl
     assert not kept.storage.is_open
 
 
-def test_something_else_than_a_storage_is_refused() -> None:
+def test_anything_but_a_storage_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Storage or a URL"):
         StepwellStorage(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="lease"):
@@ -656,7 +650,7 @@ def bot_of(storage: Storage, **options: Any) -> Dispatcher:
     return dispatcher
 
 
-async def test_an_existing_bot_goes_on_working(storage: Storage) -> None:
+async def test_an_existing_bot_keeps_working(storage: Storage) -> None:
     dispatcher, (bot, session) = bot_of(storage), make_bot()
     for user in (1, 2):
         await feed(dispatcher, bot, message("/register", user=user))
@@ -675,7 +669,7 @@ async def test_an_existing_bot_goes_on_working(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("strategy", list(FSMStrategy))
-async def test_every_strategy_of_aiogram_has_keys_of_its_own(storage: Storage, strategy: FSMStrategy) -> None:
+async def test_every_strategy_of_aiogram_has_its_own_keys(storage: Storage, strategy: FSMStrategy) -> None:
     dispatcher, (bot, _) = bot_of(storage, fsm_strategy=strategy), make_bot()
     for user in (1, 2):
         for chat in (-5, -6):
@@ -692,7 +686,7 @@ async def test_every_strategy_of_aiogram_has_keys_of_its_own(storage: Storage, s
     assert len(await records(storage)) == expected[strategy]
 
 
-async def test_scenes_go_on_working(storage: Storage) -> None:
+async def test_scenes_keep_working(storage: Storage) -> None:
     class Quiz(Scene, state="quiz"):
         @on.message.enter()
         async def begin(self, message: Message, state: FSMContext) -> None:

@@ -35,7 +35,7 @@ def whatsapp(*messages: tuple[str, str, str]) -> dict[str, Any]:
     return {"object": "whatsapp_business_account", "entry": [{"id": "1", "changes": [{"value": value}]}]}
 
 
-async def test_on_slack_teams_are_apart_and_an_event_counts_once(backend: Backend) -> None:
+async def test_on_slack_teams_are_separate_and_an_event_counts_once(backend: Backend) -> None:
     bot = example.slack_bot(backend.storage())
     assert await example.on_slack_event(bot, slack("hello", "Ev1")) == "How was it, from 1 to 5?"
     assert await example.on_slack_event(bot, slack("hello", "Ev2", team="T2")) == "How was it, from 1 to 5?"
@@ -78,7 +78,9 @@ async def test_a_status_is_no_message(backend: Backend) -> None:
     ],
     ids=lambda payload: payload.get("event", payload).get("subtype") or payload.get("event", payload)["type"],
 )
-async def test_on_slack_what_nobody_wrote_is_not_answered(backend: Backend, payload: dict[str, Any]) -> None:
+async def test_on_slack_events_without_a_user_message_are_not_answered(
+    backend: Backend, payload: dict[str, Any]
+) -> None:
     bot = example.slack_bot(backend.storage())
     assert await example.on_slack_event(bot, payload) is None
     assert await example.slack_router(bot).handle(payload) == []
@@ -120,7 +122,7 @@ async def test_on_whatsapp_a_router_gives_an_answer_again_when_a_later_message_f
     assert await router.handle(second) == [{**answer[0], "to": "49999"}]
 
 
-async def test_whoever_says_no_number_is_asked_again(backend: Backend) -> None:
+async def test_an_answer_that_is_no_number_is_asked_again(backend: Backend) -> None:
     bot = example.slack_bot(backend.storage())
     for number in range(2):
         assert await example.on_slack_event(bot, slack("hello", f"Ev{number}")) == "How was it, from 1 to 5?"

@@ -34,7 +34,7 @@ async def test_the_whole_conversation(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("said", range(1, 4))
-async def test_cancel_in_the_middle_leaves_no_record_that_anybody_can_see(backend: Backend, said: int) -> None:
+async def test_cancel_leaves_no_visible_record(backend: Backend, said: int) -> None:
     storage = backend.storage()
     chat = Chat(make_router, storage=storage)
     for text, _ in CONVERSATION[:said]:
@@ -46,7 +46,7 @@ async def test_cancel_in_the_middle_leaves_no_record_that_anybody_can_see(backen
     assert await chat.send("Alice") == ["Say /register to begin."]
 
 
-async def test_beginning_again_forgets_what_was_said(chat: Chat) -> None:
+async def test_starting_again_clears_the_data(chat: Chat) -> None:
     await chat.send("/register")
     await chat.send("Alice")
     assert await chat.send("/register") == ["What's your name?"]
@@ -84,7 +84,7 @@ async def test_restarted_and_redelivered_between_any_two_messages_on_two_workers
         assert await chat.redeliver() == [answer]
 
 
-def test_run_as_a_program_it_talks_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_run_as_a_program_it_continues_after_a_restart(tmp_path: Path) -> None:
     for said, answer in CONVERSATION:
         done = subprocess.run(
             [sys.executable, registration.__file__],

@@ -149,7 +149,7 @@ async def tell(post: Post, text: str, update_id: int, token: str | None = SECRET
     return status, json.loads(body) if body and status == 200 else None
 
 
-async def test_the_call_is_the_answer_and_a_redelivered_update_gets_it_again(
+async def test_the_call_is_the_response_and_a_redelivered_update_gets_it_again(
     framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     use(framework, monkeypatch, url)
@@ -160,7 +160,7 @@ async def test_the_call_is_the_answer_and_a_redelivered_update_gets_it_again(
     assert not framework.module.fsm.storage.is_open
 
 
-async def test_an_update_that_is_for_no_handler_is_acknowledged(
+async def test_an_update_without_a_handler_is_acknowledged(
     framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     use(framework, monkeypatch, url)
@@ -272,7 +272,7 @@ async def test_a_call_that_is_refused_for_good_is_logged_and_the_rest_is_sent(
 
 
 @pytest.mark.parametrize("status", [429, 502])
-async def test_503_while_the_bot_api_takes_no_calls_and_then_all_are_sent(
+async def test_503_while_the_bot_api_is_unavailable_and_then_all_calls_are_sent(
     framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, status: int
 ) -> None:
     use(framework, monkeypatch, url, counting())
@@ -289,7 +289,7 @@ async def test_503_while_the_bot_api_takes_no_calls_and_then_all_are_sent(
         assert await storage.get_data("registration_bot", (42, 42)) == {"count": 1}
 
 
-async def test_a_handler_that_raises_is_logged_without_the_update_and_does_not_lock_out_its_chat(
+async def test_a_handler_that_raises_is_logged_without_the_update_and_does_not_block_its_chat(
     framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Router()

@@ -45,7 +45,7 @@ async def test_get_updates_gives_at_most_its_limit(call: Client, chat: Person) -
     assert [each["message"]["text"] for each in await call("getUpdates", limit=3)] == ["0", "1", "2"]
 
 
-async def test_a_long_poll_waits_for_what_comes(call: Client, chat: Person) -> None:
+async def test_a_long_poll_waits_for_the_next_update(call: Client, chat: Person) -> None:
     poll = asyncio.create_task(call("getUpdates", timeout=20))
     await asyncio.sleep(0.1)
     assert not poll.done()
@@ -53,7 +53,7 @@ async def test_a_long_poll_waits_for_what_comes(call: Client, chat: Person) -> N
     assert (await poll)[0]["message"]["text"] == "hello"
 
 
-async def test_a_second_poller_sends_the_first_away_with_409(call: Client, chat: Person) -> None:
+async def test_a_second_poller_ends_the_first_with_409(call: Client, chat: Person) -> None:
     first = asyncio.create_task(call("getUpdates", timeout=20))
     await asyncio.sleep(0.1)
     second = asyncio.create_task(call("getUpdates", timeout=20))
@@ -64,7 +64,7 @@ async def test_a_second_poller_sends_the_first_away_with_409(call: Client, chat:
     assert len(await second) == 1
 
 
-async def test_updates_that_were_not_asked_for_do_not_come(call: Client, chat: Person) -> None:
+async def test_only_allowed_updates_are_delivered(call: Client, chat: Person) -> None:
     await call("getUpdates", allowed_updates=["callback_query"])
     await chat.send("unheard")
     assert await call("getUpdates") == []
@@ -73,7 +73,7 @@ async def test_updates_that_were_not_asked_for_do_not_come(call: Client, chat: P
     assert len(await call("getUpdates")) == 1
 
 
-async def test_update_ids_go_on_after_a_restart_of_the_world(bot: Bot, chat: Person) -> None:
+async def test_update_ids_grow_after_a_restart_of_the_world(bot: Bot, chat: Person) -> None:
     await chat.send("before")
     later = BotAPI(clock=lambda: chat.world.clock() + 1)
     after = later.chat(later.bot("my_bot"))
@@ -81,7 +81,7 @@ async def test_update_ids_go_on_after_a_restart_of_the_world(bot: Bot, chat: Per
     assert after.updates[0]["update_id"] > chat.updates[-1]["update_id"]
 
 
-async def test_send_message_reaches_the_person(call: Client, chat: Person) -> None:
+async def test_send_message_reaches_the_user(call: Client, chat: Person) -> None:
     assert chat.last is None
     said = await chat.send("hi")
     sent = await call("sendMessage", chat_id=42, text="Hello!", reply_parameters={"message_id": said["message_id"]})
@@ -104,7 +104,7 @@ async def test_send_message_reaches_the_person(call: Client, chat: Person) -> No
          ["url", "mention", "hashtag", "email"]),
     ],
 )  # fmt: skip
-async def test_formatted_text_is_read(
+async def test_formatted_text_is_parsed(
     call: Client, chat: Person, mode: str, text: str, plain: str, kinds: list[str]
 ) -> None:
     sent = await call("sendMessage", chat_id=42, text=text, parse_mode=mode)
@@ -142,7 +142,7 @@ async def test_offsets_count_utf_16_units(call: Client, chat: Person) -> None:
         ({"chat_id": 42, "text": "x", "reply_markup": {"keyboard": []}}, "reply keyboard is empty"),
     ],
 )  # fmt: skip
-async def test_a_message_that_cannot_be_sent_is_refused_in_telegrams_words(
+async def test_an_invalid_message_is_refused_with_telegrams_description(
     call: Client, chat: Person, params: dict[str, object], error: str
 ) -> None:
     code, why = await call("sendMessage", **params)
@@ -172,7 +172,7 @@ async def test_an_inline_button_is_pressed_and_answered(call: Client, chat: Pers
         await chat.press("Web")
 
 
-async def test_a_reply_keyboard_types_its_text(call: Client, chat: Person) -> None:
+async def test_a_reply_keyboard_sends_its_text(call: Client, chat: Person) -> None:
     keyboard = {"keyboard": [["A", {"text": "Phone", "request_contact": True}]], "one_time_keyboard": True}
     await call("sendMessage", chat_id=42, text="Which?", reply_markup=keyboard)
     assert chat.buttons == ["A", "Phone"]
@@ -207,7 +207,7 @@ async def test_messages_are_edited_and_deleted(call: Client, chat: Person) -> No
     assert [message["text"] for message in chat.messages] == ["mine"]
 
 
-async def test_a_person_edits_a_message(call: Client, chat: Person) -> None:
+async def test_a_user_edits_a_message(call: Client, chat: Person) -> None:
     await chat.send("helo")
     await chat.edit("/hello")
     assert [next(iter(set(each) - {"update_id"})) for each in await call("getUpdates")] == [
@@ -236,9 +236,7 @@ async def test_commands_are_kept_by_scope_and_language(call: Client) -> None:
     assert await call("getMyCommands") == []
 
 
-async def test_forms_and_multipart_and_queries_are_read_like_json(
-    api: BotAPI, call: Client, bot: Bot, chat: Person
-) -> None:
+async def test_forms_multipart_and_queries_work_like_json(api: BotAPI, call: Client, bot: Bot, chat: Person) -> None:
     keyboard = json.dumps({"inline_keyboard": [[{"text": "Yes", "callback_data": "y"}]]})
     fields = {"chat_id": "42", "text": "Größe 😀", "reply_markup": keyboard, "disable_notification": "true"}
     by_form = (await call.http.post("sendmessage", data=fields)).json()["result"]
@@ -248,7 +246,7 @@ async def test_forms_and_multipart_and_queries_are_read_like_json(
     assert by_form["reply_markup"] == by_parts["reply_markup"] == by_query["reply_markup"]
 
 
-async def test_files_are_accepted_listed_and_given_back(api: BotAPI, call: Client, bot: Bot, chat: Person) -> None:
+async def test_files_are_accepted_listed_and_returned(api: BotAPI, call: Client, bot: Bot, chat: Person) -> None:
     content = bytes(range(256)) * 9
     files = {"photo": ("me.jpg", content, "image/jpeg")}
     body = (await call.http.post("sendPhoto", data={"chat_id": 42, "caption": "Me"}, files=files)).json()
@@ -299,7 +297,7 @@ async def test_messages_are_forwarded_and_copied(call: Client, chat: Person) -> 
     assert [message["text"] for message in bob.messages] == ["original", "original"]
 
 
-async def test_two_bots_have_two_private_chats_with_one_person(api: BotAPI, chat: Person, call: Client) -> None:
+async def test_two_bots_have_two_private_chats_with_one_user(api: BotAPI, chat: Person, call: Client) -> None:
     other = api.bot("other_bot")
     there = api.chat(other)
     await there.send("only for the other")
@@ -310,7 +308,7 @@ async def test_two_bots_have_two_private_chats_with_one_person(api: BotAPI, chat
     assert other.token != chat.bot.token
 
 
-async def test_a_group_has_people_and_bots(api: BotAPI, call: Client, chat: Person) -> None:
+async def test_a_group_has_users_and_bots(api: BotAPI, call: Client, chat: Person) -> None:
     group = chat.group(-5, title="Team")
     bob = group.user(7, first_name="Bob")
     await bob.send("hello all")
@@ -379,7 +377,7 @@ async def test_a_group_becomes_a_supergroup(call: Client, api: BotAPI, chat: Per
     assert new.last == "after"
 
 
-async def test_a_bot_that_is_blocked_is_told_and_refused(call: Client, chat: Person) -> None:
+async def test_a_blocked_bot_gets_an_update_and_is_refused(call: Client, chat: Person) -> None:
     await chat.send("hi")
     await chat.block()
     assert chat.updates[-1]["my_chat_member"]["new_chat_member"]["status"] == "kicked"
@@ -388,7 +386,7 @@ async def test_a_bot_that_is_blocked_is_told_and_refused(call: Client, chat: Per
     assert (await call("sendMessage", chat_id=42, text="x"))["text"] == "x"
 
 
-async def test_an_update_comes_again_even_after_it_was_confirmed(call: Client, chat: Person) -> None:
+async def test_a_confirmed_update_can_be_redelivered(call: Client, chat: Person) -> None:
     await chat.send("once")
     (update,) = await call("getUpdates")
     assert await call("getUpdates", offset=update["update_id"] + 1) == []
@@ -425,7 +423,7 @@ async def test_a_foreign_host_name_is_refused(api: BotAPI, call: Client) -> None
     assert (await call.http.get("getMe", headers={"Host": f"localhost:{api.port}"})).status_code == 200
 
 
-async def test_a_body_that_cannot_be_read_is_refused(call: Client) -> None:
+async def test_an_unreadable_body_is_refused(call: Client) -> None:
     for kind, body in [
         ("application/json", b"{"),
         ("application/json", b"[1]"),
@@ -455,7 +453,7 @@ async def test_a_token_is_never_logged_or_shown(
     assert secret not in str((await call("getWebhookInfo"))["last_error_message"])
 
 
-async def test_it_listens_on_loopback_and_has_no_address_before() -> None:
+async def test_it_listens_on_loopback_and_has_no_address_before_it_starts() -> None:
     api = BotAPI()
     with pytest.raises(UsageError, match="async with"):
         _ = api.url
@@ -469,7 +467,7 @@ async def test_it_listens_on_loopback_and_has_no_address_before() -> None:
         await poll
 
 
-async def test_what_cannot_be_is_refused_at_once(api: BotAPI, bot: Bot, chat: Person) -> None:
+async def test_invalid_arguments_raise_at_once(api: BotAPI, bot: Bot, chat: Person) -> None:
     with pytest.raises(InvalidOption, match="123456:secret"):
         api.bot("x", token="nonsense")
     with pytest.raises(InvalidOption, match="above 0"):
@@ -486,7 +484,7 @@ async def test_what_cannot_be_is_refused_at_once(api: BotAPI, bot: Bot, chat: Pe
         await chat.answer(timeout=0.01)
 
 
-async def test_whoever_watches_sees_everything(api: BotAPI, call: Client, chat: Person) -> None:
+async def test_a_watcher_gets_every_event(api: BotAPI, call: Client, chat: Person) -> None:
     seen: list[str] = []
     stop = api.world.watch(lambda event: seen.append(event.kind))
     await chat.send("hi")

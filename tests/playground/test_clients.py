@@ -66,7 +66,7 @@ async def test_aiogram_polls_and_answers_buttons(client: aiogram.Bot, person: Pe
     await polling
 
 
-async def test_aiogram_reads_everything_that_is_given_back(client: aiogram.Bot, person: Person) -> None:
+async def test_aiogram_parses_every_response(client: aiogram.Bot, person: Person) -> None:
     await person.send("hi")
     group = person.group(-5, title="Team")
     forum = person.group(-1001, is_forum=True)
@@ -172,7 +172,7 @@ async def test_telebot_polls_and_answers_buttons(
     await asyncio.to_thread(telebot.apihelper._get_req_session().close)
 
 
-async def test_two_aiogram_bots_polling_with_one_token_are_told_so(
+async def test_two_aiogram_bots_polling_with_one_token_get_a_conflict(
     served: BotAPI, client: aiogram.Bot, person: Person, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = AiohttpSession(api=TelegramAPIServer.from_base(served.url))

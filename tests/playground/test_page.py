@@ -124,7 +124,7 @@ async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
         assert {urlsplit(url).netloc for url in each.requests} == {urlsplit(each.play.address).netloc}
 
 
-async def test_the_whole_registration_with_each_state_lighting_up(visits: Any) -> None:
+async def test_the_whole_registration_with_each_state_highlighted(visits: Any) -> None:
     visit = await visits(REGISTRATION)
     assert visit.page.url == visit.play.address  # the token is gone from the address
     await visit.stands_at(None)
@@ -158,7 +158,7 @@ async def test_a_first_visit_explains_itself(visits: Any) -> None:
     await expect(visit.page.locator("#record")).to_contain_text("no conversation has started")
 
 
-async def test_keyboards_below_and_inside_and_the_notice_of_a_button(visits: Any) -> None:
+async def test_reply_and_inline_keyboards_and_the_notice_of_a_button(visits: Any) -> None:
     visit = await visits()
     await visit.say("/order")
     await visit.page.locator(".keyboard").get_by_role("button", name="Tea").click()
@@ -170,7 +170,7 @@ async def test_keyboards_below_and_inside_and_the_notice_of_a_button(visits: Any
     await expect(visit.field("size")).to_contain_text("large")
 
 
-async def test_a_timer_counts_down_and_can_be_let_run_out(visits: Any) -> None:
+async def test_a_timer_counts_down_and_can_be_fired(visits: Any) -> None:
     visit = await visits()
     await visit.say("/order")
     await visit.hear("What will it be?")
@@ -217,7 +217,7 @@ async def test_ten_messages_at_once_are_handled_one_after_the_other(visits: Any)
     await expect(answers).to_have_text([f"Noted {n}: Message {n}" for n in range(1, 11)])
 
 
-async def test_a_killed_bot_goes_on_where_it_was(visits: Any) -> None:
+async def test_a_conversation_continues_after_the_bot_is_killed(visits: Any) -> None:
     visit = await visits(REGISTRATION)
     await visit.say("/register")
     await visit.hear("What's your name?")
@@ -232,7 +232,7 @@ async def test_a_killed_bot_goes_on_where_it_was(visits: Any) -> None:
     await visit.stands_at("get_email")
 
 
-async def test_a_killed_playground_goes_on_where_it_was(visits: Any) -> None:
+async def test_a_conversation_continues_in_a_new_playground(visits: Any) -> None:
     first = await visits(REGISTRATION)
     await first.say("/register")
     await first.hear("What's your name?")
@@ -246,7 +246,7 @@ async def test_a_killed_playground_goes_on_where_it_was(visits: Any) -> None:
     await second.hear("Got it, Alice! What's your email?")
 
 
-async def test_a_changed_file_starts_the_bot_again_and_its_errors_are_shown(visits: Any, tmp_path: Path) -> None:
+async def test_a_changed_file_restarts_the_bot_and_its_errors_are_shown(visits: Any, tmp_path: Path) -> None:
     folder = tmp_path / "bot"
     folder.mkdir()
     path = Path(shutil.copy(REGISTRATION, folder / "my.py"))
@@ -263,7 +263,7 @@ async def test_a_changed_file_starts_the_bot_again_and_its_errors_are_shown(visi
     await visit.hear("Got it, Alice! And your email?")
 
 
-async def test_an_error_of_a_handler_is_shown_and_ends_nothing(visits: Any) -> None:
+async def test_an_error_of_a_handler_is_shown_and_the_bot_continues(visits: Any) -> None:
     visit = await visits()
     await visit.say("/crash")
     await expect(visit.page.locator("#output")).to_contain_text("RuntimeError: as you wish")
@@ -312,7 +312,7 @@ async def test_commands_are_completed_by_keyboard(visits: Any) -> None:
     await expect(box).to_be_focused()
 
 
-async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -> None:
+async def test_users_groups_and_topics_have_their_own_records(visits: Any) -> None:
     visit = await visits()
     page = visit.page
     await visit.say("/order")
@@ -339,7 +339,7 @@ async def test_people_groups_and_topics_have_records_of_their_own(visits: Any) -
     await visit.stands_at("drink")  # Alice's own chat, beside the group
 
 
-async def test_a_node_flow_shows_its_graph_where_it_is_and_the_question_it_waits_with(visits: Any) -> None:
+async def test_a_node_flow_shows_its_graph_current_node_and_question(visits: Any) -> None:
     visit = await visits(REGISTRATION.parent / "both_halves.py")
     card = visit.page.locator("#runs-card")
     await expect(card).to_be_hidden()
@@ -362,7 +362,7 @@ async def test_a_node_flow_shows_its_graph_where_it_is_and_the_question_it_waits
     await expect(card.locator("g.state.visited")).to_have_count(3)
 
 
-async def test_a_batch_shows_how_far_it_is(visits: Any, tmp_path: Path) -> None:
+async def test_a_batch_shows_its_progress(visits: Any, tmp_path: Path) -> None:
     folder = tmp_path / "bot"
     folder.mkdir()
     (folder / "batch.py").write_text(BATCH)
@@ -399,7 +399,7 @@ async def test_nothing_is_cut_off_at_any_width(visits: Any, width: int) -> None:
     assert lit["x"] + lit["width"] <= width
 
 
-async def test_a_playground_that_has_stopped_is_told(visits: Any, tmp_path: Path) -> None:
+async def test_a_stopped_playground_shows_a_banner(visits: Any, tmp_path: Path) -> None:
     visit = await visits(REGISTRATION)
     await visit.play.__aexit__(None, None, None)
     await expect(visit.page.locator("#banner")).to_contain_text("The playground has stopped.")

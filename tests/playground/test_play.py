@@ -58,7 +58,7 @@ def playground(path: Path, tmp_path: Path, **options: Any) -> Playground:
 
 
 @pytest.mark.parametrize("name", ["registration.py", "aiogram_registration.py"])
-async def test_a_bot_is_run_whoever_polls_for_it(name: str, tmp_path: Path) -> None:
+async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Path) -> None:
     async with playground(EXAMPLES / name, tmp_path) as play:
         person = play.person("42", 42)
         for said, answer in REGISTRATION:
@@ -167,7 +167,7 @@ async def test_the_bots_process_ends_when_the_playground_is_killed(tmp_path: Pat
     assert not bot.is_running() or bot.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_bot_that_ends_is_told_with_its_exit_code(tmp_path: Path) -> None:
+async def test_a_bot_that_exits_is_shown_with_its_exit_code(tmp_path: Path) -> None:
     path = tmp_path / "bot.py"
     path.write_text("print('no token'); raise SystemExit(3)")
     async with playground(path, tmp_path) as play:
@@ -176,7 +176,7 @@ async def test_a_bot_that_ends_is_told_with_its_exit_code(tmp_path: Path) -> Non
         assert (play.process.status, play.process.exit_code, play.output) == ("failed", 3, ["no token"])
 
 
-async def test_a_bot_may_print_as_much_as_it_likes(tmp_path: Path) -> None:
+async def test_a_bot_may_print_long_output(tmp_path: Path) -> None:
     path = tmp_path / "bot.py"
     path.write_text("print('x' * 300_000)\nfor n in range(1000): print(n)\nraise SystemExit(1)")
     async with playground(path, tmp_path) as play:
@@ -185,7 +185,7 @@ async def test_a_bot_may_print_as_much_as_it_likes(tmp_path: Path) -> None:
         assert play.output[-1] == "999"
 
 
-async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
+async def test_reports_without_the_secret_are_ignored(tmp_path: Path) -> None:
     async with playground(EXAMPLES / "registration.py", tmp_path) as play:
         assert await play.ready()
         host, port, _ = play.reports.address.split(":")
@@ -198,7 +198,7 @@ async def test_a_stranger_cannot_speak_for_the_bot(tmp_path: Path) -> None:
         assert list(play._machines) == ["registration_bot"]
 
 
-def test_a_file_that_is_not_there_is_one_clear_error() -> None:
+def test_a_missing_file_raises_a_clear_error() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.py does not exist"):
         Playground("nowhere.py", storage="memory://")
 
@@ -226,7 +226,7 @@ def test_a_flow_is_described_as_it_is_drawn() -> None:
     }
 
 
-def test_a_record_knows_what_its_last_write_changed_and_the_way_it_came() -> None:
+def test_a_record_has_its_path_and_the_changes_of_the_last_write() -> None:
     def record(at: str, *history: str, **data: Any) -> dict[str, Any]:
         return {"flow": "form", "state": at, "history": list(history), "deadline": None, "data": data}
 
@@ -286,7 +286,7 @@ def test_a_run_is_followed_from_its_start_to_its_end() -> None:
     assert len(runs.json()["runs"]) == 12
 
 
-async def test_whoever_looks_on_gets_all_sections_first_and_then_what_changed() -> None:
+async def test_a_page_gets_all_sections_first_and_then_the_changed_ones() -> None:
     board = Board()
     board.put("a", lambda: 1)
     board.put("b", lambda: 2)

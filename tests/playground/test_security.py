@@ -66,7 +66,7 @@ async def status(client: httpx.AsyncClient, route: tuple[str, str], **headers: s
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_who_has_no_token(play: Playground, route: tuple[str, str]) -> None:
+async def test_a_route_refuses_a_request_without_a_token(play: Playground, route: tuple[str, str]) -> None:
     async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as nobody:
         assert await status(nobody, route) == 401
 
@@ -122,14 +122,14 @@ async def test_a_route_refuses_another_content_type(http: httpx.AsyncClient, rou
         assert await status(http, route, **{"Content-Type": kind}) == 415
 
 
-async def test_a_write_must_say_where_it_comes_from_and_what_it_is(http: httpx.AsyncClient) -> None:
+async def test_a_write_needs_an_origin_and_a_content_type(http: httpx.AsyncClient) -> None:
     assert (
         await http.post("/api/send", content=b"{}", headers={"Content-Type": "application/json"})
     ).status_code == 403
     assert (await http.post("/api/send", content=b"{}", headers={"Origin": f"http://{HOST}"})).status_code == 415
 
 
-async def test_who_has_the_token_is_let_in_and_keeps_a_cookie_that_scripts_and_other_sites_never_see(
+async def test_the_token_opens_a_session_with_an_http_only_strict_cookie(
     play: Playground,
 ) -> None:
     async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as browser:
@@ -174,7 +174,7 @@ async def test_a_used_link_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     assert len(links) == 3
 
 
-async def test_a_request_for_the_headers_does_not_use_the_token_up(play: Playground) -> None:
+async def test_a_head_request_does_not_use_the_token(play: Playground) -> None:
     async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as client:
         assert (await client.head(f"/?token={play.auth.token}")).status_code == 401
         assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
@@ -194,12 +194,12 @@ def test_the_token_is_random_and_long(tmp_path: Path) -> None:
     assert all(len(token) >= 32 for token in tokens)
 
 
-async def test_two_playgrounds_do_not_take_each_others_cookies_away(play: Playground, http: httpx.AsyncClient) -> None:
+async def test_two_playgrounds_do_not_overwrite_each_others_cookies(play: Playground, http: httpx.AsyncClient) -> None:
     assert [cookie.name for cookie in http.cookies.jar] == ["stepwell-8642"]
 
 
 @pytest.mark.parametrize("name", ["localhost", "my.name"])
-async def test_names_that_were_allowed_are_let_in(play: Playground, name: str) -> None:
+async def test_allowed_host_names_are_accepted(play: Playground, name: str) -> None:
     transport = httpx.ASGITransport(app=play.auth)
     async with httpx.AsyncClient(base_url=f"http://{name}:8642", transport=transport) as client:
         assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
@@ -233,7 +233,7 @@ HEADERS_OF_A_POST = b"POST /bot1:x/getMe HTTP/1.1\r\nHost: x\r\nContent-Type: ap
     ],
     ids=["nothing", "half a line", "half of the headers", "half of the body", "half of a chunk"],
 )
-async def test_a_request_that_is_not_sent_to_its_end_is_given_up(
+async def test_an_incomplete_request_times_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
@@ -247,7 +247,7 @@ async def test_a_request_that_is_not_sent_to_its_end_is_given_up(
     assert not caplog.records
 
 
-async def test_a_second_request_on_a_connection_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_second_request_on_a_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
     async with BotAPI() as api, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
@@ -258,7 +258,7 @@ async def test_a_second_request_on_a_connection_is_given_up_too(monkeypatch: pyt
         writer.close()
 
 
-async def test_bytes_that_trickle_in_do_not_prolong_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_bytes_do_not_extend_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.5)
     async with BotAPI() as api, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
@@ -271,7 +271,9 @@ async def test_bytes_that_trickle_in_do_not_prolong_a_request(monkeypatch: pytes
         writer.close()
 
 
-async def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_response_may_take_longer_than_the_request_timeout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
     monkeypatch.setattr(pages, "HEARTBEAT", 0.1)
     async with Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db") as play, httpx.AsyncClient(timeout=20) as http:
@@ -290,7 +292,7 @@ async def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.Monk
 # What is sent
 
 
-async def test_no_answer_lets_another_site_read_it(http: httpx.AsyncClient) -> None:
+async def test_no_response_allows_another_origin_to_read_it(http: httpx.AsyncClient) -> None:
     for method, path in ROUTES:
         if path != "/events":
             answer = await http.request(method, path, headers={**allowed(method), "Origin": f"http://{HOST}"})
@@ -304,7 +306,7 @@ def test_the_policy_allows_nothing_but_the_pages_own_files() -> None:
     assert "script-src 'self'" in policy
 
 
-def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else() -> None:
+def test_the_page_has_no_inline_script_or_style_and_no_external_requests() -> None:
     for path in FILES.values():
         text = path.read_text()
         addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r"(?m)^\s*//.*$", "", text)))
@@ -313,7 +315,7 @@ def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else() -> None:
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
 
 
-def test_no_script_makes_markup_of_a_value() -> None:
+def test_no_script_turns_a_value_into_markup() -> None:
     for name, path in FILES.items():
         if name.endswith(".js"):
             assert not re.search(
@@ -368,13 +370,13 @@ def test_other_fields_are_shown(name: str) -> None:
     assert shown({name: "value"}) == {name: "value"}
 
 
-def test_what_json_has_no_word_for_is_shown_as_python_writes_it() -> None:
+def test_values_without_a_json_form_are_shown_as_repr() -> None:
     assert shown({(1, 2): {3}, "big": 2**60, "b": b"x", "s": "\ud800"}) == {
         "(1, 2)": "{3}", "big": str(2**60), "b": "b'x'", "s": "?",
     }  # fmt: skip
 
 
-def test_large_values_are_cut() -> None:
+def test_large_values_are_truncated() -> None:
     assert len(shown("x" * 100_000)) < 5000
     assert len(shown(list(range(10_000)))) == 101
     assert len(shown({str(n): n for n in range(10_000)})) == 101
@@ -422,7 +424,7 @@ async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
         ("nothing", b"{}"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_with_a_reason(
+async def test_an_invalid_action_is_refused_with_a_reason(
     play: Playground, http: httpx.AsyncClient, name: str, body: bytes
 ) -> None:
     play.api.chat(play.bot, 42)
@@ -431,7 +433,7 @@ async def test_what_makes_no_sense_is_refused_with_a_reason(
     assert answer.json()["error"]
 
 
-async def test_people_groups_and_topics_are_few(play: Playground, http: httpx.AsyncClient) -> None:
+async def test_users_groups_and_topics_are_limited(play: Playground, http: httpx.AsyncClient) -> None:
     play.api.chat(play.bot, 42)
     for name, more in (("person", {}), ("group", {}), ("topic", {"room": "-1001", "user": 42})):
         answers = [

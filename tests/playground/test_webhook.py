@@ -79,7 +79,7 @@ async def test_get_updates_is_a_conflict_while_there_is_a_webhook(call: Client, 
     assert (await call("getWebhookInfo"))["url"] == ""
 
 
-async def test_a_failure_is_tried_again_in_order(call: Client, chat: Person, hook: Hook) -> None:
+async def test_a_failed_delivery_is_retried_in_order(call: Client, chat: Person, hook: Hook) -> None:
     hook.answers = [web.Response(status=500), web.Response(status=503)]
     await call("setWebhook", url=hook.url)
     await chat.send_at_once("a", "b")
@@ -89,7 +89,7 @@ async def test_a_failure_is_tried_again_in_order(call: Client, chat: Person, hoo
     assert "503" in info["last_error_message"]
 
 
-async def test_a_bot_that_is_away_gets_everything_when_it_is_back(call: Client, chat: Person, hook: Hook) -> None:
+async def test_an_unreachable_bot_gets_all_updates_later(call: Client, chat: Person, hook: Hook) -> None:
     await call("setWebhook", url="http://127.0.0.1:9/hook")
     await chat.send_at_once("a", "b")
     await asyncio.sleep(0.2)
@@ -114,7 +114,7 @@ async def test_chats_do_not_wait_for_each_other_but_for_the_connections(
         assert [text for text in hook.texts if text.startswith(str(number))] == [f"{number}a", f"{number}b"]
 
 
-async def test_the_answer_may_be_a_call_as_json_or_multipart(call: Client, chat: Person, hook: Hook) -> None:
+async def test_the_response_may_be_a_call_as_json_or_multipart(call: Client, chat: Person, hook: Hook) -> None:
     said = {"method": "sendMessage", "chat_id": 42, "text": "as JSON"}
     parts = "".join(
         f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -132,7 +132,7 @@ async def test_the_answer_may_be_a_call_as_json_or_multipart(call: Client, chat:
     await hook.wait(4)
 
 
-async def test_an_update_that_comes_again_does_not_wait_for_its_first_time(
+async def test_a_redelivered_update_does_not_wait_for_its_first_delivery(
     call: Client, chat: Person, hook: Hook
 ) -> None:
     hook.delay = 0.1
@@ -162,14 +162,14 @@ async def test_pending_updates_are_dropped_on_demand(call: Client, chat: Person,
         ({"url": "http://127.0.0.1:1", "max_connections": 101}, "from 1 to 100"),
     ],
 )
-async def test_a_webhook_that_cannot_be_is_refused(call: Client, params: dict[str, Any], error: str) -> None:
+async def test_an_invalid_webhook_is_refused(call: Client, params: dict[str, Any], error: str) -> None:
     code, why = await call("setWebhook", **params)
     assert code == 400
     assert error in why
     assert (await call("getWebhookInfo"))["url"] == ""
 
 
-async def test_a_webhook_may_be_elsewhere_if_the_server_is_told_so() -> None:
+async def test_a_webhook_may_be_on_another_host_with_outside() -> None:
     async with BotAPI(outside=True) as api:
         client = Client(api, api.bot("b").token)
         assert await client("setWebhook", url="https://bot.example/hook") is True

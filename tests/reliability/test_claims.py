@@ -81,7 +81,7 @@ async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(
         await asyncio.gather(*(death(key) for key in range(first, min(first + 5, holders))))
 
 
-async def test_claims_in_opposite_order_end_in_an_error_and_not_in_a_hang(
+async def test_claims_in_opposite_order_raise_instead_of_hanging(
     shared_backend: Backend, workers: Workers, tmp_path: Path
 ) -> None:
     url = shared_backend.place()
@@ -98,7 +98,7 @@ async def test_claims_in_opposite_order_end_in_an_error_and_not_in_a_hang(
         await free(storage, 2)
 
 
-async def test_tasks_that_claim_in_opposite_order_end_in_an_error_and_not_in_a_hang(shared_backend: Backend) -> None:
+async def test_tasks_that_claim_in_opposite_order_raise_instead_of_hanging(shared_backend: Backend) -> None:
     storage = shared_backend.storage()
     both = asyncio.Barrier(2)
 

@@ -42,7 +42,7 @@ async def test_messages_of_one_user_sent_at_once_to_two_workers_are_handled_one_
 
 
 @pytest.mark.parametrize("run", range(20 if LARGE else 1))
-async def test_an_update_delivered_several_times_out_of_order_changes_state_once_whoever_is_killed(
+async def test_an_update_delivered_several_times_out_of_order_changes_state_once_despite_kills(
     shared_backend: Backend, workers: Workers, run: int
 ) -> None:
     choose = seeded()

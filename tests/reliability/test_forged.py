@@ -301,7 +301,7 @@ async def test_a_part_of_another_form_is_damage_with_a_copy_in_quarantine(name: 
     assert copied["parts"] == stored.parts
 
 
-async def test_a_memo_of_another_form_is_taken_for_empty() -> None:
+async def test_a_malformed_memo_is_treated_as_empty() -> None:
     storage = MemoryStorage(sweep_every=None)
     fsm = FSM("bot", storage=storage, flows=[Help], run_timers=False)
     address = storage.address("bot", 1)

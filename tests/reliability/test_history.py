@@ -60,12 +60,12 @@ def op(kind: str, start: float, end: float, number: int | None, held_from: float
         [op("merge", 0, 1, 5), op("nothing", 2, 3, None)],
     ],
 )
-def test_the_check_finds_histories_that_cannot_be(history: list[Op]) -> None:
+def test_the_check_rejects_impossible_histories(history: list[Op]) -> None:
     with pytest.raises(AssertionError):
         check(history)
 
 
-def test_the_check_lets_pass_what_can_be() -> None:
+def test_the_check_accepts_possible_histories() -> None:
     check(
         [
             op("get", 0, 1, None),

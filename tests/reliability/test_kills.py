@@ -15,7 +15,7 @@ from tests.reliability.workers import Workers
 SETS, KEYS = 6, 4
 
 
-async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_half_write(
+async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial_write(
     shared_backend: Backend, workers: Workers
 ) -> None:
     choose = seeded()

@@ -173,7 +173,7 @@ async def test_a_field_that_another_task_changes_meanwhile_is_written_in_the_end
         assert await storage.get_data("bot", 1) == slot.data
 
 
-async def test_what_cannot_be_stored_in_a_large_field_is_refused_with_its_path() -> None:
+async def test_an_unsupported_value_in_a_large_field_is_refused_with_its_path() -> None:
     storage = MemoryStorage(sweep_every=None)
     state = {"records": [*records(200_000), {"odd": object()}]}
     with pytest.raises(Unstorable, match=r"records\[2500\]\.odd"):

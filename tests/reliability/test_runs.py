@@ -151,7 +151,7 @@ async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened(ma
     assert at > 18
 
 
-async def test_workers_go_on_with_the_runs_of_killed_processes(
+async def test_workers_resume_the_runs_of_killed_processes(
     shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "LEASE", LEASE)

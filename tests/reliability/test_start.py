@@ -7,7 +7,7 @@ from tests.reliability.roles import BOT
 from tests.reliability.workers import Workers
 
 
-async def test_ten_processes_that_start_at_once_on_a_fresh_place_all_work(
+async def test_ten_processes_that_start_at_once_on_an_empty_store_all_work(
     shared_backend: Backend, workers: Workers
 ) -> None:
     for _ in range(3):
