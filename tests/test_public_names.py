@@ -44,11 +44,13 @@ NAMES = {
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
-        "Busy", "Committed", "Context", "ConversationExpired", "DuplicateReceived", "DuplicateUpdate", "FSM",
-        "FSMEvent", "Filter", "Flow", "HandlerFailed", "LeaseLost", "MachineReady", "NoKeyError", "Router",
-        "StateEntered", "StateName", "TimerFired", "TransitionError", "UnknownFlowError", "UnreachableState", "Update",
-        "UpdateReceived", "callback", "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keys", "kind", "state",
-        "subscribe", "text",
+        "AlreadyHeld", "Busy", "Committed", "Context", "ContextClosed", "ConversationExpired", "CorruptRecord",
+        "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM", "FSMEvent", "FieldError", "Filter",
+        "Flow", "HandlerFailed", "IncompleteData", "InvalidFlow", "InvalidKey", "InvalidOption", "LeaseLost",
+        "MachineReady", "MigrationError", "NoKeyError", "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered",
+        "StateName", "StorageUnavailable", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",
+        "UnknownStateError", "UnreachableState", "Unsupported", "Update", "UpdateReceived", "UsageError", "callback",
+        "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keys", "kind", "state", "subscribe", "text",
     ],
 }  # fmt: skip
 

@@ -153,7 +153,7 @@ async def test_holders_of_one_key_come_in_the_order_of_their_calls(storage: Stor
     await asyncio.gather(*(hold(number) for number in range(30)))
     assert order == list(range(30))
     assert await storage.get_data("bot", 1) == {"count": 30}
-    assert storage.lines == {}
+    assert storage.queues == {}
 
 
 async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> None:
@@ -169,8 +169,8 @@ async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> N
         held.set()
         with pytest.raises(Busy, match="503"):
             await waiting
-        assert len(storage.lines) == 1
-    assert storage.lines == {}
+        assert len(storage.queues) == 1
+    assert storage.queues == {}
 
 
 async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does(storage: Storage) -> None:
@@ -231,7 +231,7 @@ async def test_a_task_started_by_the_holder_of_a_key_cannot_enter_it(
                     pass
             with pytest.raises(AlreadyHeld, match="after that block"):
                 await enter(storage)
-        assert storage.lines == {}
+        assert storage.queues == {}
         assert held_tokens.get() == ()
 
 
@@ -269,7 +269,7 @@ async def test_slots_may_be_left_in_any_order_and_in_another_task() -> None:
             slot = Slot(storage, "bot", key)
             await slot.__aenter__()
             await asyncio.create_task(slot.__aexit__(None, None, None))
-        assert storage.lines == {}
+        assert storage.queues == {}
         assert len(held_tokens.get()) < 100
 
 
@@ -282,7 +282,7 @@ async def test_opposite_orders_end_in_an_error_and_not_in_a_hang(storage: Storag
 
     results = await asyncio.gather(both(1, 2), both(2, 1), return_exceptions=True)
     assert any(isinstance(result, Busy) for result in results)
-    assert storage.lines == {}
+    assert storage.queues == {}
 
 
 async def test_a_long_holder_is_renewed(storage: Storage) -> None:
@@ -304,7 +304,7 @@ async def test_a_holder_does_not_reopen_a_closed_storage(storage: Storage, caplo
             assert not storage.is_open
             await slot.commit()
     assert not storage.is_open
-    assert storage.lines == {}
+    assert storage.queues == {}
     assert "could not be released" in caplog.text
     await storage.open()
     assert await storage.update_data("bot", 2, {"a": 1}) == {"a": 1}
@@ -358,7 +358,7 @@ async def test_cancelling_anybody_at_any_point_leaves_no_line_no_task_and_no_cla
             tasks[steps % 3].cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [r for r in results if not (r is None or isinstance(r, asyncio.CancelledError))] == []
-            assert storage.lines == {}
+            assert storage.queues == {}
             async with Slot(storage, "bot", 1, wait=10) as slot:
                 for name in "abc":
                     assert (name in slot.data) == (f"twin of {name}" in slot.data)
@@ -373,7 +373,7 @@ async def test_many_different_keys_leave_nothing_behind() -> None:
         for key in range(20_000):
             async with Slot(storage, "bot", key):
                 pass
-        assert storage.lines == {}
+        assert storage.queues == {}
         assert storage._cells == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
 
@@ -396,7 +396,7 @@ async def test_a_damaged_record_gives_a_typed_error_a_copy_in_quarantine_and_a_w
         assert copy["fields"] == cell.fields
         assert await storage.quarantined("bot", 2) is None
         assert await storage.get_data("bot", 2) == {"a": 1}
-        assert storage.lines == {}
+        assert storage.queues == {}
         await storage.clear("bot", 1)
         async with Slot(storage, "bot", 1, wait=0) as slot:
             assert slot.data == {}
@@ -407,7 +407,7 @@ async def test_a_storage_that_fails_at_the_release_does_not_fail_the_caller(capl
         async with Slot(storage, "bot", 1):
             pass
         assert "ends with its lease" in caplog.text
-        assert storage.lines == {}
+        assert storage.queues == {}
         storage.before = ()
 
 
@@ -416,7 +416,7 @@ async def test_a_storage_that_is_away_at_the_claim_is_a_typed_error_and_leaves_n
         with pytest.raises(StorageUnavailable):
             async with Slot(storage, "bot", 1):
                 pytest.fail("there was no claim")
-        assert storage.lines == {}
+        assert storage.queues == {}
         storage.before = ()
 
 
@@ -444,7 +444,7 @@ async def test_cancelling_among_many_who_wait_leaves_the_line_in_order(backend: 
         assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
         assert done == sorted(done)
         assert set(range(25)) - set(done) <= victims
-        assert storage.lines == {}
+        assert storage.queues == {}
 
 
 async def test_a_slot_is_held_once_and_says_so(storage: Storage) -> None:

@@ -118,7 +118,7 @@ class Talk:
     async def finish(self) -> None:
         """Wait until nothing is held."""
         async with asyncio.timeout(10):
-            while self.storage.lines or self.storage.renewals._due:
+            while self.storage.queues or self.storage.renewals._due:
                 await asyncio.sleep(0.01)
 
 

@@ -594,6 +594,6 @@ async def test_a_million_users_would_leave_no_growth() -> None:
         for user in range(1, 5001):
             async with fsm.conversation(message(user=user, chat=user, update_id=user)) as ctx:
                 assert ctx.state is None
-        assert storage.lines == {}
+        assert storage.queues == {}
         assert storage._cells == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []

@@ -112,7 +112,7 @@ async def test_tasks_that_claim_in_opposite_order_raise_instead_of_hanging(share
     assert any(isinstance(end, Busy) for end in ends)
     await free(storage, 1)
     await free(storage, 2)
-    assert not storage.lines
+    assert not storage.queues
 
 
 async def free(storage: Storage, key: int) -> None:

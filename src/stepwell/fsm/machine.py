@@ -6,13 +6,13 @@ import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from math import inf
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from stepwell import _portal
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.errors import InvalidOption
 from stepwell.fsm import admin, keys
-from stepwell.fsm.context import Handler
+from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import NOT_GIVEN, Conversation
 from stepwell.fsm.description import Flows
 from stepwell.fsm.events import FSMSubscriber, MachineReady, add_subscriber, emit, subscribers
@@ -20,11 +20,15 @@ from stepwell.fsm.expiry import Expired, hand_over_swept
 from stepwell.fsm.migration import Migrated, migrate_all
 from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
 from stepwell.fsm.timers import Timers
+from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.urls import as_storage
 
 __all__ = ["FSM", "Expired"]
+
+#: Called with the context, and with the state that is left and the one that is entered, or with flow and state.
+StateCallback: TypeAlias = Callable[[Context, str | None, str | None], Any]
 
 
 class FSM:
@@ -39,9 +43,9 @@ class FSM:
         *,
         storage: Storage | str,
         flows: Iterable[object],
-        key: object = keys.ChatUser(),
-        on_invalid_transition: Any = "raise",
-        on_unknown_state: Any = "keep",
+        key: keys.KeyStrategy | type[keys.KeyStrategy] | Callable[[Update], Any] = keys.ChatUser(),  # noqa: B008 frozen
+        on_invalid_transition: Literal["raise", "log", "ignore"] | StateCallback = "raise",
+        on_unknown_state: Literal["keep", "reset", "raise"] | StateCallback = "keep",
         on_missing_key: Literal["raise", "log", "ignore"] = "raise",
         on_duplicate: Literal["raise", "enter"] = "raise",
         wait: float = 60.0,

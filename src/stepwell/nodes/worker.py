@@ -74,7 +74,7 @@ class RunWorker:
         self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows are kept in different storages: give one, or make a worker for each")
-        lines = self._storage.lines
+        lines = self._storage.queues
         # What this process runs already needs nobody to look after it.
         self._due = DueTasks(
             self._storage,

@@ -1,7 +1,6 @@
 """One address, held by one holder at a time: claim, load, change, commit.
 
-In one process the holders of an address come in the order of their calls; across processes in the order
-of their claims. Waiting for somebody else's claim is the only retry loop of its kind.
+Tasks of one process get an address in the order of their calls, processes in the order of their claims.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
-from stepwell.slot.waiters import Line, Turn, enter_line, held_tokens, leave_line, must_check_turn
+from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release
 
@@ -38,7 +37,7 @@ __all__ = ["Changes", "Sealed", "Slot"]
 
 logger = logging.getLogger(__name__)
 
-#: How long to wait before asking for a claim again: the first pause, and the longest.
+#: Seconds between two attempts to claim: the first pause, and the longest.
 FIRST_POLL, LONGEST_POLL = 0.005, 0.1
 
 #: How many entered slots a task remembers, for itself and for the tasks that it starts.
@@ -78,8 +77,8 @@ class Json(str):
 class Slot:
     """A record that this task holds, from ``async with`` to its end.
 
-    Change ``flow``, ``state`` (or ``place`` as a whole) and ``data`` freely, then ``commit()``; what was
-    not committed is forgotten. A commit writes only the fields that differ from what was loaded.
+    Change ``flow``, ``state`` (or ``place`` as a whole) and ``data``, then ``commit()``; changes that are not committed
+    are lost. A commit writes only the fields that differ from the loaded ones.
     """
 
     __slots__ = (
@@ -132,12 +131,12 @@ class Slot:
             # First: if it was open in a loop that is closed, opening it anew ends all lines.
             await storage.ensure_open()
         token = storage.ids()
-        if address in storage.lines:
-            await enter_line(storage, address, token, self._wait)
+        if address in storage.queues:
+            await join_queue(storage, address, token, self._wait)
             hot = storage.shared
         else:
-            storage.lines[address] = Line(asyncio.current_task(), token)
-            hot = address in storage.left_lines
+            storage.queues[address] = WaiterQueue(asyncio.current_task(), token)
+            hot = address in storage.recently_left
         self._token = token
         try:
             if hot and must_check_turn(storage, address):
@@ -171,11 +170,11 @@ class Slot:
         else:
             # As usual, the commit has ended the claim.
             self.storage.renewals.discard(self)
-            leave_line(self.storage, self.address)
+            leave_queue(self.storage, self.address)
 
     @property
     def found(self) -> bool:
-        """There is a record."""
+        """Whether there is a record."""
         return self.version is not None
 
     @property
@@ -218,12 +217,12 @@ class Slot:
 
     def drop_memo(self, error: Exception | None = None) -> None:
         """Take a damaged memo for empty."""
-        # Without it an update may be handled twice; with an error nobody could go on for a day.
+        # Without the memo an update may be handled twice; an error would block the conversation for a day.
         logger.error("the memo at %s cannot be read, and is taken for empty", self.address.text, exc_info=error)
         self._memo = self._memo_json = None
 
     def copy_of_data(self) -> dict[Any, Any]:
-        """The data, decoded once more: what is done to it leaves this slot alone."""
+        """Return a deep copy of the data."""
         return self._seal.data(self._seal.fields(self.data))
 
     def memo_part(self, value: Any) -> Json:
@@ -272,7 +271,7 @@ class Slot:
         try:
             encoded = await in_thread(_encode, *work)
         except RuntimeError:
-            # Another task has changed a value meanwhile, which cannot happen here.
+            # Another task changed a value meanwhile. On the event loop that cannot happen.
             encoded = _encode(*work)
         for name, (text, mark) in encoded.items():
             if text is not None and self._fields.get(name) != text:
@@ -406,7 +405,7 @@ class Slot:
         return sealed
 
     def _written(self, change: Change, applied: Applied, place: Place, changes: Changes | None) -> None:
-        """What was just written is what the next commit compares with."""
+        """Let the next commit compare with this write."""
         self.now, self.base, self._deleted = applied.now, applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete:
@@ -536,7 +535,7 @@ class Slot:
         except Exception as error:  # noqa: BLE001 what the caller did must not fail because of this
             logger.warning("a claim could not be released (%s); it ends with its lease", error)
         finally:
-            leave_line(self.storage, self.address)
+            leave_queue(self.storage, self.address)
 
 
 def _encode(

@@ -1,4 +1,4 @@
-"""Those of this process who want one address, in the order of their calls."""
+"""Waiters for one address: a FIFO queue in each process, and a turn across processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stepwell.record import Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Claim, Claimed, Release
 
-__all__ = ["Line", "Turn", "enter_line", "held_tokens", "leave_line", "must_check_turn", "turn_of"]
+__all__ = ["Turn", "WaiterQueue", "held_tokens", "join_queue", "leave_queue", "must_check_turn", "turn_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a process may go on with a key before it looks whether another process waits for it.
+#: Seconds that a process may reuse a key before it checks whether another process waits for it.
 CHECK_EVERY = 0.25
 #: Seconds between leaving a key and entering it again in which others hardly get it. Waiters poll about as often.
 SOON = 0.15
@@ -32,8 +32,8 @@ MOST_LEFT = 256
 held_tokens: ContextVar[tuple[str, ...]] = ContextVar("stepwell_held_tokens", default=())
 
 
-class Line:
-    """Those of this process who want one address, in the order of their calls."""
+class WaiterQueue:
+    """FIFO queue of local waiters for one address, with its present holder."""
 
     __slots__ = ("checked_at", "holder", "token", "waiting")
 
@@ -41,69 +41,69 @@ class Line:
         self.holder = holder
         self.token = token
         self.waiting: deque[asyncio.Future[None]] = deque()
-        #: When this process got the address, or last looked whether another one waits for it.
+        #: When this process got the address, or last checked whether another process waits for it.
         self.checked_at = monotonic()
 
 
-async def enter_line(storage: Storage, address: Address, token: str, wait: float) -> None:
+async def join_queue(storage: Storage, address: Address, token: str, wait: float) -> None:
     """Wait in the queue of this process, and become the holder; ``Busy`` after ``wait`` seconds.
 
     Raises ``AlreadyHeld`` if the holder is this task or one that started it: the holder may be waiting for it.
     """
     task = asyncio.current_task()
-    line: Line = storage.lines[address]
-    if (line.holder is task and task is not None) or line.token in held_tokens.get():
+    queue: WaiterQueue = storage.queues[address]
+    if (queue.holder is task and task is not None) or queue.token in held_tokens.get():
         raise AlreadyHeld(address.text)
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    line.waiting.append(turn)
+    queue.waiting.append(turn)
     try:
         async with asyncio.timeout(wait):
             await turn
     except BaseException as error:
         if turn.done() and not turn.cancelled():
-            # Our turn came in the same moment: it goes to the next.
-            leave_line(storage, address)
-        elif turn in line.waiting:
-            line.waiting.remove(turn)
+            # The turn came at the same moment: pass it on to the next waiter.
+            leave_queue(storage, address)
+        elif turn in queue.waiting:
+            queue.waiting.remove(turn)
         if isinstance(error, TimeoutError):
             raise Busy(address.text, wait) from None
         raise
-    line.holder, line.token = task, token
+    queue.holder, queue.token = task, token
 
 
-def leave_line(storage: Storage, address: Address) -> None:
-    """Let the next one in, or nothing be left of the line."""
-    line: Line = storage.lines[address]
-    while line.waiting:
-        turn = line.waiting.popleft()
+def leave_queue(storage: Storage, address: Address) -> None:
+    """Let the next one in, or nothing be left of the queue."""
+    queue: WaiterQueue = storage.queues[address]
+    while queue.waiting:
+        turn = queue.waiting.popleft()
         if not turn.done():
-            line.holder, line.token = None, ""
+            queue.holder, queue.token = None, ""
             turn.set_result(None)
             return
-    del storage.lines[address]
+    del storage.queues[address]
     if storage.shared:
-        left = storage.left_lines
+        left = storage.recently_left
         if len(left) >= MOST_LEFT:
             left.clear()
-        left[address] = (monotonic(), line.checked_at)
+        left[address] = (monotonic(), queue.checked_at)
 
 
 def must_check_turn(storage: Storage, address: Address) -> bool:
-    """Whether the holder of a line must look for a waiter of another process before it claims the address.
+    """Whether the holder must check for a waiter of another process before it claims the address.
 
     That costs two operations, so it is done once in a while, and only for an address that this process has just left.
     """
-    line: Line = storage.lines[address]
+    queue: WaiterQueue = storage.queues[address]
     now = monotonic()
-    left = storage.left_lines.pop(address, None)
+    left = storage.recently_left.pop(address, None)
     if left is not None:
         left_at, checked_at = left
         if now - left_at > SOON:
             return False
-        line.checked_at = checked_at
-    if now - line.checked_at < CHECK_EVERY:
+        queue.checked_at = checked_at
+    if now - queue.checked_at < CHECK_EVERY:
         return False
-    line.checked_at = now
+    queue.checked_at = now
     return True
 
 
@@ -121,7 +121,7 @@ class Turn:
         self._storage = storage
         self._address = turn_of(address)
         self._token = token
-        #: 0 if it is not ours.
+        #: 0 while another waiter has the turn.
         self._renewed_at = 0.0
 
     async def take(self) -> float:

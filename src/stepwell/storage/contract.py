@@ -164,9 +164,9 @@ class Storage(Facade):
         #: For the jitter of delays; tests may seed it.
         self.rng = random.Random()
         #: The queue of local waiters for each address. Used by ``slot``.
-        self.lines: dict[Address, Any] = {}
+        self.queues: dict[Address, Any] = {}
         #: Addresses that this process has released recently. Used by ``slot``.
-        self.left_lines: dict[Address, tuple[float, float]] = {}
+        self.recently_left: dict[Address, tuple[float, float]] = {}
         #: The leases that this process holds. Used by ``slot``.
         self.renewals = Renewals()
         #: Called with the address and the sealed head of each expired record that the background sweep removes.
@@ -296,7 +296,7 @@ class Storage(Facade):
             if self._loop is not None:
                 # The loop that opened it is closed, and its tasks have ended with it.
                 self._loop, self._sweeping, self._lanes = None, None, {}
-                self.lines.clear()
+                self.queues.clear()
                 await self._close()
             await self._open()
             self._loop, self._process = asyncio.get_running_loop(), os.getpid()
