@@ -225,3 +225,17 @@ async def test_a_damaged_schema_gives_damaged_storage(tmp_path: Path) -> None:
     with pytest.raises(DamagedStorage, match="restore it from a backup"):
         await storage.get_state(BOT, KEY)
     await storage.close()
+
+
+async def test_two_tables_at_one_page_give_damaged_storage(tmp_path: Path) -> None:
+    path = tmp_path / "bot.db"
+    async with SQLiteStorage(str(path)) as storage:
+        await storage.set_state(BOT, KEY, State("flow", "state", DATA))
+    other = apsw.Connection(str(path))
+    other.execute("PRAGMA writable_schema = 1")
+    root = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'memo'").get
+    other.execute("UPDATE sqlite_schema SET rootpage = ? WHERE name = 'tag'", (root,))
+    other.close()
+    storage = SQLiteStorage(str(path), sweep_every=None)
+    with pytest.raises(DamagedStorage, match="begin at the same page"):
+        await storage.get_state(BOT, KEY)

@@ -288,6 +288,10 @@ class SQLiteFile:
             raise _unwritable(self.path)
         # Check an existing file before changing it: it may belong to another program.
         if writer.execute("SELECT count(*) FROM sqlite_schema").get:
+            roots = "SELECT count(rootpage) - count(DISTINCT rootpage) FROM sqlite_schema WHERE rootpage > 0"
+            if writer.execute(roots).get:
+                # SQLite does not notice this, and a write would damage both.
+                raise DamagedStorage(self.path, "two tables or indexes begin at the same page")
             prepare(writer.execute, self.path)
         self._retry_while_busy(lambda: writer.execute("PRAGMA journal_mode = WAL").get)
         writer.set_wal_hook(self._committed)
