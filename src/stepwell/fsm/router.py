@@ -126,10 +126,11 @@ class Router:
                 raise UnknownFlowError(name, self.fsm.flows)
         states = {str(each) for flow in self.fsm.flows.values() for each in flow.states}
         for name in sorted({name for given in filters for name in given._asked_states} - states if states else ()):
-            near = ", ".join(map(repr, get_close_matches(name, states))) or "nothing"
+            near = " or ".join(map(repr, get_close_matches(name, states)))
+            hint = f"did you mean {near}? Correct it" if near else "correct it"
             warnings.warn(
-                f"no registered flow has the state {name!r} that fsm_state({name!r}) asks for; near is {near}; "
-                "correct it, or add its flow to FSM(flows=[...])",
+                f"fsm_state({name!r}): no registered flow has the state {name!r}; {hint}, or add its flow to "
+                "FSM(flows=[...])",
                 UserWarning,
                 stacklevel=3,
             )
