@@ -174,7 +174,7 @@ def _until(deadline: float | None) -> str:
     try:
         return f" until {datetime.fromtimestamp(deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):
-        return " for longer than there are dates"
+        return " beyond the year 9999"
 
 
 class RunExists(NodeFlowError, ValueError):

@@ -1,4 +1,4 @@
-"""Parallel branches: several ways at once, a join, and a declared merge of what they changed."""
+"""Parallel branches, their join, and the merge of the fields that they changed."""
 
 from __future__ import annotations
 

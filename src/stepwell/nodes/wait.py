@@ -1,4 +1,4 @@
-"""Waiting, durably: for a person's answer, or for time to pass. The process may exit meanwhile."""
+"""Durable waits: for an answer, or for time to pass. The process may exit meanwhile."""
 
 from __future__ import annotations
 

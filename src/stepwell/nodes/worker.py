@@ -46,7 +46,7 @@ def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, c
 
     It resumes runs whose runner died and fires sleeps and timeouts of waits. Any number of workers, in any
     number of processes, may look after the same flows: each run has one runner at a time. A run that has
-    failed is left alone: it is resumed by hand, when its cause is mended.
+    failed is left alone: it is resumed by hand, when its cause is fixed.
 
     :param storage: where the runs are kept; without one, the flows' own storage, else the configured one. One that is
         given as a URL is opened and closed with the block.
@@ -128,7 +128,7 @@ class RunWorker:
             self._due.pause(address, FOREIGN_PAUSES)
             return False
         except (Conflict, StorageError) as failure:
-            logger.warning("run %r cannot be gone on with here: %s", flow_id, failure)
+            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
             self._due.pause(address)
             return False
         except Exception as error:  # noqa: BLE001 - the run keeps its error

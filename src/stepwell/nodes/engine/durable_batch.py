@@ -1,4 +1,4 @@
-"""Batches of durable runs: items are stored before they run, and finished results as they come, in groups."""
+"""Batches of durable runs: items are stored before they run, and results in groups as they finish."""
 
 from __future__ import annotations
 

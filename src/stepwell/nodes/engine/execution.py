@@ -38,7 +38,7 @@ class Emit(Protocol):
 
 
 class Execution:
-    """What the parts of one run share; it lives exactly as long as the run."""
+    """The state that the nodes, branches and items of one execution share."""
 
     __slots__ = (
         "_flow_id",
@@ -100,12 +100,12 @@ class Execution:
 
     async def sleep(self, seconds: float) -> None:
         if self.without_loop:
-            time.sleep(seconds)  # noqa: ASYNC251 - driven by hand there is no loop to hold up
+            time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to block
         else:
             await asyncio.sleep(seconds)
 
     def cancelling(self, error: BaseException | None = None) -> bool:
-        """Whether somebody wants the running task to end; ``error`` is what its work has just raised."""
+        """Return whether the running task was cancelled; ``error`` is the error that its work has just raised."""
         if self.without_loop:
             return False
         task = asyncio.current_task()
@@ -120,22 +120,22 @@ class Execution:
         return count > 0
 
     def bound(self, graph: Graph) -> int | None:
-        """How many nodes one walk of a graph may visit. The outermost is bounded together with all that is inside."""
+        """Return the limit of one walk of a graph. The outermost graph is limited by :meth:`check_steps` instead."""
         return None if graph is self.program.root.graph else graph.max_steps
 
     def check_steps(self, stage: Stage) -> None:
-        """Raise if a visit of this stage were one too many. A flow is as many as the nodes inside it."""
+        """Raise ``TooManySteps`` if this visit exceeds the limit. A flow counts as the nodes inside it."""
         if self.max_steps is None or stage.graph is not None:
             return
         if self._steps is None:
-            # A run that is resumed has some already.
+            # A resumed run has visited some already.
             self._steps = sum([self.visits[known.index] for known in self.program.stages if known.graph is None])
         if self._steps >= self.max_steps:
             raise TooManySteps(self.name, self.max_steps, stage.name)
         self._steps += 1
 
     def limiter(self, stage: Stage) -> Limiter | None:
-        """What an ``exec`` of this stage has to pass, or ``None`` if nothing bounds it."""
+        """Return the limiter for an ``exec`` of this stage, or ``None`` if nothing limits it."""
         if self.without_loop or not stage.limits:
             return None
         passes = []
@@ -149,10 +149,9 @@ class Execution:
 
 
 class Limiter:
-    """Takes one permit of each semaphore, always in the same order, and gives them back.
+    """Acquires several semaphores, always in the same order, and releases them.
 
-    Only an ``exec`` holds permits, and it waits for nothing that needs one: so no two gates can
-    wait for each other.
+    An ``exec`` holds them, and waits for nothing that needs one: limiters cannot deadlock.
     """
 
     __slots__ = ("_passes",)

@@ -18,7 +18,7 @@ def new_flow_id(prefix: str) -> str:
 
 
 class WaitId(NamedTuple):
-    """One question of one run."""
+    """One question of one run, so that an answer reaches that question only."""
 
     flow_id: str
     #: The path of the node that waits.
@@ -26,23 +26,23 @@ class WaitId(NamedTuple):
     visit: int
     #: The mark of the run: a flow id may be used again, and an old answer must not reach the new run.
     run: str
-    #: The how-manieth answer it asks for, from 1: another one only if ``post`` has failed on the one before.
+    #: The number of the answer it asks for, from 1; above 1 only if ``post`` failed on the previous answer.
     attempt: int = 1
 
     @property
     def text(self) -> str:
-        """``wait:7:flow_id/node/visit:run``: what people are given, and answer with."""
+        """``wait:7:flow_id/node/visit:run``: the id as users see it."""
         mark = f":{self.run}" if self.run else ""
         again = f".{self.attempt}" if self.attempt > 1 else ""
         return f"wait:{len(self.flow_id)}:{self.flow_id}/{self.node}/{self.visit}{mark}{again}"
 
     def again(self) -> Self:
-        """The same question, asked once more."""
+        """Return the id of the same question, asked once more."""
         return self._replace(attempt=self.attempt + 1)
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """What a text stands for; ``None`` if no wait was ever given this id."""
+        """Parse an id; ``None`` if it is not the id of a wait."""
         flow_id = flow_of_wait(text)
         if flow_id is None:
             return None
@@ -53,7 +53,7 @@ class WaitId(NamedTuple):
 
 
 def flow_of_wait(given: str) -> str | None:
-    """The run that a wait's id belongs to; ``None`` if this is no such id."""
+    """Return the flow id in the id of a wait; ``None`` if it is not the id of a wait."""
     match = _WAIT.fullmatch(given)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Running the items of a batch: a window over them, results in their order, every error accounted for."""
+"""The items of a batch: a window of concurrent ones, and results in their order."""
 
 from __future__ import annotations
 

@@ -39,15 +39,15 @@ __all__ = ["Journal", "is_inside"]
 
 #: How many of the nodes before this one, and of the errors, are remembered.
 TRAIL, ERRORS = 20, 5
-#: A running run that has not committed for so many seconds is looked after by the workers; renewed at half of it.
+#: Workers check a running run that has not committed for so many seconds; renewed at half of it.
 WATCH = 12.0
 
 
 class Journal:
-    """What one run has done, in memory and in its record.
+    """The progress of one run, in memory and in its record.
 
-    Lines of execution change it without waiting, from one consistent point to the next; :meth:`save` then
-    writes whatever has changed, for all lines at once.
+    Branches change it without awaiting, from one consistent point to the next; :meth:`save` then writes the changes
+    of all branches.
     """
 
     def __init__(self, slot: Slot, program: Program, flow: str, flow_id: str, shared: dict[Any, Any]) -> None:
@@ -55,7 +55,7 @@ class Journal:
         self.program = program
         self.flow = flow
         self.flow_id = flow_id
-        #: The shared state, which the outermost line works on.
+        #: The shared state.
         self.shared = shared
         self.status = "running"
         self.keep: Retention = False
@@ -64,7 +64,7 @@ class Journal:
         self.mark = ""
         assert program.root.graph is not None
         assert program.root.graph.start is not None
-        #: Of each line of execution: the path of the node to run next. The outermost line is "".
+        #: The path of the next node of each branch. The main branch is "".
         self.positions: dict[str, str] = {"": program.root.graph.start.path}
         #: What is under way inside a node, by its path; also the last action of flows and branches that have ended.
         self.open: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Journal:
         await self.save("", memo=memo)
 
     async def load(self) -> dict[str, Any]:
-        """Go back to where the record says that the run stands; its params."""
+        """Load the position of the run from its record, and return its params."""
         try:
             return await self._load()
         except RunReplaced:
@@ -248,7 +248,7 @@ class Journal:
         await waiter
 
     async def save_whole(self, node: str) -> None:
-        """Save, and see it through however often the caller is cancelled.
+        """Save, and complete the save even if the caller is cancelled.
 
         A sibling that fails cancels its branches and items while the run goes on to write down why: it must
         know then what was written before.
@@ -263,7 +263,7 @@ class Journal:
             raise
 
     async def park(self) -> Parked:
-        """Write that the run waits, let go of it, and say what it waits for."""
+        """Write that the run waits, release it, and return what it waits for."""
         waits = self.waits()
         self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
         times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
@@ -304,7 +304,7 @@ class Journal:
         if self.keep is False:
             self.slot.delete()
             self._pending = {}
-            # Who resumes it later learns that it has finished.
+            # The memo lets a later resume() raise RunFinished.
             await self._commit(node, keep=False, deadline=KEEP, memo={"finished": self.now()})
             return
         self.status = "finished"
@@ -351,7 +351,7 @@ class Journal:
         return error
 
     def _note_loss(self, error: LeaseLost | RecordReplaced, when: str) -> None:
-        # What they say for themselves is about the update of a conversation.
+        # Their own messages are about conversations.
         error.args = (
             f"this runner's claim on run {self.flow_id!r} ran out before its commit, nothing was written; leave the "
             "run to whoever goes on with it, and keep blocking calls out of the event loop"
@@ -365,7 +365,7 @@ class Journal:
         )
 
     def now(self) -> float:
-        """The storage's clock, as far as we know it without asking."""
+        """Return the storage's time, as of its last answer plus the time since."""
         if self.slot.storage.clock is not None:
             return self.slot.storage.clock()
         return self._clock_base + (monotonic() - self._clock_at)
@@ -442,7 +442,7 @@ class Journal:
     # Errors
 
     def blame(self, stage: Stage, error: BaseException) -> None:
-        """Note an error where it happened first."""
+        """Note an error at the node where it happened first."""
         if not isinstance(error, Exception) or any(error is known for known in self._blamed):
             return
         if isinstance(error, ExceptionGroup) and not stage.leaf:

@@ -1,4 +1,4 @@
-"""How runs go, read from their storage: by anybody, anywhere, while they run."""
+"""The status of runs, read from their storage by any process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Status = Literal["running", "parked", "sleeping", "failed", "finished"]
 
 
 class RunError(NamedTuple):
-    """An error that a run met."""
+    """An error of a run."""
 
     #: When, in seconds since 1970 on the storage's clock.
     at: float

@@ -1,4 +1,4 @@
-"""What becomes of the errors of items and branches: none is ever lost, whatever the policy."""
+"""The ``on_error`` policies of batches and parallel branches. No error is lost under any of them."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Failed:
 
 
 def kept_error(error: Exception) -> KeptError:
-    """What is kept of an error."""
+    """Return the stored form of an error."""
     return error if isinstance(error, KeptError) else KeptError(type(error).__name__, message_of(error))
 
 
 def message_of(error: Exception) -> str:
-    """The message of an error as it can be kept: not all of a long one."""
+    """Return the message of an error as it is stored: cut if it is long."""
     try:
         text = str(error)[:MESSAGE]
-    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a type
+    except Exception:  # noqa: BLE001 - __str__ may raise; the type is stored in any case
         return ""
     # A file name may have lone surrogates, and no storage keeps them.
     return text.encode("utf-8", "backslashreplace").decode()
@@ -67,7 +67,7 @@ register_shape(Failed, "stepwell.Failed", _pack, _unpack)
 
 
 def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCancelled:
-    """The error for work that was cancelled although nobody cancelled the run."""
+    """Return the error for work that was cancelled while the run was not."""
     error = WorkCancelled(place)
     error.__cause__ = cancelled
     return error
@@ -76,7 +76,7 @@ def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCance
 async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
     """Run all at once until the last has ended; a ``Halt`` from one cancels and awaits the others.
 
-    ``failures`` is where the works put their errors down: a cancellation from outside carries them too.
+    ``failures`` are the errors collected so far: a cancellation from outside carries them too.
     """
     try:
         async with WorkGroup() as group:
@@ -94,7 +94,7 @@ def check_on_error(on_error: object) -> None:
 
 
 def attach(error: BaseException, others: Sequence[BaseException]) -> None:
-    """Hang further errors below one that is raised, where tracebacks show them."""
+    """Attach further errors to the context of a raised one, where tracebacks show them."""
     further: list[BaseException] = []
     for other in others:
         if other is not error and not any(other is known for known in further):
@@ -127,6 +127,6 @@ def _raise_with(error: Exception, others: Sequence[Exception]) -> NoReturn:
     try:
         raise error
     except Exception:
-        # Only now: where somebody handles an error, raising this one puts that one below it.
+        # Only now: raising inside an ``except`` block overwrites the context.
         attach(error, others)
         raise

@@ -1,4 +1,4 @@
-"""A flow compiled for running: everything that can be decided once is decided before the first node."""
+"""The compiler: turns a flow into stages, so that a visit decides nothing that is known before."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Stage:
         self.name = name
         #: The name with the names of the flows around it: unique in the program.
         self.path = path
-        #: The place among all stages of the program, for its counters.
+        #: The index among all stages of the program.
         self.index = index
         #: Where each action that ``post`` may return leads; ``None`` ends the flow.
         self.edges: dict[Any, Stage | None] = {}
@@ -154,10 +154,10 @@ class Program:
 
 
 class Build:
-    """What is known while a flow is compiled."""
+    """The state of one compilation."""
 
     def __init__(self, *, without_loop: bool, durable: bool = False) -> None:
-        #: Nothing may wait on an event loop: there is none.
+        #: For runs without an event loop.
         self.without_loop = without_loop
         #: For runs that are kept in a storage.
         self.durable = durable
@@ -214,7 +214,7 @@ class Build:
 
 
 def compile_flow(node: BaseNode, *, without_loop: bool, durable: bool = False) -> Program:
-    """Compile a flow (or a single node) for a loop, or for being driven by hand; raise if it cannot run."""
+    """Compile a flow or a single node, for a loop or for runs without one; raise ``InvalidGraph`` if it cannot run."""
     build = Build(without_loop=without_loop, durable=durable)
     name = node.name or type(node).__name__
     root = build.stage(node, name, "")

@@ -1,4 +1,4 @@
-"""Where a run is: what ``step()`` gives to the code of a node."""
+"""The position of a run, and ``step()``, which returns it to the code of a node."""
 
 from __future__ import annotations
 
@@ -24,25 +24,22 @@ class Step:
     flow_id: str
     #: The node's name; inside a nested flow with that flow's name and a slash before it.
     node: str
-    #: The how-manieth visit of this node in the run, from 1.
+    #: The visit number of this node in the run, from 1.
     visit: int
-    #: The item's place in its batch, from 0; ``None`` outside a batch.
+    #: The item's index in its batch, from 0; ``None`` outside a batch.
     item: int | None
-    #: The how-manieth attempt, from 1.
+    #: The attempt number, from 1.
     attempt: int
 
     @property
     def id(self) -> str:
-        """``flow_id/node/visit/item``: equal for every attempt, so others can tell a repetition."""
+        """``flow_id/node/visit/item``: equal for every attempt, so it can serve as an idempotency key."""
         place = f"{self.flow_id}/{self.node}/{self.visit}"
         return place if self.item is None else f"{place}/{self.item}"
 
 
 class Cursor:
-    """The position of one line of execution: cheap to move, read only when somebody asks.
-
-    It leads to the run too, so whoever gets a cursor has both.
-    """
+    """The position of one branch of an execution: cheap to move, and turned into a :class:`Step` on demand."""
 
     __slots__ = ("attempt", "branch", "item", "node", "run", "visit")
 
@@ -81,18 +78,18 @@ def enter(cursor: Cursor) -> Token[Cursor]:
 
 def leave(token: Token[Cursor]) -> None:
     """Undo an :func:`enter`."""
-    # A coroutine that is thrown away is closed in another context, where there is nothing to undo.
+    # A discarded coroutine is closed in another context, where the token is not valid.
     with contextlib.suppress(ValueError):
         _current.reset(token)
 
 
 def current() -> Cursor | None:
-    """The position of the running context, if it is inside a run."""
+    """Return the position of the running context, or ``None`` outside a run."""
     return _current.get(None)
 
 
 def step() -> Step:
-    """The step that the calling code belongs to, in threads and executors too."""
+    """Return the step that the calling code belongs to, in threads and executors too."""
     cursor = current()
     if cursor is None:
         raise UsageError("step() is called outside a run; call it in prep, exec or post of a node")

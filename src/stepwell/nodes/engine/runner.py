@@ -85,7 +85,7 @@ async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[
 
 
 def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
-    """The shallow copy of a stage's node that one visit works on."""
+    """Return the shallow copy of a stage's node for one visit."""
     source = stage.node
     if stage.copier is None:
         node: BaseNode = _new(stage.cls)
@@ -201,7 +201,7 @@ async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: An
 
 
 def failure_of(stage: Stage, run: Execution, error: BaseException) -> BaseException:
-    """What a node ends with: a cancellation that nobody asked the run for is a failure of its own."""
+    """Return the error of a node: a cancellation that does not come from outside the run becomes ``WorkCancelled``."""
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
     return error

@@ -1,4 +1,4 @@
-"""Starting and resuming durable runs: who may run one, and how each way to end is written down."""
+"""Starting and resuming durable runs, and recording how they end."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def start(
                 return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
             finished_at = _finished_at(slot)
             if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
-                # It was under way when we were asked, and has finished while we waited for it.
+                # It was running when this call began, and has finished while the call waited for it.
                 await slot.confirm()
                 raise RunFinished(flow_id)
             journal = Journal(slot, program, flow._title(), flow_id, shared)
@@ -118,7 +118,7 @@ async def resume(
     new_execution: NewExecution,
     wait: float | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run, given by its id or by that of a wait."""
+    """Resume a run, given by its id or by the id of one of its waits."""
     flow_id = flow_of_wait(given)
     wait_id = None if flow_id is None else given
     flow_id = flow_id or given
@@ -141,7 +141,7 @@ def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 async def _go_on(
     flow: DurableFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
 ) -> dict[str, Any]:
-    # Some answers below repeat what an earlier runner wrote, and write nothing themselves.
+    # Some results below repeat what an earlier runner wrote, without a write of their own.
     await slot.confirm()
     if not slot.found:
         if _finished_at(slot) is not None:
@@ -222,7 +222,7 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     elif not questions:
         raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
     for path in questions:
-        # An answer that comes after its time finds the timeout, whether anybody has noticed it or not.
+        # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
         if path not in journal.overdue:
             journal.answer(path, value)
         return
@@ -243,7 +243,7 @@ async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapp
         raise parked from None
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
-            # The record is somebody else's, or out of reach: it says where the run stands.
+            # Another runner has the record, or it cannot be reached: it is left as it is.
             raise
         try:
             for path in await journal.fail():

@@ -1,4 +1,4 @@
-"""A hop to a thread and back that loses neither the thread nor its error."""
+"""Calls in threads: awaited even if cancelled, and their errors raised."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def in_thread(
 ) -> Any:
     """Call a function in a thread that sees the caller's context and its own copy of the position.
 
-    Cancelled, it waits until the thread is done: nobody's work goes on behind their back; ``salvage``
+    Cancelled, it waits until the thread is done; ``salvage``
     then gets what the function returned. After ``timeout`` seconds it raises and abandons the thread, whose place
     in the pool is free then. Raises ``ExecutorFailed`` if the given pool is broken or shut down.
     """

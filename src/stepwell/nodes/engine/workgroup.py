@@ -1,4 +1,4 @@
-"""Tasks that end together, and know whether they are to end."""
+"""A task group that knows whether its tasks were cancelled."""
 
 from __future__ import annotations
 
