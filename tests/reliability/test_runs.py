@@ -70,9 +70,8 @@ async def check_resumed(
 
 
 async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
-    shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    shared_backend: Backend, workers: Workers
 ) -> None:
-    monkeypatch.setattr(runs, "LEASE", LEASE)
     if not shared_backend.durable:
         pytest.skip("it does not promise to survive a kill")
     choose = seeded()
