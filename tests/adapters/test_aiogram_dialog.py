@@ -111,14 +111,16 @@ class Talk:
 
     async def read(self, text: str) -> None:
         """Wait until a message says this."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while text not in [message.get("text") for message in self.person.messages]:
                 await asyncio.sleep(0.01)
 
     async def finish(self) -> None:
-        """Wait until nothing is held."""
-        async with asyncio.timeout(10):
-            while self.storage.queues or self.storage.renewals._due:
+        """Wait until nothing has been held for a while: an update and its task in the background hold in turn."""
+        async with asyncio.timeout(30):
+            free = 0
+            while free < 20:
+                free = 0 if self.storage.queues or self.storage.renewals._due else free + 1
                 await asyncio.sleep(0.01)
 
 
