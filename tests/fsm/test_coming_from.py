@@ -258,7 +258,7 @@ async def test_there_is_one_write_at_the_end_and_none_if_the_handler_raises(fsm:
     assert await stored(fsm) == first
 
 
-@shows("a write that fails is logged, and the bot goes on")
+@shows("a failed write is logged, and the bot continues")
 async def test_a_write_that_fails_raises_and_the_update_can_be_handled_again() -> None:
     storage = FaultyStorage(before=[2], patience=0)
     fsm = FSM("my_bot", storage=storage, flows=[Registration])
@@ -272,7 +272,7 @@ async def test_a_write_that_fails_raises_and_the_update_can_be_handled_again() -
     assert await fsm.handle(message(update_id=1), begin) is True
 
 
-@shows("two updates of one user may be handled side by side")
+@shows("two updates of one user may be handled concurrently")
 async def test_updates_of_one_user_are_handled_one_after_the_other(fsm: FSM) -> None:
     inside: list[str] = []
 
@@ -286,7 +286,7 @@ async def test_updates_of_one_user_are_handled_one_after_the_other(fsm: FSM) -> 
     assert inside == ["in", "out"] * 3
 
 
-@shows("an update that comes again is handled again")
+@shows("a redelivered update is handled again")
 async def test_a_redelivered_update_changes_once_and_is_answered_alike(fsm: FSM) -> None:
     router = Router(fsm)
 
