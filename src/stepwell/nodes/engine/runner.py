@@ -31,16 +31,17 @@ async def run_root(
     A durable run begins where its journal says. Its caller emits ``run.finished`` and ``run.parked``, once that is
     committed.
     """
-    branch = None if journal is None else Branch(journal, "", shared)
-    cursor = Cursor(run, root.path, branch=branch)
+    cursor, branch = Cursor(run, root.path), None
+    if journal is not None:
+        cursor.branch = branch = Branch(journal, "", shared)
     token = enter(cursor)
     if run.emit is not None:
         run.began = run.emit("run.started", cursor)
     try:
         if root.graph is not None and root.bare:
             if branch is not None and not run.visits[root.index]:
+                run.visits[root.index] = 1
                 branch.begin(root, 1, None)
-            run.visits[root.index] = 1
             result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
         else:
             result = await _visit_root(root, cursor, shared, params)
@@ -53,7 +54,7 @@ async def run_root(
         raise
     finally:
         leave(token)
-    if journal is None:
+    if journal is None and run.emit is not None:
         run.end("run.finished")
     return result
 
