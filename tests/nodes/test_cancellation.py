@@ -338,6 +338,7 @@ async def test_a_cancellation_is_not_mistaken_for_that_of_a_task_group():
 
 
 def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
+    begun: list[int] = []
     done: list[int] = []
     waits = True
 
@@ -346,6 +347,7 @@ def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
             return range(8)
 
         async def exec(self, item):
+            begun.append(item)
             if waits:
                 await asyncio.sleep(60)
             done.append(item)
@@ -359,7 +361,8 @@ def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
     async def ends_early():
         storage = open_storage(f"sqlite:///{tmp_path}/runs.db")
         background = asyncio.create_task(flow.run(storage=storage, flow_id="r"))
-        await asyncio.sleep(0.1)
+        while len(begun) < 3:
+            await asyncio.sleep(0.01)
         assert not background.done()
 
     async def goes_on():
