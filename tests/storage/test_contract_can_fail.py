@@ -456,7 +456,7 @@ class KeepsDeadlinesInTheObject(FaultyStorage):
     @classmethod
     def reopened(cls, storage: Any) -> Storage:
         other = reopened(storage)
-        other._waiting = set()  # type: ignore[attr-defined]
+        other._deadlines = set()  # type: ignore[attr-defined]
         return other
 
 
@@ -638,7 +638,7 @@ CAUGHT_BY = {
 def reopened(storage: Any) -> Storage:
     """A second object over the records of a copy of the memory backend."""
     other = type(storage)(clock=storage.clock)
-    for name in ("_cells", "_waiting", "_tagged", "_journal"):
+    for name in ("_cells", "_deadlines", "_tagged", "_journal"):
         setattr(other, name, getattr(storage, name))
     return other
 
