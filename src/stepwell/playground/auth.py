@@ -62,7 +62,7 @@ class AuthMiddleware:
         self._app = app
         self._hosts = hosts
         #: Opens a session in one browser. It is replaced when it was used.
-        self.token = token or secrets.token_urlsafe(24)
+        self.token: str = token or secrets.token_urlsafe(24)
         self._used: list[str] = []
         self._on_new_token = on_new_token
         # A second secret for the cookie, because browsers keep the token in their history.

@@ -20,7 +20,7 @@ class Board:
         self._sections: dict[str, tuple[int, Callable[[], Any]]] = {}
         self._versions = count(1)
         self._watchers: set[asyncio.Event] = set()
-        self.closed = False
+        self.closed: bool = False
 
     def put(self, name: str, build: Callable[[], Any]) -> None:
         """Add or replace a section."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 from stepwell.errors import UsageError
 from stepwell.playground.auth import AuthMiddleware
 from stepwell.playground.board import Board
-from stepwell.playground.botapi import BotAPI, Person, Room, WorldEvent
+from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.playground.display import shown
 from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
@@ -52,20 +52,22 @@ class Playground:
         new_link: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = Path(path).resolve()
+        self.path: Path = Path(path).resolve()
         if not self.path.is_file():
             raise UsageError(f"file {path} does not exist")
-        self.host, self.port, self.hosts = host, port, hosts
+        self.host = host
+        self.port: int = port
+        self.hosts = hosts
         #: The location of the records as the page shows it.
         self.place = place
-        self.board = Board()
-        self.api = BotAPI(clock=clock)
-        self.world = self.api.world
-        self.bot = self.api.bot(_username(self.path.stem))
-        self.records = Records()
-        self.runs = Runs()
-        self.timeline = Timeline(clock)
-        self.reports = ReportServer(self._on_report)
+        self.board: Board = Board()
+        self.api: BotAPI = BotAPI(clock=clock)
+        self.world: World = self.api.world
+        self.bot: Bot = self.api.bot(_username(self.path.stem))
+        self.records: Records = Records()
+        self.runs: Runs = Runs()
+        self.timeline: Timeline = Timeline(clock)
+        self.reports: ReportServer = ReportServer(self._on_report)
         self.process: BotProcess | None = None
         self._storage = storage
         self._output = output
@@ -76,7 +78,9 @@ class Playground:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], None] | None = None
         self._new_link = new_link
-        self.auth = AuthMiddleware(make_app(self), self._hosts, token=token, on_new_token=self._token_replaced)
+        self.auth: AuthMiddleware = AuthMiddleware(
+            make_app(self), self._hosts, token=token, on_new_token=self._token_replaced
+        )
         self._serving = Serving(self.auth, name="playground")
 
     @property

@@ -32,11 +32,11 @@ class BotProcess:
         #: Called with each line of the bot's output.
         self._said = said
         #: ``running``, ``failed`` (exit code not 0) or ``ended``.
-        self.status = "ended"
-        self.starts = 0
+        self.status: str = "ended"
+        self.starts: int = 0
         self.exit_code: int | None = None
         #: The reason of the last start.
-        self.why = ""
+        self.why: str = ""
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: set[asyncio.Task[None]] = set()

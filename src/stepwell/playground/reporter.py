@@ -23,7 +23,7 @@ from stepwell.storage.operations import Get
 
 __all__ = ["described", "install", "record_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: The longest line in either direction.
 LONGEST_LINE = 4 * 1024 * 1024

@@ -24,7 +24,7 @@ from stepwell.storage import Applied, Apply, Get, Guard, Storage
 
 __all__ = ["ClaimedRecords", "HandlerClaim"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 #: Seconds to wait for another record of the family while the handler of another update holds it.
@@ -174,12 +174,12 @@ class HandlerClaim:
         lease: float,
         commit_on: tuple[type[BaseException], ...],
     ) -> None:
-        self.storage = storage
-        self.family = (namespace, family)
+        self.storage: Storage = storage
+        self.family: tuple[str, Any] = (namespace, family)
         #: The handler has ended. A task that it started may still run; it works without the claim then.
-        self.over = False
+        self.over: bool = False
         #: Set when all records are released.
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Event = asyncio.Event()
         #: The task that entered the block; ``None`` if the record was added to another block of that task.
         self.task: asyncio.Task[Any] | None = None
         #: All claims of the same update, across its tasks.

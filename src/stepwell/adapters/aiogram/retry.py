@@ -11,7 +11,7 @@ from stepwell.errors import Busy, StorageUnavailable
 
 __all__ = ["retry_until_free"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

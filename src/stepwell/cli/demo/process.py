@@ -22,7 +22,7 @@ class DemoProcess:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         # Not as an argument: other users can see those, and a URL may contain a password.
         self._write(url)
 

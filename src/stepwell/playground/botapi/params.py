@@ -24,8 +24,8 @@ class Params:
     """Reads parameters by type. Values from a form are text and are converted."""
 
     def __init__(self, given: Mapping[str, Any], files: Mapping[str, Upload] | None = None) -> None:
-        self.given = {name: value for name, value in given.items() if value is not None}
-        self.files = files or {}
+        self.given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.files: Mapping[str, Upload] = files or {}
 
     def text(self, name: str, default: str = "") -> str:
         value = self.given.get(name, default)

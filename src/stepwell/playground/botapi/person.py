@@ -28,7 +28,7 @@ class Person:
         self.world = world
         self.bot = bot
         self.id = user
-        self.room = room or world.private(bot, user)
+        self.room: Room = room or world.private(bot, user)
         self.thread = thread
         self.room.members.setdefault(bot.id, "administrator")
         self.room.members.setdefault(user, "member")

@@ -44,14 +44,14 @@ class BotAPI:
         webhook_pause: float = 0.5,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.world = world or World(clock=clock)
+        self.world: World = world or World(clock=clock)
         self.host = host
-        self.port = port
+        self.port: int = port
         #: Further Host headers that the server accepts.
         self.hosts = hosts
-        self.webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
+        self.webhooks: Webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
         #: The ASGI application, to serve it elsewhere.
-        self.app = make_app(self.world, self.webhooks, self._hosts)
+        self.app: Any = make_app(self.world, self.webhooks, self._hosts)
         self._serving = Serving(self.app, name="bot-api")
 
     @property

@@ -24,7 +24,7 @@ _httpx = require("httpx", "playground")
 
 __all__ = ["Webhook", "Webhooks"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds to wait for a response, as Telegram does.
 TIMEOUT = 60.0
