@@ -111,7 +111,7 @@ class Node(BaseNode):
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "max_retries", "wait", "exec_fallback")
 
-    cur_retry = _CurRetry()
+    cur_retry: ClassVar[_CurRetry] = _CurRetry()
 
     def __init__(self, max_retries: int = 1, wait: float = 0) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Flow(BaseNode, BaseFlow):
 
     def __init__(self, start: Any = None) -> None:
         super().__init__()
-        self.start_node = start
+        self.start_node: Any = start
 
     def start(self, start: Any) -> Any:
         self.start_node = start

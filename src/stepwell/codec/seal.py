@@ -26,12 +26,12 @@ class Seal:
     __slots__ = ("_limits", "_seed", "address", "by_state", "limit")
 
     def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
-        self.address = address
+        self.address: Address = address
         #: The maximal size of all fields and parts together, and so of each of them.
-        self.limit = limit
+        self.limit: int = limit
         self._limits = limits
         #: Whether records are indexed by state too, not only by flow.
-        self.by_state = by_state
+        self.by_state: bool = by_state
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any], large: bool = False) -> dict[str, str]:

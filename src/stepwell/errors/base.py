@@ -27,7 +27,7 @@ class WrongLoop(UsageError):
 
     def __init__(self, *, forked: bool = False) -> None:
         #: Whether it was opened before this process was forked.
-        self.forked = forked
+        self.forked: bool = forked
         super().__init__(
             "this storage was opened before this process was forked, and its connections belong to the parent; "
             "close() it before forking, or open it in the forked worker"
@@ -41,7 +41,7 @@ class AlreadyHeld(UsageError):
     """A task claims a key that it, or the task that started it, already holds. Waiting for it would never end."""
 
     def __init__(self, place: str) -> None:
-        self.place = place
+        self.place: str = place
         super().__init__(
             f"this task, or the task that started it, already holds {place}; use the existing context instead of "
             "entering a second one, or enter it after that block"
@@ -63,7 +63,8 @@ class MissingExtra(StepwellError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        self.package, self.extra = package, extra
+        self.package: str = package
+        self.extra: str = extra
         super().__init__(f"{package} is not installed; run: pip install 'stepwell[{extra}]'", name=package)
 
 
@@ -71,7 +72,10 @@ class ExtraTooOld(StepwellError, ImportError):
     """The installed version of an optional package is too old."""
 
     def __init__(self, package: str, found: str, minimum: str, extra: str) -> None:
-        self.package, self.found, self.minimum, self.extra = package, found, minimum, extra
+        self.package: str = package
+        self.found: str = found
+        self.minimum: str = minimum
+        self.extra: str = extra
         super().__init__(
             f"{package} {found} is too old, at least {minimum} is required; run: "
             f"pip install --upgrade 'stepwell[{extra}]'",
@@ -83,5 +87,6 @@ class Unsupported(StepwellError, NotImplementedError):
     """A backend does not support an optional feature."""
 
     def __init__(self, backend: str, what: str) -> None:
-        self.backend, self.what = backend, what
+        self.backend: str = backend
+        self.what: str = what
         super().__init__(f"{backend} cannot {what}; use one of the four built-in storages")

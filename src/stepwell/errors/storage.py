@@ -13,7 +13,8 @@ class UnknownScheme(StepwellError, ValueError):
     """No installed backend supports the scheme of a URL."""
 
     def __init__(self, scheme: str, known: list[str]) -> None:
-        self.scheme, self.known = scheme, known
+        self.scheme: str = scheme
+        self.known: list[str] = known
         super().__init__(
             f"no storage is installed for {scheme!r}; supported are {', '.join(known)}; "
             "third-party backends register in the entry point group 'stepwell.storage'"
@@ -24,7 +25,9 @@ class EncodeError(StepwellError, TypeError, ValueError):
     """A value cannot be stored exactly. Nothing was written."""
 
     def __init__(self, path: str, type_name: str, why: str) -> None:
-        self.path, self.type_name, self.why = path, type_name, why
+        self.path: str = path
+        self.type_name: str = type_name
+        self.why: str = why
         super().__init__(f"{path} ({type_name}) {why}")
 
 
@@ -32,7 +35,9 @@ class TooLarge(StepwellError, ValueError):
     """A key, value or record exceeds its limit. Nothing was written."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
-        self.what, self.size, self.limit = what, size, limit
+        self.what: str = what
+        self.size: int = size
+        self.limit: int = limit
         super().__init__(
             f"{what} takes {size} bytes, the limit is {limit}; store large values elsewhere and keep a reference "
             "here, or raise the limit with limits=Limits(...)"
@@ -47,7 +52,9 @@ class CorruptRecord(StoredDataError):
     """Stored data differs from what was written."""
 
     def __init__(self, place: str, what: str, why: str) -> None:
-        self.place, self.what, self.why = place, what, why
+        self.place: str = place
+        self.what: str = what
+        self.why: str = why
         super().__init__(
             f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine; "
             "set_state() or clear() replaces the record"
@@ -58,7 +65,7 @@ class UnknownType(StoredDataError):
     """A stored value has a type that is not registered in this process."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         if name.startswith("$"):
             super().__init__(
                 f"a stored value has the tag {name!r}, which this release does not support; upgrade stepwell"
@@ -74,7 +81,8 @@ class DamagedStorage(StoredDataError):
     """The structure of the store is damaged, not only a record."""
 
     def __init__(self, where: str, why: str) -> None:
-        self.where, self.why = where, why
+        self.where: str = where
+        self.why: str = why
         super().__init__(f"{where} is damaged ({why}); stop writing to it, and restore it from a backup")
 
 
@@ -82,7 +90,9 @@ class NewerSchema(StoredDataError):
     """The storage was written by a newer release."""
 
     def __init__(self, where: str, found: int, known: int) -> None:
-        self.where, self.found, self.known = where, found, known
+        self.where: str = where
+        self.found: int = found
+        self.known: int = known
         super().__init__(
             f"{where} has schema {found}, this release supports up to {known}; upgrade stepwell, or use another storage"
         )
@@ -96,7 +106,8 @@ class Busy(Conflict, TimeoutError):
     """A key was still claimed after the whole waiting time. Nothing was handled; retry later."""
 
     def __init__(self, place: str, waited: float) -> None:
-        self.place, self.waited = place, waited
+        self.place: str = place
+        self.waited: float = waited
         super().__init__(
             f"{place} is still being handled elsewhere after {waited:g} s; nothing was lost: "
             "deliver the update again (a webhook responds with 503), or wait longer with wait=..."
@@ -107,7 +118,7 @@ class LeaseLost(Conflict):
     """The claim expired before the commit. Nothing was written."""
 
     def __init__(self, place: str) -> None:
-        self.place = place
+        self.place: str = place
         super().__init__(
             f"the claim on {place} expired before the commit, nothing was written; handle the update again, "
             "and move blocking calls out of the event loop or raise lease=..."
@@ -118,7 +129,7 @@ class RecordReplaced(Conflict):
     """The record was cleared or replaced while it was held. Nothing was written."""
 
     def __init__(self, place: str) -> None:
-        self.place = place
+        self.place: str = place
         super().__init__(
             f"the record at {place} was cleared or replaced while it was held, nothing was written; "
             "handle the update again on the new record"
@@ -129,7 +140,7 @@ class VersionChanged(Conflict):
     """The record has another version than the writer expected. Nothing was written."""
 
     def __init__(self, place: str) -> None:
-        self.place = place
+        self.place: str = place
         super().__init__(f"the record at {place} has changed since it was read, nothing was written; read it again")
 
 
@@ -143,16 +154,17 @@ class StorageUnavailable(StorageError, ConnectionError):
     def __init__(self, message: str, *, sent: bool = True, final: bool = False) -> None:
         super().__init__(message)
         #: Whether the request may have reached the store. Callers of a write then get ``OutcomeUnknown``.
-        self.sent = sent
+        self.sent: bool = sent
         #: Whether retrying is pointless, as after a wrong password.
-        self.final = final
+        self.final: bool = final
 
 
 class OutcomeUnknown(StorageError, ConnectionError):
     """A write was sent but not answered. It may or may not have been applied."""
 
     def __init__(self, place: str, why: str) -> None:
-        self.place, self.why = place, why
+        self.place: str = place
+        self.why: str = why
         super().__init__(
             f"the write to {place} was sent but not answered ({why}); read the record before you write it again"
         )
@@ -162,7 +174,8 @@ class NotReplicated(OutcomeUnknown):
     """A write was applied, but no replica had it in time. A failover may lose it."""
 
     def __init__(self, place: str) -> None:
-        self.place, self.why = place, "no replica had it in time"
+        self.place: str = place
+        self.why: str = "no replica had it in time"
         StorageError.__init__(
             self,
             f"the write to {place} was applied, but no replica had it in time; a failover may lose it; "
@@ -178,7 +191,7 @@ class NotCopied(StorageError):
     """Some records differ between source and target after a copy."""
 
     def __init__(self, places: list[str]) -> None:
-        self.places = places
+        self.places: list[str] = places
         shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
         super().__init__(
             f"{len(places)} records differ between source and target after the copy ({shown}); "

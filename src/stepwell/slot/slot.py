@@ -28,14 +28,14 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Stored, Version
+from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release
 
 __all__ = ["Changes", "Sealed", "Slot"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to claim: the first pause, and the longest.
 FIRST_POLL, LONGEST_POLL = 0.005, 0.1
@@ -88,15 +88,15 @@ class Slot:
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
-        self.storage = storage
-        self.address = storage.address(namespace, key)
+        self.storage: Storage = storage
+        self.address: Address = storage.address(namespace, key)
         #: Flow and state with what belongs to them.
-        self.place = NOWHERE
+        self.place: Place = NOWHERE
         self.data: dict[Any, Any] = {}
         #: The last write, or ``None`` if there is no record.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
-        self.now = 0.0
+        self.now: float = 0.0
         self.expires_at: float | None = None
         self.deadline: float | None = None
         self.tags: tuple[str, ...] = ()
@@ -104,14 +104,14 @@ class Slot:
         self._lease = lease
         self._seal: Seal = storage.seal(self.address)
         #: The most bytes that the JSON of a memo may take.
-        self.memo_limit = self._seal.limit
+        self.memo_limit: int = self._seal.limit
         self._token = ""
         #: The write that last replaced or deleted the record. If it has changed, somebody else did that.
-        self.base = ""
+        self.base: str = ""
         self._memo: str | None = None
         self._memo_json: str | None = None
         self._fields: dict[str, str] = {}
-        self._stored_place = NOWHERE
+        self._stored_place: Place = NOWHERE
         #: The data as it was decoded, to know what is still the same object.
         self._loaded: dict[Any, Any] = {}
         #: Of large fields: a fingerprint of the value whose text is stored.

@@ -16,7 +16,7 @@ from stepwell.storage.operations import Claim, Claimed, Release
 
 __all__ = ["Turn", "WaiterQueue", "held_tokens", "join_queue", "leave_queue", "must_check_turn", "turn_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds that a process may reuse a key before it checks whether another process waits for it.
 CHECK_EVERY = 0.25
@@ -38,11 +38,11 @@ class WaiterQueue:
     __slots__ = ("checked_at", "holder", "token", "waiting")
 
     def __init__(self, holder: asyncio.Task[Any] | None, token: str) -> None:
-        self.holder = holder
-        self.token = token
+        self.holder: asyncio.Task[Any] | None = holder
+        self.token: str = token
         self.waiting: deque[asyncio.Future[None]] = deque()
         #: When this process got the address, or last checked whether another process waits for it.
-        self.checked_at = monotonic()
+        self.checked_at: float = monotonic()
 
 
 async def join_queue(storage: Storage, address: Address, token: str, wait: float) -> None:

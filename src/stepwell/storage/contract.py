@@ -14,7 +14,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
@@ -26,7 +26,7 @@ from stepwell.storage.renewal import Renewals
 
 __all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Storage", "Swept"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Any_:  # noqa: N801 the type of a constant
@@ -37,7 +37,7 @@ class Any_:  # noqa: N801 the type of a constant
 
 
 #: Matches any flow or state, while ``None`` matches records without one.
-ANY = Any_()
+ANY: Final = Any_()
 
 
 class Query(NamedTuple):
@@ -78,7 +78,7 @@ class Entry:
     __slots__ = ("_seal", "_stored", "address")
 
     def __init__(self, address: Address, stored: Stored, seal: Seal) -> None:
-        self.address = address
+        self.address: Address = address
         self._stored = stored
         self._seal = seal
 
@@ -160,15 +160,15 @@ class Storage(Facade):
             raise InvalidOption(f"patience must be a number of seconds, not {patience!r}")
         super().__init__(limits=limits, ids=ids)
         #: Seconds since 1970; ``None`` means the server's own clock.
-        self.clock = clock
+        self.clock: Callable[[], float] | None = clock
         #: For the jitter of delays; tests may seed it.
-        self.rng = random.Random()
+        self.rng: random.Random = random.Random()
         #: The queue of local waiters for each address. Used by ``slot``.
         self.queues: dict[Address, Any] = {}
         #: Addresses that this process has released recently. Used by ``slot``.
         self.recently_left: dict[Address, tuple[float, float]] = {}
         #: The leases that this process holds. Used by ``slot``.
-        self.renewals = Renewals()
+        self.renewals: Renewals = Renewals()
         #: Called with the address and the sealed head of each expired record that the background sweep removes.
         self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
         self._sweep_every = sweep_every

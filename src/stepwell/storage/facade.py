@@ -16,16 +16,16 @@ from stepwell.storage.operations import Applied, Apply, Get, Operation
 
 __all__ = ["Facade"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Facade(ABC):
     """Reads and writes whole records without a claim."""
 
     def __init__(self, *, limits: Limits | None, ids: Callable[[], str] | None) -> None:
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         #: Returns random ids that are unique across processes.
-        self.ids = ids or _random_id
+        self.ids: Callable[[], str] = ids or _random_id
         self._ttls: dict[str, float] = {}
         self._limits: dict[str, Limits] = {}
 

@@ -14,7 +14,7 @@ from stepwell.storage.contract import Due, Storage
 
 __all__ = ["DueTasks"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds between two polls.
 TICK = 0.5

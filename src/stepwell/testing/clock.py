@@ -9,7 +9,7 @@ class Clock:
     """Pass it to a storage as ``clock=``, then call ``advance()``."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self.now = now
+        self.now: float = now
 
     def __call__(self) -> float:
         return self.now

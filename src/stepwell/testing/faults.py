@@ -31,7 +31,8 @@ class FaultyStorage(MemoryStorage):
         if not isinstance(patience, int | float) or not patience >= 0:
             raise InvalidOption(f"patience must be a number of seconds, got {patience!r}")
         super().__init__(**options)
-        self.before, self.after = before, after
+        self.before: Collection[int] = before
+        self.after: Collection[int] = after
         #: All batches that were sent, including failed ones.
         self.batches: list[Sequence[Operation]] = []
         self._patience = patience

@@ -39,7 +39,7 @@ class Workers:
             if clock is not None and storage.clock is not clock:
                 raise InvalidOption("this storage has its own clock; pass the clock to the storage: clock=...")
             clock = storage.clock if isinstance(storage.clock, Clock) else None
-        self.clock = clock
+        self.clock: Clock | None = clock
         self._storage = storage
         self._show: Callable[[dict[str, Any]], Any] | None = None
         self._count = count

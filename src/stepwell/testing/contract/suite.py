@@ -21,7 +21,7 @@ KEY = (42, 42)
 class Suite:
     """A storage for each test, opened before and closed after it."""
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
     #: False for a storage in memory: the suite then has no tests of reopening and sharing.
     persistent: ClassVar[bool] = True
