@@ -19,6 +19,7 @@ import pytest
 
 from examples import registration
 from stepwell.cli.demo import bot, script
+from stepwell.cli.storage_url import place_of
 from tests.backends import Backend
 
 ROOT = Path(__file__).parent.parent
@@ -114,9 +115,9 @@ def test_version_prints_the_version() -> None:
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
-    assert bot.place_of("redis://me:secret@example.com:6379/0") == "redis://example.com/0"
-    assert bot.place_of("sqlite:////var/lib/my%20bot.db") == "/var/lib/my bot.db"
-    assert bot.place_of(f"sqlite:///{Path.home()}/bot.db") == "~/bot.db"
+    assert place_of("redis://me:secret@example.com:6379/0") == "redis://example.com/0"
+    assert place_of("sqlite:////var/lib/my%20bot.db") == "/var/lib/my bot.db"
+    assert place_of(f"sqlite:///{Path.home()}/bot.db") == "~/bot.db"
 
 
 def test_the_wheel_contains_the_bot_where_the_demo_looks_for_it() -> None:

@@ -15,54 +15,18 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="stepwell", description="Durable state for conversations and node flows.")
-    parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    about = (
-        "chat with a registration bot that survives kill -9, here and in the browser; "
-        "without a terminal, play a scripted chat and check it"
-    )
-    demo_command = commands.add_parser("demo", help=about, description=_sentence(about))
-    demo_command.add_argument(
-        "--storage",
-        metavar="URL",
-        help="where to store the conversation (default: an SQLite file; its path is printed)",
-    )
-    demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
-    demo_command.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
-    about = "run a bot without Telegram, chat with it in the browser, and watch its state change"
-    play_command = commands.add_parser("play", help=about, description=_sentence(about))
-    play_command.add_argument(
-        "file",
-        help="a file with a router or make_router(storage), or any bot that reads its Bot API address from BOT_API",
-    )
-    play_command.add_argument(
-        "--storage",
-        metavar="URL",
-        help="the bot's STEPWELL_STORAGE (default: an SQLite file; its path is printed)",
-    )
-    play_command.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
-    )
-    play_command.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
-    play_command.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="another host name or address that browsers may use; may be repeated",
-    )
+    parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        if options.command == "play":
-            return play.run(
-                options.file,
-                storage=options.storage,
-                host=options.host,
-                port=options.port,
-                hosts=tuple(options.allow_host),
-            )
-        return demo.run(options.storage, scripted=options.script, port=options.port)
+        if options.command == "demo":
+            return demo.run(options.storage, scripted=options.script, port=options.port)
+        return play.run(
+            options.file,
+            storage=options.storage,
+            host=options.host,
+            port=options.port,
+            hosts=tuple(options.allow_host),
+        )
     except stepwell.StepwellError as error:
         parser.exit(1, f"stepwell: {error}\n")
     except KeyboardInterrupt:
@@ -73,8 +37,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _sentence(about: str) -> str:
-    return f"{about[0].upper()}{about[1:]}."
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stepwell", description="Durable state for conversations and node flows.")
+    parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        added.add_argument(
+            "--storage", metavar="URL", help="the storage of the bot (default: an SQLite file; its path is printed)"
+        )
+        added.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
+        return added
+
+    demo_command = command(
+        "demo",
+        "chat with a registration bot that survives kill -9, here and in the browser; "
+        "without a terminal, play a scripted chat and check it",
+    )
+    demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
+    play_command = command("play", "run a bot without Telegram, chat with it in the browser, and watch its state")
+    play_command.add_argument(
+        "file",
+        help="a file with a router or make_router(storage), or any bot that reads its Bot API address from BOT_API",
+    )
+    play_command.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
+    )
+    play_command.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="another host name or address that browsers may use; may be repeated",
+    )
+    return parser
 
 
 def _port(text: str) -> int:

@@ -10,8 +10,8 @@ import socket
 from hashlib import sha256
 from pathlib import Path
 
-from stepwell.cli.demo.bot import check_storage, place_of, tell
-from stepwell.cli.state_files import state_url
+from stepwell.cli.console import tell
+from stepwell.cli.storage_url import check_storage, place_of, state_url
 
 __all__ = ["free_port", "run"]
 

@@ -27,7 +27,7 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Router, Update, command
 from stepwell.playground import reporter, run_reporter
 
-__all__ = ["main", "makes_router"]
+__all__ = ["load_router", "main", "makes_router"]
 
 #: Seconds that one getUpdates request waits.
 POLL = 20
@@ -44,7 +44,7 @@ def main() -> None:
         run_reporter.install(address)
     try:
         if makes_router(path):
-            asyncio.run(_poll(_router_of(path)))
+            asyncio.run(_poll(load_router(path, os.environ["STEPWELL_STORAGE"])))
         else:
             router = _run_program(path)
             if router is not None:
@@ -59,14 +59,15 @@ def makes_router(path: Path) -> bool:
     return any(isinstance(each, ast.FunctionDef) and each.name == "make_router" for each in body)
 
 
-def _router_of(path: Path) -> Router:
+def load_router(path: Path, storage: str) -> Router:
+    """Import the file, and return its ``make_router(storage)``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    router = module.make_router(os.environ["STEPWELL_STORAGE"])
+    router = module.make_router(storage)
     if not isinstance(router, Router) or router.fsm is None:
         raise UsageError(f"make_router(storage) of {path.name} must return a Router with a machine, got {router!r}")
     return router

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 
 from stepwell import sync
-from stepwell.cli.demo import page, script, terminal
-from stepwell.cli.demo.bot import check_storage
-from stepwell.cli.state_files import state_url
-from stepwell.errors import MissingExtra
+from stepwell.cli.demo import chat, script
+from stepwell.cli.storage_url import check_storage, state_url
 
 __all__ = ["run"]
 
@@ -19,9 +17,4 @@ def run(url: str | None, *, scripted: bool = False, port: int | None = None) -> 
         sync(check_storage(url))
     if scripted or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return script.play(url)
-    url = url or state_url("demo")
-    try:
-        return page.chat(url, port)
-    except MissingExtra as error:
-        print(f"The page in the browser is not available: {error}\n")
-        return terminal.chat(url)
+    return chat.run(url or state_url("demo"), port)

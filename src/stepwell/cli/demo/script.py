@@ -10,18 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from stepwell import sync
-from stepwell.cli.demo.bot import (
-    bot_file,
-    dies_with_its_process,
-    make_router,
-    message,
-    place_of,
-    record_of,
-    say,
-    shown,
-    tell,
-)
+from stepwell.cli.console import say, tell
+from stepwell.cli.demo.bot import introduce, make_router, message, record_of, shown
 from stepwell.cli.demo.process import DemoProcess
+from stepwell.cli.storage_url import is_in_memory
 from stepwell.fsm import Router
 
 __all__ = ["play"]
@@ -49,40 +41,34 @@ def play(url: str | None) -> int:
 def _play(url: str) -> int:
     watcher = make_router(url)
     assert watcher.fsm is not None
-    tell(f"The bot is {bot_file()}; the conversation is stored in {place_of(url)}.")
+    introduce(url)
+    if is_in_memory(url):
+        tell("The storage is in memory, so the bot is not killed.")
     print()
     # A new user, so that other conversations in this storage stay untouched.
     user = random.randrange(10**9, 10**12)
     try:
-        record_of(watcher, user)
-        good = _talk(watcher, user) if dies_with_its_process(url) else _talk_and_kill(url, watcher, user)
+        good = _talk(url, watcher, user)
     finally:
         sync(watcher.fsm.storage.close())
     tell("All answers were as expected." if good else "An answer was not as expected.")
     return 0 if good else 1
 
 
-def _talk(router: Router, user: int) -> bool:
-    tell("The storage is in memory, so the bot is not killed.")
-    print()
+def _talk(url: str, watcher: Router, user: int) -> bool:
     good = True
-    for said, expected in SCRIPT:
-        good = _exchange(router.handle_sync, router, user, said, expected) and good
-    return good
-
-
-def _talk_and_kill(url: str, watcher: Router, user: int) -> bool:
-    good = True
-    worker = DemoProcess(url)
+    worker = None if is_in_memory(url) else DemoProcess(url)
     try:
         for said, expected in SCRIPT:
-            if said == KILLED_BEFORE:
+            if worker is not None and said == KILLED_BEFORE:
                 killed, worker = worker.kill(), DemoProcess(url)
                 tell(f"kill -9 {killed}: the bot was killed. A new one starts as process {worker.pid}.")
                 print()
-            good = _exchange(worker.handle, watcher, user, said, expected) and good
+            handle = watcher.handle_sync if worker is None else worker.handle
+            good = _exchange(handle, watcher, user, said, expected) and good
     finally:
-        worker.kill()
+        if worker is not None:
+            worker.kill()
     return good
 
 
