@@ -478,7 +478,7 @@ async def test_invalid_arguments_raise_at_once(api: BotAPI, bot: Bot, chat: Pers
         chat.topic("x")
     with pytest.raises(UsageError, match="no message to edit"):
         await chat.edit("x")
-    with pytest.raises(UsageError, match="no update to deliver again"):
+    with pytest.raises(UsageError, match="no update to repeat"):
         await chat.redeliver()
     with pytest.raises(TimeoutError, match="sent no message here"):
         await chat.answer(timeout=0.01)

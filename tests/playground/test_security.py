@@ -205,7 +205,7 @@ async def test_allowed_host_names_are_accepted(play: Playground, name: str) -> N
         assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
         assert (await client.get("/")).status_code == 200
         headers = {"Content-Type": "application/json", "Origin": f"http://{name}:8642"}
-        assert (await client.post("/api/again", headers=headers)).status_code == 400
+        assert (await client.post("/api/repeat", headers=headers)).status_code == 400
 
 
 async def test_everything_listens_on_this_machine_only(tmp_path: Path) -> None:
@@ -419,8 +419,8 @@ async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
         ("send", b'{"room": "42", "user": 42, "thread": 5, "text": "x"}'),
         ("press", b'{"room": "42", "user": 42, "message": 1, "row": 0, "column": 0}'),
         ("press", b'{"room": "42", "user": 42, "row": -1, "column": 0}'),
-        ("timeout", b'{"bot": "nobody", "key": "x"}'),
-        ("group", b'{"name": ""}'),
+        ("fire_timer", b'{"bot": "nobody", "key": "x"}'),
+        ("add_group", b'{"name": ""}'),
         ("nothing", b"{}"),
     ],
 )
@@ -435,7 +435,7 @@ async def test_an_invalid_action_is_refused_with_a_reason(
 
 async def test_users_groups_and_topics_are_limited(play: Playground, http: httpx.AsyncClient) -> None:
     play.api.chat(play.bot, 42)
-    for name, more in (("person", {}), ("group", {}), ("topic", {"room": "-1001", "user": 42})):
+    for name, more in (("add_person", {}), ("add_group", {}), ("add_topic", {"room": "-1001", "user": 42})):
         answers = [
             await http.post(f"/api/{name}", json={"name": f"{name} {n}", **more}, headers=allowed("POST"))
             for n in range(15)

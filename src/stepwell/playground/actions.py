@@ -51,13 +51,9 @@ async def press(play: Playground, given: Given) -> None:
     await person.push(KeyboardButton(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
 
 
-async def again(play: Playground, given: Given) -> None:
+async def repeat(play: Playground, given: Given) -> None:
     """Deliver the last update, or the one with this id, again."""
-    number = given.get("update_id")
-    known = [each for each in play.bot.updates.all if number in (None, each["update_id"])]
-    if not known:
-        raise UsageError("there is no update to repeat yet; send a message first")
-    play.world.deliver(play.bot, known[-1])
+    play.world.redeliver(play.bot, given.get("update_id"))
 
 
 async def restart(play: Playground, given: Given) -> None:
@@ -65,7 +61,7 @@ async def restart(play: Playground, given: Given) -> None:
     await play.restart()
 
 
-async def timeout(play: Playground, given: Given) -> None:
+async def fire_timer(play: Playground, given: Given) -> None:
     """Fire a timer now."""
     await play.time_out(_text(given, "bot", 512), _text(given, "key", 1024))
 
@@ -131,14 +127,5 @@ def _number(given: Given, name: str) -> int:
     return value
 
 
-ACTIONS: dict[str, Action] = {
-    "send": send,
-    "burst": burst,
-    "press": press,
-    "again": again,
-    "restart": restart,
-    "timeout": timeout,
-    "person": add_person,
-    "group": add_group,
-    "topic": add_topic,
-}
+_ACTIONS: tuple[Action, ...] = (send, burst, press, repeat, restart, fire_timer, add_person, add_group, add_topic)
+ACTIONS: dict[str, Action] = {action.__name__: action for action in _ACTIONS}

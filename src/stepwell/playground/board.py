@@ -32,15 +32,20 @@ class Board:
         self.closed = True
         self._wake()
 
-    async def follow(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield all sections, then the changed ones."""
+    async def follow(self, heartbeat: float | None = None) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield all sections, then the changed ones; an empty dict after ``heartbeat`` seconds without a change."""
         seen = 0
         changed = asyncio.Event()
         changed.set()
         self._watchers.add(changed)
         try:
             while not self.closed:
-                await changed.wait()
+                try:
+                    async with asyncio.timeout(heartbeat):
+                        await changed.wait()
+                except TimeoutError:
+                    yield {}
+                    continue
                 await asyncio.sleep(DEBOUNCE)
                 changed.clear()
                 new = {name: build() for name, (version, build) in self._sections.items() if version > seen}

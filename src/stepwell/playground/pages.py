@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,25 +66,10 @@ def make_app(play: Playground) -> Any:
 
 
 async def _events(play: Playground) -> AsyncIterator[bytes]:
-    changes = play.board.follow()
-    coming: asyncio.Future[Any] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(changes, None))
-            done, _ = await asyncio.wait([coming], timeout=HEARTBEAT)
-            if not done:
-                yield b": here\n\n"
-                continue
-            sections, coming = coming.result(), None
-            if sections is None:
-                return
+    async with aclosing(play.board.follow(HEARTBEAT)) as changes:
+        async for sections in changes:
             text = json.dumps({"now": play.world.clock(), "sections": sections})
-            yield f"data: {text}\n\n".encode()
-    finally:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait([coming])
-        await changes.aclose()
+            yield f"data: {text}\n\n".encode() if sections else b": here\n\n"
 
 
 async def _body(request: Request) -> bytes:

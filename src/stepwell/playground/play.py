@@ -20,7 +20,7 @@ from stepwell.playground.records import Records
 from stepwell.playground.report_server import ReportServer
 from stepwell.playground.rooms import people_json, room_json
 from stepwell.playground.runs import Runs
-from stepwell.playground.serving import Serving
+from stepwell.playground.serving import Serving, allowed_hosts, netloc
 from stepwell.playground.timeline import Timeline
 
 __all__ = ["Playground"]
@@ -68,9 +68,8 @@ class Playground:
         self.runs: Runs = Runs()
         self.timeline: Timeline = Timeline(clock)
         self.reports: ReportServer = ReportServer(self._on_report)
-        self.process: BotProcess | None = None
+        self.process: BotProcess = BotProcess(self.path, self._bot_changed, output)
         self._storage = storage
-        self._output = output
         self._machines: dict[str, dict[str, Any]] = {}
         self._places: dict[str, list[dict[str, Any]]] = {}
         self._notices = 0
@@ -86,7 +85,8 @@ class Playground:
     @property
     def address(self) -> str:
         """The address of the page, for a browser with a session."""
-        return f"http://{self._netloc(self.host if self.host not in ('0.0.0.0', '::') else '127.0.0.1')}/"  # noqa: S104
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
+        return f"http://{netloc(host, self.port)}/"
 
     @property
     def url(self) -> str:
@@ -96,7 +96,7 @@ class Playground:
     @property
     def output(self) -> list[str]:
         """The last lines that the bot printed."""
-        return [] if self.process is None else list(self.process.lines)
+        return list(self.process.lines)
 
     async def __aenter__(self) -> Self:
         self.port = await self._serving.start(self.host, self.port)
@@ -113,9 +113,8 @@ class Playground:
             "STORAGE": self._storage,
             "STEPWELL_PLAYGROUND": self.reports.address,
         }
-        self.process = BotProcess(self.path, env, self._bot_changed, self._output)
         self._show_all()
-        await self.process.start()
+        await self.process.start(env)
         return self
 
     async def __aexit__(
@@ -126,8 +125,7 @@ class Playground:
         self.board.close()
         for task in list(self._tasks):
             task.cancel()
-        if self.process is not None:
-            await self.process.stop()
+        await self.process.stop()
         await self.reports.stop()
         await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
@@ -151,14 +149,12 @@ class Playground:
 
     def places_changed(self) -> None:
         """Show a new user, chat or topic, and look up its records."""
-        self.board.put("people", lambda: people_json(self.world, self.bot))
-        for room in self.world.rooms.values():
-            self._show_room(room)
+        self._show_places()
         self._later(self.locate())
 
     async def restart(self, why: str = "on request") -> None:
         """Kill the bot's process as a crash would, and start it again."""
-        if self.process is None:
+        if not self.process.starts:
             raise UsageError("the bot has not been started yet")
         self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
         self._show_timeline()
@@ -189,14 +185,11 @@ class Playground:
         """Return the record of a user in the private chat."""
         name = f"{user}/{user}/0"
         await self._locate(name, _update_from(self.room(str(user)), self.world.users[user], None))
-        for found in self._places.get(name, ()):
-            each: dict[str, Any] | None = found["record"]
-            return each
-        return None
+        found = self._places.get(name)
+        return found[0]["record"] if found else None
 
     async def ready(self, *, timeout: float = 20.0) -> bool:
         """Wait until the bot's machine has reported or its process has ended; return whether it runs."""
-        assert self.process is not None
         async with asyncio.timeout(timeout):
             while not self._machines and self.process.status == "running":
                 await asyncio.sleep(0.02)
@@ -218,7 +211,7 @@ class Playground:
         """Handle a report from the bot's process."""
         if report["kind"] == "machine":
             self._machines[report["bot"]] = report
-            self.board.put("machines", lambda: list(self._machines.values()))
+            self._show_machines()
             self._later(self.locate())
         elif report["kind"] == "record":
             new = self.records.written(report["bot"], report["key"], report["record"])
@@ -229,17 +222,14 @@ class Playground:
             self._show_records()
             self._show_timeline()
         else:
-            self._on_run_report(report)
-
-    def _on_run_report(self, report: dict[str, Any]) -> None:
-        if report["kind"] == "graph":
-            self.runs.graph(report["graph"])
-        elif report["kind"] == "question":
-            self.runs.question(report)
-        elif (title := self.runs.event(report)) is not None:
-            self.timeline.note(title)
-            self._show_timeline()
-        self.board.put("runs", self.runs.json)
+            if report["kind"] == "graph":
+                self.runs.graph(report["graph"])
+            elif report["kind"] == "question":
+                self.runs.question(report)
+            elif (title := self.runs.event(report)) is not None:
+                self.timeline.note(title)
+                self._show_timeline()
+            self.board.put("runs", self.runs.json)
 
     def _on_event(self, event: WorldEvent) -> None:
         """Handle an event of the local Bot API."""
@@ -259,8 +249,7 @@ class Playground:
                 self._bot_changed()
             elif event.body.get("reply_markup"):
                 # A reply keyboard belongs to the chat.
-                for room in self.world.rooms.values():
-                    self._show_room(room)
+                self._show_rooms()
         elif event.kind == "answered" and event.body.get("text"):
             self._notices += 1
             self._notice = {"n": self._notices, "text": event.body["text"], "alert": event.body.get("show_alert")}
@@ -269,13 +258,22 @@ class Playground:
     # Sections of the page
 
     def _show_all(self) -> None:
-        self.board.put("people", lambda: people_json(self.world, self.bot))
-        self.board.put("machines", lambda: list(self._machines.values()))
-        for room in self.world.rooms.values():
-            self._show_room(room)
+        self._show_places()
+        self._show_machines()
         self._show_records()
         self._show_timeline()
         self._bot_changed()
+
+    def _show_places(self) -> None:
+        self.board.put("people", lambda: people_json(self.world, self.bot))
+        self._show_rooms()
+
+    def _show_rooms(self) -> None:
+        for room in self.world.rooms.values():
+            self._show_room(room)
+
+    def _show_machines(self) -> None:
+        self.board.put("machines", lambda: list(self._machines.values()))
 
     def _show_room(self, room: Room) -> None:
         self.board.put(f"room {room.id}", lambda: room_json(room))
@@ -298,11 +296,11 @@ class Playground:
     def _bot_json(self) -> dict[str, Any]:
         process = self.process
         commands = [command for each in self.bot.commands.values() for command in each]
-        about = {"file": self.path.name, "name": self.bot.name, "storage": self.place, "commands": shown(commands)}
-        if process is None:
-            return about
         return {
-            **about,
+            "file": self.path.name,
+            "name": self.bot.name,
+            "storage": self.place,
+            "commands": shown(commands),
             "status": process.status,
             "pid": process.pid,
             "starts": process.starts,
@@ -320,12 +318,8 @@ class Playground:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _netloc(self, host: str) -> str:
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-
     def _hosts(self) -> set[str]:
-        own = {self._netloc(self.host), f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
-        return own | {name if ":" in name else f"{name}:{self.port}" for name in self.hosts}
+        return allowed_hosts(self.host, self.port, self.hosts)
 
 
 def _username(stem: str) -> str:

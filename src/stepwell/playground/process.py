@@ -23,11 +23,9 @@ MAX_LINES, MAX_LENGTH = 100, 2000
 class BotProcess:
     """Runs one file with ``runner`` in a separate process, and restarts it when the file changes."""
 
-    def __init__(
-        self, path: Path, env: Mapping[str, str], changed: Callable[[], None], said: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, changed: Callable[[], None], said: Callable[[str], None] | None = None) -> None:
         self.path = path
-        self.env = env
+        self._env: Mapping[str, str] = {}
         self._changed = changed
         #: Called with each line of the bot's output.
         self._said = said
@@ -47,8 +45,9 @@ class BotProcess:
     def pid(self) -> int | None:
         return None if self._process is None or self.status != "running" else self._process.pid
 
-    async def start(self) -> None:
-        """Start the process, and watch its files."""
+    async def start(self, env: Mapping[str, str]) -> None:
+        """Start the process with these environment variables added, and watch its files."""
+        self._env = env
         await self.restart("started")
         self._watching = self._begin(self._watch())
 
@@ -61,7 +60,7 @@ class BotProcess:
             self._process = process = await spawn(
                 sys.executable, "-u", "-m", "stepwell.playground.runner", str(self.path),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **self.env},
+                env={**os.environ, **self._env},
             )  # fmt: skip
             self.status, self.exit_code = "running", None
             self._begin(self._attend(process))

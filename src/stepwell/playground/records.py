@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["Records", "Shown"]
@@ -26,16 +26,6 @@ class Shown:
     #: The number of writes seen.
     writes: int = 0
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "record": self.record,
-            "changed": self.changed,
-            "fields": self.fields,
-            "path": self.path,
-            "flow": self.flow,
-            "writes": self.writes,
-        }
-
 
 class Records:
     """The reported records, by bot and key."""
@@ -51,22 +41,21 @@ class Records:
 
     def written(self, bot: str, key: str, record: dict[str, Any] | None) -> Shown:
         """Add a record that was written, and mark what changed."""
-        known = self._shown.get((bot, key))
+        known = self._shown.get((bot, key), Shown(None))
         new = _moved(Shown(record), known)
-        old = known.record if known is not None else None
-        before, after = old or {}, record or {}
+        before, after = known.record or {}, record or {}
         new.changed = [name for name in ("flow", "state", "deadline") if before.get(name) != after.get(name)]
         data, was = after.get("data", {}), before.get("data", {})
         new.fields = [
             name for name in {**was, **data} if name not in was or name not in data or was[name] != data[name]
         ]
-        new.writes = (known.writes if known is not None else 0) + 1
+        new.writes = known.writes + 1
         self._keep(bot, key, new)
         return new
 
     def json(self) -> dict[str, Any]:
         """Return all records for the page, by ``bot`` and ``key``."""
-        return {f"{bot}\n{key}": each.json() for (bot, key), each in self._shown.items()}
+        return {f"{bot}\n{key}": asdict(each) for (bot, key), each in self._shown.items()}
 
     def _keep(self, bot: str, key: str, new: Shown) -> None:
         self._shown.pop((bot, key), None)

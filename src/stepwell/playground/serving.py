@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +14,22 @@ from stepwell.errors import UsageError
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
-__all__ = ["Serving"]
+__all__ = ["Serving", "allowed_hosts", "netloc"]
 
 #: Seconds from the connection, or the first byte of a request, to its last byte.
 REQUEST_TIMEOUT = 30.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def netloc(host: str, port: int) -> str:
+    """Return ``host:port`` as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def allowed_hosts(host: str, port: int, more: Iterable[str]) -> set[str]:
+    """Return the Host headers to accept, against DNS rebinding; a name in ``more`` may have a port."""
+    own = {netloc(host, port), f"127.0.0.1:{port}", f"localhost:{port}"}
+    return own | {name if ":" in name else f"{name}:{port}" for name in more}
 
 
 class Serving:

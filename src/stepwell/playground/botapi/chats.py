@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
@@ -85,21 +86,12 @@ def edit_topic(call: Call) -> bool:
     return True
 
 
-def close_topic(call: Call) -> bool:
+def close_topic(call: Call, *, closed: bool = True) -> bool:
     topic = _topic(call)
-    if topic.closed:
+    if topic.closed is closed:
         raise bad_request("TOPIC_NOT_MODIFIED")
-    topic.closed = True
-    _post(call, topic, forum_topic_closed={})
-    return True
-
-
-def reopen_topic(call: Call) -> bool:
-    topic = _topic(call)
-    if not topic.closed:
-        raise bad_request("TOPIC_NOT_MODIFIED")
-    topic.closed = False
-    _post(call, topic, forum_topic_reopened={})
+    topic.closed = closed
+    _post(call, topic, **{"forum_topic_closed" if closed else "forum_topic_reopened": {}})
     return True
 
 
@@ -131,6 +123,6 @@ METHODS: dict[str, Method] = {
     "createForumTopic": create_topic,
     "editForumTopic": edit_topic,
     "closeForumTopic": close_topic,
-    "reopenForumTopic": reopen_topic,
+    "reopenForumTopic": partial(close_topic, closed=False),
     "deleteForumTopic": delete_topic,
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.chats import member_of, open_topic
 from stepwell.playground.botapi.entities import found
 from stepwell.playground.botapi.keyboards import KeyboardButton, buttons_of
-from stepwell.playground.botapi.world import Bot, Room, World, WorldEvent
+from stepwell.playground.botapi.world import Bot, Room, World
 
 __all__ = ["Person"]
 
@@ -147,11 +148,7 @@ class Person:
 
     async def redeliver(self, update_id: int | None = None) -> None:
         """Deliver the last update, or the one with this id, again, as after a lost acknowledgement."""
-        every = self.bot.updates.all
-        chosen = [update for update in every if update_id in (None, update["update_id"])]
-        if not chosen:
-            raise UsageError("no update to deliver again; call send() first")
-        await self.deliver(chosen[-1])
+        self.world.redeliver(self.bot, update_id)
 
     # Answers and history
 
@@ -161,21 +158,15 @@ class Person:
 
     async def hear(self, *, timeout: float = 10.0) -> dict[str, Any]:
         """Wait for the bot's next message here, and return it as Bot API JSON."""
-        came = asyncio.Event()
-        stop = self.world.watch(lambda event: self._woken(event, came))
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    for message in self._answers():
-                        if message["message_id"] > self._heard:
-                            self._heard = message["message_id"]
-                            return message
-                    came.clear()
-                    await came.wait()
-        except TimeoutError:
-            raise TimeoutError(f"the bot sent no message here within {timeout:g} s; the chat so far:\n{self}") from None
-        finally:
-            stop()
+
+        def next_answer() -> dict[str, Any] | None:
+            return next((each for each in self._answers() if each["message_id"] > self._heard), None)
+
+        message = await self._wait_for(next_answer, timeout)
+        if message is None:
+            raise TimeoutError(f"the bot sent no message here within {timeout:g} s; the chat so far:\n{self}")
+        self._heard = message["message_id"]
+        return message
 
     async def ask(self, text: str, *, timeout: float = 10.0) -> str:
         """Send a text, and return the bot's answer."""
@@ -185,18 +176,9 @@ class Person:
 
     async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
         """Wait for the bot's answer to a callback query or an inline query, and return it."""
-        came = asyncio.Event()
-        stop = self.world.watch(lambda event: came.set() if event.kind == "answered" else None)
-        try:
-            async with asyncio.timeout(timeout):
-                while self.world.queries[query_id]["answer"] is None:
-                    came.clear()
-                    await came.wait()
-        except TimeoutError:
-            raise TimeoutError(f"the bot did not answer the query within {timeout:g} s") from None
-        finally:
-            stop()
-        answer: dict[str, Any] = self.world.queries[query_id]["answer"]
+        answer = await self._wait_for(lambda: self.world.queries[query_id]["answer"], timeout)
+        if answer is None:
+            raise TimeoutError(f"the bot did not answer the query within {timeout:g} s")
         return answer
 
     @property
@@ -236,23 +218,31 @@ class Person:
 
     # Internal
 
-    def _woken(self, event: WorldEvent, came: asyncio.Event) -> None:
-        if event.kind in ("message", "edited") and event.room is self.room:
-            came.set()
+    async def _wait_for(self, find: Callable[[], dict[str, Any] | None], timeout: float) -> dict[str, Any] | None:
+        """Return what ``find`` returns after some event; ``None`` if it finds nothing in time."""
+        event = asyncio.Event()
+        stop = self.world.watch(lambda _: event.set())
+        try:
+            async with asyncio.timeout(timeout):
+                while (found := find()) is None:
+                    event.clear()
+                    await event.wait()
+                return found
+        except TimeoutError:
+            return None
+        finally:
+            stop()
 
     def _answers(self) -> list[dict[str, Any]]:
         return [message for message in self.messages if message.get("from", {}).get("is_bot")]
 
     def _answered(self, text: str | None) -> dict[str, Any]:
         answers = self._answers()
-        chosen = answers if text is None else [message for message in answers if text_of(message) == text]
+        chosen = [message for message in answers if text in (None, text_of(message))]
         if not chosen:
             said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
-            raise UsageError(
-                "the bot has sent no message here"
-                if text is None
-                else f"the bot sent no message {text!r} here; it sent: {said}"
-            )
+            which = "message" if text is None else f"message {text!r}"
+            raise UsageError(f"the bot sent no {which} here; it sent: {said}")
         return chosen[-1]
 
     def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:

@@ -14,7 +14,7 @@ from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.person import Person
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.serving import Serving
+from stepwell.playground.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["BotAPI"]
 
@@ -47,7 +47,7 @@ class BotAPI:
         self.world: World = world or World(clock=clock)
         self.host = host
         self.port: int = port
-        #: Further Host headers that the server accepts.
+        #: Further host names that clients may use.
         self.hosts = hosts
         self.webhooks: Webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
         #: The ASGI application, to serve it elsewhere.
@@ -59,7 +59,7 @@ class BotAPI:
         """The address, without the ``/bot<token>`` that frameworks add."""
         if not self.port:
             raise UsageError("the server has no address before it runs; use it inside 'async with'")
-        return f"http://{self._netloc(self.host)}"
+        return f"http://{netloc(self.host, self.port)}"
 
     def bot(self, name: str, *, token: str | None = None, **fields: Any) -> Bot:
         """Register a bot, which logs in with ``bot.token``."""
@@ -82,11 +82,8 @@ class BotAPI:
             bot.updates.stop()
         await self._serving.stop()
 
-    def _netloc(self, host: str) -> str:
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-
     def _hosts(self) -> set[str]:
-        return {self._netloc(self.host), f"127.0.0.1:{self.port}", f"localhost:{self.port}", *self.hosts}
+        return allowed_hosts(self.host, self.port, self.hosts)
 
     async def _perform(self, bot: Bot, method: str, params: Params) -> Any:
         return await perform(self.world, self.webhooks, bot, method, params)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, UsageError
 from stepwell.playground.botapi.refusal import Refusal, bad_request
 from stepwell.playground.botapi.updates import UpdateQueue
 
@@ -261,6 +261,13 @@ class World:
         """Deliver an update as it is, for the first time or again."""
         bot.updates.put(update, None, again=True)
         self._publish(WorldEvent("update", bot, None, update))
+
+    def redeliver(self, bot: Bot, update_id: int | None = None) -> None:
+        """Deliver the last update, or the one with this id, again."""
+        chosen = [update for update in bot.updates.all if update_id in (None, update["update_id"])]
+        if not chosen:
+            raise UsageError("there is no update to repeat yet; send a message first")
+        self.deliver(bot, chosen[-1])
 
     def ask(self, bot: Bot, kind: str, query: dict[str, Any]) -> str:
         """Send a callback query or an inline query, and return its id."""

@@ -43,7 +43,7 @@ export class ChatPane {
         this.keyboard, this.menu,
         el("div", { class: "line" }, this.input, el("button", { class: "main", type: "submit" }, "Send")),
         el("div", { class: "tools" },
-          tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("again")),
+          tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("repeat")),
           tool("Send 10 messages", "Send ten messages at once: the text above, or “Message 1” to “Message 10”", () => this.burst()))));
   }
 
@@ -73,7 +73,7 @@ export class ChatPane {
 
   async openTopic() {
     const room = this.app.room(this.place.room);
-    const made = await act("topic", { ...this.target, name: `Topic ${room.topics.length + 1}` });
+    const made = await act("add_topic", { ...this.target, name: `Topic ${room.topics.length + 1}` });
     if (made) this.move({ thread: made.thread });
   }
 

@@ -14,14 +14,25 @@ export function standing(app, place) {
   return shown.find((each) => each.record) ?? shown.find((each) => each.path.length) ?? shown[0] ?? null;
 }
 
-let drawnAs = "";
+// Draws a flow into a box, unless the box shows it already.
+function draw(box, flow, { current, path, ended }, ...more) {
+  const as = JSON.stringify([flow, current, path, box.clientWidth]);
+  if (as === box.drawnAs || !box.clientWidth) return;
+  box.drawnAs = as;
+  box.replaceChildren(drawn(flow, { current, path, ended, width: box.clientWidth }), ...more);
+}
+
+function tabs(box, items, choose) {
+  keyed(box, items.length > 1 ? items : [], (item) => item.id,
+    (item) => el("button", { type: "button", class: `tab ${item.kind}`, "aria-pressed": String(item.on), title: item.id, onclick: () => choose(item.id) }, item.id));
+}
 
 export function renderFlow(app, now) {
   const machines = app.sections.machines ?? [];
   const flows = machines.flatMap((machine) => machine.flows.map((flow) => ({ bot: machine.bot, flow })));
   const box = byId("diagram");
   if (!flows.length) {
-    drawnAs = "";
+    box.drawnAs = "";
     byId("flows").replaceChildren();
     byId("flow-title").textContent = "Flow";
     const dead = app.sections.bot?.status !== "running";
@@ -32,15 +43,12 @@ export function renderFlow(app, now) {
   const own = flows.find((each) => each.flow.name === active && (!now || each.bot === now.bot));
   const chosen = flows.find((each) => each.flow.name === app.chosenFlow) ?? own ?? flows[0];
   byId("flow-title").textContent = flows.length > 1 ? "Flow" : chosen.flow.name;
-  keyed(byId("flows"), flows.length > 1 ? flows.map(({ flow }) => ({ name: flow.name, on: flow === chosen.flow, live: flow.name === now?.record?.flow })) : [], (item) => item.name,
-    (item) => el("button", { type: "button", class: `tab${item.live ? " live" : ""}`, "aria-pressed": String(item.on), onclick: () => { app.chosenFlow = item.name; app.render(); } }, item.name));
+  tabs(byId("flows"), flows.map(({ flow }) => ({ id: flow.name, on: flow === chosen.flow, kind: flow.name === now?.record?.flow ? "live" : "" })),
+    (name) => { app.chosenFlow = name; app.render(); });
   const here = active === chosen.flow.name;
   const current = here ? now?.record?.state ?? null : null;
   const path = here ? now?.path ?? [] : [];
-  const as = JSON.stringify([chosen.flow, current, path, box.clientWidth]);
-  if (as === drawnAs || !box.clientWidth) return;
-  drawnAs = as;
-  box.replaceChildren(drawn(chosen.flow, { current, path, ended: path.length > 0 && !current, width: box.clientWidth }),
+  draw(box, chosen.flow, { current, path, ended: path.length > 0 && !current },
     chosen.flow.open ? el("p", { class: "note" }, "This flow allows every transition.") : "");
 }
 
@@ -58,7 +66,7 @@ export function renderTimer(app, now) {
     box.bar = el("progress", { max: timeout?.seconds ?? 60, "aria-label": "Time left" });
     box.replaceChildren(
       el("span", {}, box.left, ` left, then ${timeout?.to ?? "on_timeout"}`), box.bar,
-      el("button", { type: "button", class: "small", onclick: () => act("timeout", { bot: now.bot, key: now.key }) }, "Fire timer now"));
+      el("button", { type: "button", class: "small", onclick: () => act("fire_timer", { bot: now.bot, key: now.key }) }, "Fire timer now"));
   }
   const left = Math.max(0, deadline - app.time());
   box.left.textContent = left > 90 ? `${Math.floor(left / 60)} min ${Math.floor(left % 60)} s` : span(left);
@@ -98,16 +106,13 @@ export function renderRecord(app, now) {
       ...gone.map((name) => row(name, "", true, true)))));
 }
 
-let runDrawnAs = "";
-
 export function renderRuns(app) {
   const { runs = [], graphs = [] } = app.sections.runs ?? {};
   byId("runs-card").hidden = !runs.length;
   if (!runs.length) return;
   const run = runs.find((each) => each.id === app.chosenRun) ?? runs[0];
   byId("run-title").textContent = run.flow;
-  keyed(byId("run-tabs"), runs.length > 1 ? runs.slice(0, 6).map((each) => ({ id: each.id, on: each === run })) : [], (item) => item.id,
-    (item) => el("button", { type: "button", class: "tab run", "aria-pressed": String(item.on), title: item.id, onclick: () => { app.chosenRun = item.id; app.render(); } }, item.id));
+  tabs(byId("run-tabs"), runs.slice(0, 6).map((each) => ({ id: each.id, on: each === run, kind: "run" })), (id) => { app.chosenRun = id; app.render(); });
   const { progress } = run;
   const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waiting for an answer" : "waiting", finished: "finished", failed: `failed: ${run.error}` };
   byId("run-state").replaceChildren(
@@ -116,11 +121,7 @@ export function renderRuns(app) {
     progress ? el("progress", { max: progress.total ?? undefined, value: progress.total === null ? undefined : progress.done, "aria-label": "Items done" }) : "",
     progress ? el("span", { class: "items" }, progress.total === null ? `${progress.done} items` : `${progress.done} of ${progress.total} items`) : "");
   const graph = graphs.find((each) => each.name === run.flow);
-  const box = byId("run-diagram");
-  const as = JSON.stringify([graph, run.at, run.path, box.clientWidth]);
-  if (!graph || as === runDrawnAs || !box.clientWidth) return;
-  runDrawnAs = as;
-  box.replaceChildren(drawn(graph, { current: run.at, path: run.path, ended: run.status === "finished", width: box.clientWidth }));
+  if (graph) draw(byId("run-diagram"), graph, { current: run.at, path: run.path, ended: run.status === "finished" });
 }
 
 const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
@@ -137,7 +138,7 @@ export function renderTimeline(app) {
     if (!item.json) return el("li", { class: item.kind }, el("div", { class: "summary" }, ...title));
     return el("li", { class: `${item.kind}${item.again ? " again" : ""}` }, el("details", {}, el("summary", {}, ...title),
       el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
-      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("again", { update_id: item.id }) }, "Send this update again") : null));
+      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("repeat", { update_id: item.id }) }, "Send this update again") : null));
   });
 }
 

@@ -135,7 +135,7 @@ byId("add").addEventListener("click", () => { byId("adding-name").value = ""; ad
 async function add(kind) {
   const name = byId("adding-name").value.trim() || (kind === "person" ? "Carol" : "Group");
   adding.close();
-  const made = await act(kind, { name });
+  const made = await act(`add_${kind}`, { name });
   if (made) { app.opening = made.room; for (let tries = 0; tries < 50 && !app.room(made.room); tries++) await new Promise((go) => setTimeout(go, 20)); if (app.room(made.room)) app.open(made.room); }
 }
 for (const button of adding.querySelectorAll("button[type=button]")) button.addEventListener("click", () => add(button.value));
