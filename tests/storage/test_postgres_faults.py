@@ -345,12 +345,11 @@ async def test_a_worker_that_stops_during_a_migration_does_not_block_others(
     postgres = PostgresConnection(UrlSource(server.url(), Options()), Options())
     stopping: asyncio.Future[StoppingConnection] = asyncio.get_running_loop().create_future()
 
-    async def worker() -> None:
-        async with postgres.driver() as connection:
-            stopping.set_result(StoppingConnection(connection))
-            await migrate(stopping.result(), "half_made", "here", 5.0)
+    async def worker(connection: Any) -> None:
+        stopping.set_result(StoppingConnection(connection))
+        await migrate(stopping.result(), "half_made", "here", 5.0)
 
-    working = asyncio.create_task(worker())
+    working = asyncio.create_task(postgres.call(worker))
     await (await stopping).stopped.wait()
     async with asyncio.timeout(20), PostgresStorage(server.url(), schema="half_made") as storage:
         assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}

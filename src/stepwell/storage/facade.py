@@ -239,7 +239,7 @@ def _random_id() -> str:
     except IndexError:
         # One system call for many ids.
         drawn = os.urandom(8 * 64).hex()
-        _unused_ids.extend(drawn[at : at + 16] for at in range(16, len(drawn), 16))
+        _unused_ids.extend([drawn[at : at + 16] for at in range(16, len(drawn), 16)])
         return drawn[:16]
 
 

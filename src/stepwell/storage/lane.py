@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -103,6 +104,8 @@ class Lane:
         self._number = 0
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Entry] = deque()
+        #: Halves of a batch that failed as a whole; they are sent next.
+        self._halves: deque[list[_Entry]] = deque()
         self._blocked: deque[asyncio.Future[None]] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
@@ -152,21 +155,35 @@ class Lane:
             await asyncio.wait([self._runner])
 
     async def _drain(self) -> None:
+        entries: list[_Entry] = []
         try:
-            while self._queue or self._blocked:
-                entries = self._take()
-                if entries:
-                    await self._send(entries)
-                else:
+            while self._halves or self._queue or self._blocked:
+                entries = self._halves.popleft() if self._halves else self._take()
+                if not entries:
                     # Callers that waited for room now add their operations.
                     await asyncio.sleep(0)
+                    continue
+                self._number += 1
+                batch = Batch(map(_operation, entries))
+                batch.lane, batch.number = self._id, self._number
+                try:
+                    results = await self._retry(batch)
+                except Exception as error:  # noqa: BLE001 it is passed to the waiters
+                    self._fail(entries, error)
+                else:
+                    for (operation, future), result in zip(entries, results, strict=True):
+                        if not future.done():
+                            future.set_result(result)
+                        else:
+                            self._discard(operation, result)
         finally:
             self._runner = None
             # These remain only if the event loop is shutting down.
-            for _, future in self._queue:
+            for _, future in [*entries, *chain(*self._halves), *self._queue]:
                 future.cancel()
             for room in self._blocked:
                 room.cancel()
+            self._halves.clear()
             self._queue.clear()
             self._blocked.clear()
 
@@ -188,50 +205,6 @@ class Lane:
             if not room.done():
                 room.set_result(None)
         return entries
-
-    async def _send(self, entries: list[_Entry]) -> None:
-        """Send a batch, or parts of it, until each entry has a result or an error."""
-        parts = deque([entries])
-        try:
-            while parts:
-                part = parts[0]
-                self._number += 1
-                batch = Batch(map(_operation, part))
-                batch.lane, batch.number = self._id, self._number
-                try:
-                    results = await self._retry(batch)
-                except StorageUnavailable as error:
-                    # The lane keeps its id, so that the backend refuses this number if it arrives after a higher one.
-                    for entry in part:
-                        self._fail(entry, error)
-                except Exception as error:  # noqa: BLE001 it was rolled back, and is passed to the waiters
-                    if len(part) > 1 and not isinstance(error, StorageFull | StorageClosed):
-                        # One operation made the whole batch fail: find it by bisection.
-                        half = len(part) // 2
-                        parts.popleft()
-                        parts.extendleft([part[half:], part[:half]])
-                        continue
-                    for operation, future in part:
-                        # A claim may have been applied before the rest of its batch failed.
-                        self._release_claim(operation)
-                        if not future.done():
-                            future.set_exception(error if len(part) == 1 else _copied(error))
-                else:
-                    for (operation, future), result in zip(part, results, strict=True):
-                        if not future.done():
-                            future.set_result(result)
-                        else:
-                            self._discard(operation, result)
-                parts.popleft()
-        except Exception as error:  # noqa: BLE001 the lane continues with the next batch
-            failed = StorageUnavailable(f"its batch failed ({type(error).__name__})", final=True)
-            failed.__cause__ = error
-            for entry in [entry for part in parts for entry in part]:
-                self._fail(entry, failed)
-        finally:
-            for part in parts:
-                for _, future in part:
-                    future.cancel()
 
     async def _retry(self, batch: Batch) -> list[Result]:
         deadline = self._clock() + self._patience
@@ -272,17 +245,25 @@ class Lane:
                 # The process was stopped or the machine suspended, so the journal may have expired.
                 raise last
 
-    def _fail(self, entry: _Entry, error: StorageUnavailable) -> None:
-        operation, future = entry
-        outcome = _copied(error)
-        if error.sent and type(operation) is Apply:
-            outcome = OutcomeUnknown(operation.address.text, str(error))
-        elif error.sent:
-            # The claim may have succeeded, and nothing else would release it.
-            self._release_claim(operation)
-        outcome.__cause__ = error
-        if not future.done():
-            future.set_exception(outcome)
+    def _fail(self, entries: list[_Entry], error: Exception) -> None:
+        """Pass an error to the waiters of a batch."""
+        unavailable = isinstance(error, StorageUnavailable)
+        if len(entries) > 1 and not unavailable and not isinstance(error, StorageFull | StorageClosed):
+            # One operation made the whole batch fail, and it was rolled back: find it by bisection.
+            half = len(entries) // 2
+            self._halves.extendleft([entries[half:], entries[:half]])
+            return
+        for operation, future in entries:
+            outcome = error if len(entries) == 1 else _copied(error)
+            if not isinstance(error, StorageUnavailable) or error.sent:
+                # A claim may have been applied, and nothing else would release it.
+                self._release_claim(operation)
+                if unavailable and type(operation) is Apply:
+                    outcome = OutcomeUnknown(operation.address.text, str(error))
+            if outcome is not error:
+                outcome.__cause__ = error
+            if not future.done():
+                future.set_exception(outcome)
 
     def _discard(self, operation: Operation, result: Result) -> None:
         """Release a claim whose waiter was cancelled."""

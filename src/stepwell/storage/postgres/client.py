@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
+from stepwell.storage.timeout import CallTimeout
 from stepwell.storage.urls import check_url
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ else:
 
 __all__ = ["Options", "Pool", "PoolSource", "PostgresConnection", "Source", "UrlSource", "split_url"]
 
+T = TypeVar("T")
 Pool: TypeAlias = "asyncpg.Pool[Any]"
 
 #: Bytes per read.
@@ -195,25 +198,60 @@ class PostgresConnection:
         self._source = source
         self._options = options
         self._lock = asyncio.Lock()
+        self._timeout = CallTimeout(options.timeout)
         self._connection: asyncpg.Connection[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def fetch(self, query: str, *args: Any) -> list[Any]:
+    def fetch(self, query: str, *args: Any) -> Awaitable[list[Any]]:
         """Run one statement in its own transaction and return its rows."""
-        async with _Use(self) as connection:
-            if self._options.prepared_statements:
-                rows: list[Any] = await connection.fetch(query, *args, timeout=self._options.timeout)
-                return rows
-            # An unnamed statement is parsed and executed separately; a transaction keeps both on one server connection.
-            async with asyncio.timeout(self._options.timeout), connection.transaction():
-                return await connection.fetch(query, *args)
+        if self._options.prepared_statements:
+            return self.call(methodcaller("fetch", query, *args), self._timeout)
+        return self.call(partial(_fetch_in_transaction, query, args), self._timeout)
 
-    def driver(self) -> _Use:
-        """Return a context manager for the asyncpg connection, for several statements. Translates driver errors."""
-        return _Use(self)
+    async def call(
+        self, work: Callable[[asyncpg.Connection[Any]], Awaitable[T]], timeout: CallTimeout | None = None
+    ) -> T:
+        """Call a function with the asyncpg connection. Translates driver errors."""
+        # The lock of this loop: abandoned calls of a closed loop must not release a newer lock.
+        lock, source = self._lock, self._source
+        await lock.acquire()
+        # A cancelled call also breaks it: its late answer must not be read by the next call.
+        broken = True
+        connection = None
+        try:
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = await self._connect()
+            if timeout is not None:
+                timeout.start()
+            result = await work(connection)
+            broken = False
+            return result
+        except asyncio.CancelledError as error:
+            if timeout is None or not timeout.end():
+                raise
+            raise _translated(TimeoutError(), source.server, sent=True) from error
+        except StepwellError:
+            broken = False
+            raise
+        except _DRIVER_ERRORS as error:
+            broken = not _survived(error)
+            raise _translated(error, source.server, sent=True) from _without_secrets(error)
+        finally:
+            if timeout is not None:
+                timeout.end()
+            kept = source.keeps and not broken
+            if self._lock is lock:
+                self._connection = connection if kept else None
+            try:
+                if not kept and connection is not None:
+                    await source.release(connection, broken=broken)
+            finally:
+                lock.release()
 
     async def close(self) -> None:
         """Close the connection after the current call."""
+        self._timeout.close()
         if self._loop is not None and self._loop.is_closed():
             # Calls of a closed loop never end, so they never release the lock.
             self._lock = asyncio.Lock()
@@ -226,54 +264,18 @@ class PostgresConnection:
             if connection is not None:
                 await self._source.close(connection)
 
-    async def _ready(self) -> asyncpg.Connection[Any]:
-        if self._connection is not None:
-            if not self._connection.is_closed():
-                return self._connection
-            self._connection = None
-        self._loop = asyncio.get_running_loop()
+    async def _connect(self) -> asyncpg.Connection[Any]:
+        self._connection, self._loop = None, asyncio.get_running_loop()
         try:
             return await self._source.acquire()
         except _DRIVER_ERRORS as error:
             raise _translated(error, self._source.server, sent=False) from _without_secrets(error)
 
 
-class _Use:
-    """Exclusive use of the asyncpg connection of a ``PostgresConnection``."""
-
-    __slots__ = ("_connection", "_lock", "_owner")
-
-    def __init__(self, owner: PostgresConnection) -> None:
-        self._owner = owner
-        # The lock of this loop: abandoned calls of a closed loop must not release a newer lock.
-        self._lock = owner._lock
-
-    async def __aenter__(self) -> asyncpg.Connection[Any]:
-        await self._lock.acquire()
-        try:
-            self._connection = await self._owner._ready()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self._connection
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        owner, source = self._owner, self._owner._source
-        ours = error is None or isinstance(error, StepwellError)
-        # A cancelled call also breaks it: its late answer must not be read by the next call.
-        broken = not ours and not (isinstance(error, _DRIVER_ERRORS) and _survived(error))
-        try:
-            kept = source.keeps and not broken
-            if owner._lock is self._lock:
-                owner._connection = self._connection if kept else None
-            if not kept:
-                await source.release(self._connection, broken=broken)
-        finally:
-            self._lock.release()
-        if isinstance(error, _DRIVER_ERRORS) and not ours:
-            raise _translated(error, source.server, sent=True) from _without_secrets(error)
+async def _fetch_in_transaction(query: str, args: Sequence[Any], connection: asyncpg.Connection[Any]) -> list[Any]:
+    # An unnamed statement is parsed and executed separately; a transaction keeps both on one server connection.
+    async with connection.transaction():
+        return await connection.fetch(query, *args)
 
 
 #: Includes internal errors, which asyncpg raises while the server ends a connection.

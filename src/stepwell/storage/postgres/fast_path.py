@@ -7,9 +7,10 @@ repeat. ``docs/decisions/020-postgresql-batches.md`` has the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 from stepwell.record import KEEP, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
@@ -33,14 +34,9 @@ _KEY, _TIME, _RECORD, _BASE, _MEMO, _STALE = 0, 1, 2, 4, 12, 13
 _MOST_KNOWN, _DROPPED = 50_000, 1_000
 
 
-class Statement(NamedTuple):
-    """A fast path statement for one batch."""
-
-    sql: str
-    #: Arguments after lane, number and time.
-    args: tuple[Any, ...]
-    #: Turns rows into results in the order of the operations; ``None`` if the function must run the batch.
-    results: Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]
+#: The SQL of a statement; its arguments after lane, number and time; and a function that turns its rows into results in
+#: the order of the operations, or into ``None`` if the batch function must run the batch.
+Statement: TypeAlias = tuple[str, tuple[Any, ...], Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]]
 
 
 class FastPath:
@@ -56,7 +52,7 @@ class FastPath:
 
     def statement(self, operations: Sequence[Any]) -> Statement | None:
         """Return the statement for a batch, or ``None`` if only the function can run it."""
-        addresses = {operation[0] for operation in operations}
+        addresses = {*map(_address, operations)}
         if len(addresses) < len(operations):
             # One statement cannot change a row twice.
             return None
@@ -64,13 +60,9 @@ class FastPath:
             if not self._known.issuperset(map(hash, addresses)):
                 return None
             args = _claims(operations)
-            return None if args is None else Statement(self.claims_sql, args, self._claimed)
-        rows = _rows(operations)
-        if rows is None:
-            return None
-        first = operations[0]
-        args = (first.address.namespace, *_columns(rows), first.lease, first.change.limit, len(rows))
-        return Statement(self.writes_sql, args, _applied)
+            return None if args is None else (self.claims_sql, args, self._claimed)
+        args = _writes(operations)
+        return None if args is None else (self.writes_sql, args, _applied)
 
     def remember(self, operations: Sequence[Any], results: Sequence[Result]) -> None:
         """Remember the addresses at which the function claimed a record."""
@@ -86,49 +78,52 @@ class FastPath:
         )
 
     def _claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
-        if len(rows) < len(operations) or True in [row[_STALE] for row in rows]:
-            # The function reports which of them have a record.
-            self._known.difference_update([hash(operation[0]) for operation in operations])
-            return None
-        found = {}
+        found: dict[str, Result] = {}
         for row in rows:
-            record = None if row[_RECORD] is None else stored(row, _RECORD)
-            found[row[_KEY]] = Claimed(record, row[_BASE], row[_MEMO], row[_TIME])
+            if not row[_STALE]:
+                record = None if row[_RECORD] is None else stored(row, _RECORD)
+                found[row[_KEY]] = _new(Claimed, (record, row[_BASE], row[_MEMO], row[_TIME]))
+        if len(found) < len(operations):
+            # The function reports which of them have a record.
+            self._known.difference_update(map(hash, map(_address, operations)))
+            return None
         return [found[operation[0].key] for operation in operations]
 
 
+_address = itemgetter(0)
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
+
+
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
-    keys, tokens = [], []
+    rows = []
     (namespace, _), _, lease, _ = operations[0]
     for operation in operations:
-        if type(operation) is not Claim or operation.renew or operation.lease != lease:
+        if type(operation) is not Claim:
             return None
-        (its_namespace, key), token, _, _ = operation
-        if its_namespace != namespace:
+        (its_namespace, key), token, its_lease, renew = operation
+        if renew or its_lease != lease or its_namespace != namespace:
             return None
-        keys.append(key)
-        tokens.append(token)
-    return namespace, _array(keys), _array(tokens), lease, len(keys)
+        rows.append((key, token))
+    return namespace, *_arrays(rows), lease, len(rows)
 
 
-def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
+def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
     rows = []
     first = operations[0]
     namespace = first.address.namespace
     for operation in operations:
         if type(operation) is not Apply or operation.guard is None or not is_simple_write(operation):
             return None
-        guard = operation.guard
         (its_namespace, key), change, _, then, lease, _ = operation
         same = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
         if change.fresh or not same:
             return None
         data, size = small_fields(change.set)
-        flow = state = head = None
+        flow = state = head = deadline = expiry = None
         if change.head is not KEEP:
             flow, state, head = change.head
         flags = KEEP_FLAG if then == "keep" else 0
-        deadline = expiry = None
         if change.deadline is not KEEP:
             flags, deadline = flags | DEADLINE_FLAG, change.deadline
         if change.expiry is not KEEP:
@@ -136,52 +131,35 @@ def _rows(operations: Sequence[Any]) -> list[tuple[Any, ...]] | None:
         rows.append(
             (
                 key,
-                guard.token,
+                operation.guard.token,
                 change.write,
-                guard.base,
-                size,
-                flags,
+                operation.guard.base,
+                str(size),
+                str(flags),
                 None if flow is None else escaped(flow),
                 None if state is None else escaped(state),
                 head,
                 data,
                 None if change.memo is KEEP else change.memo,
-                deadline,
-                expiry,
+                None if deadline is None else repr(float(deadline)),
+                None if expiry is None else repr(float(expiry)),
             )
         )
-    return rows
+    return namespace, *_arrays(rows), first.lease, first.change.limit, len(rows)
 
 
-def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    keys, tokens, writes, bases, sizes, all_flags, flows, states, *rest = zip(*rows, strict=True)
-    return (
-        _array(keys),
-        _array(tokens),
-        _array(writes),
-        _array(bases),
-        _array(map(str, sizes)),
-        _array(map(str, all_flags)),
-        _array(flows),
-        _array(states),
-        *[column if column.count(None) < len(column) else () for column in rest],
-    )
-
-
-def _array(texts: Iterable[str | None]) -> str:
-    """Return an array literal, which asyncpg encodes faster than a list."""
-    items = list(texts)
-    if items == [None]:
-        return "{NULL}"
-    if None not in items:
-        joined = '","'.join(map(str, items))
-        if "\\" not in joined and joined.count('"') == 2 * len(items) - 2:
-            return f'{{"{joined}"}}'
-    return "{" + ",".join(["NULL" if item is None else _quoted(item) for item in items]) + "}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _arrays(rows: Sequence[tuple[str | None, ...]]) -> list[str]:
+    """Return one array literal per column, which asyncpg encodes faster than a list."""
+    literals = []
+    for column in zip(*rows, strict=True):
+        items = []
+        for text in column:
+            if text is None:
+                items.append("NULL")
+            else:
+                items.append('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
+        literals.append("{" + ",".join(items) + "}")
+    return literals
 
 
 def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
@@ -189,6 +167,6 @@ def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | N
         return None
     found: list[Result] = [None] * len(operations)
     for at, version, now in rows:
-        operation = operations[at - 1]
-        found[at - 1] = Applied(Version(version, operation.change.write), operation.guard.base, now)
+        _, change, guard, *_ = operations[at - 1]
+        found[at - 1] = _new(Applied, (_new(Version, (version, change.write)), guard.base, now, None))
     return found

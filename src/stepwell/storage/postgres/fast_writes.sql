@@ -16,8 +16,8 @@ with lane as materialized (
         select $4::text as namespace, u.*
         from unnest(
             $5::text::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::bigint[],
-            $10::text::integer[], $11::text::text[], $12::text::text[], $13::text[], $14::jsonb[], $15::text[],
-            $16::double precision[], $17::double precision[]
+            $10::text::integer[], $11::text::text[], $12::text::text[], $13::text::text[], $14::text::jsonb[],
+            $15::text::text[], $16::text::double precision[], $17::text::double precision[]
         ) with ordinality as u(
             key, token, write, base, weight, flags, flow, state, head, data, memo, deadline, expiry, at
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from stepwell.codec.values import from_json, to_json
@@ -53,6 +54,7 @@ _APPLY_COLUMNS: Final = 17
 STORED: Final = "r.version, r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline"
 
 
+@lru_cache(maxsize=1024)
 def escaped(name: str) -> str:
     """Escape NUL, which PostgreSQL's text type does not support."""
     return name.replace("\\", "\\\\").replace("\0", "\\0") if "\\" in name or "\0" in name else name
@@ -182,7 +184,7 @@ def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:
     size = 0
     for name, text in fields.items():
         size += weight(name, text)
-    return _json(fields) if fields else None, size
+    return to_json({**fields}).decode() if fields else None, size
 
 
 def _written(apply: Apply) -> tuple[Any, ...]:
@@ -267,8 +269,10 @@ def stored(row: Any, first: int) -> Stored:
     fields: dict[str, str] = from_json(data)
     if large is not None:
         fields.update(from_json(large))
-    known = tuple(map(_unescaped, tags)) if tags else ()
-    return Stored(Version(version, write), base, written_at, head, fields, known, expires_at, deadline)
+    if tags and "\\" in "".join(tags):
+        tags = map(_unescaped, tags)
+    its_version = tuple.__new__(Version, (version, write))
+    return Stored(its_version, base, written_at, head, fields, tuple(tags or ()), expires_at, deadline)
 
 
 _ERRORS: Final[dict[int, Callable[[str], StepwellError]]] = {

@@ -80,9 +80,7 @@ class PostgresStorage(Storage):
         attempt = 0
         while True:
             try:
-                async with self._other.driver() as connection:
-                    await migrate(connection, self.schema, self._source.server, self._timeout)
-                return
+                return await self._other.call(self._migrate)
             except BaseException as error:
                 await self._other.close()
                 if not isinstance(error, StorageUnavailable):
@@ -94,39 +92,46 @@ class PostgresStorage(Storage):
                 attempt += 1
             await asyncio.sleep(pause)
 
+    async def _migrate(self, connection: Any) -> None:
+        await migrate(connection, self.schema, self._source.server, self._timeout)
+
     async def _close(self) -> None:
         for connection in (*self._connections.values(), self._other):
             await connection.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
-        return type(operation) is Apply, _half(operation.address)
+        # One of two lanes: while the server works on one, this process works on the other.
+        return type(operation) is Apply, hash(operation.address) & 1
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if not operations:
             return []
-        writes = any(type(operation) is Apply for operation in operations)
+        kinds = {*map(type, operations)}
+        writes = Apply in kinds
         lane, number = None, 0
-        if isinstance(operations, Batch) and any(type(operation) is not Get for operation in operations):
+        if isinstance(operations, Batch) and kinds != {Get}:
             lane, number = operations.lane, operations.number
             if not writes:
                 # Every sending has its own number, so that one that arrives late claims nothing.
                 self._sent = number = self._sent + 1
-        connection = self._connections[writes, _half(operations[0].address)]
-        if self._closing is None:
-            # The last batches of a lane are sent while the storage closes, so they must not wait for that.
+        connection = self._connections[writes, hash(operations[0].address) & 1]
+        # The last batches of a lane are sent while the storage closes, so they must not wait for that.
+        if self._closing is None and self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
+        now = None if self.clock is None else self.clock()
         fast_path = None if lane is None else self._fast_path
         claimed = False
         try:
             if fast_path is not None and (statement := fast_path.statement(operations)) is not None:
-                rows = await connection.fetch(statement.sql, lane, number, self._now(), *statement.args)
-                found = statement.results(operations, rows)
+                sql, args, results_of = statement
+                rows = await connection.fetch(sql, lane, number, now, *args)
+                found = results_of(operations, rows)
                 if found is not None:
                     return found
                 if not writes:
                     claimed = bool(rows)
                     self._sent = number = self._sent + 1
-            args = (lane, number, self._now(), self._source.lock_timeout, *columns(operations))
+            args = (lane, number, now, self._source.lock_timeout, *columns(operations))
             rows = await connection.fetch(self._run_batch_sql, *args)
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
@@ -231,11 +236,6 @@ class PostgresStorage(Storage):
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.
 _NOW = "coalesce(${}::float8, date_part('epoch', now()))"
-
-
-def _half(address: Address) -> int:
-    """Return the half of the keys, 0 or 1, that an address belongs to in this process."""
-    return hash(address) & 1
 
 
 def _typed(found: dict[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StorageUnavailable
+from stepwell.storage.timeout import CallTimeout
 from stepwell.storage.urls import check_url
 
 _asyncio = require("redis.asyncio", "redis")
@@ -196,15 +197,10 @@ class RedisConnection:
     def __init__(self, config: ServerConfig, timeout: float) -> None:
         self.location = config.location
         self._config = config
-        self._timeout = timeout
+        self._timeout = CallTimeout(timeout)
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
-        # One timer serves many exchanges: starting and cancelling one for each would cost more than the rest of it.
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
-        self._exchanging: asyncio.Task[Any] | None = None
-        self._timed_out = False
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send all commands at once and return their replies; an error reply is a ``Refused``.
@@ -212,69 +208,66 @@ class RedisConnection:
         Raises ``StorageUnavailable`` if not all replies arrive within the timeout; its ``sent`` is whether the server
         may have received the commands.
         """
-        async with self._lock:
-            sent = False
-            replies: list[Reply] = []
-            task = self._start_timer()
-            cancelling = task.cancelling()
-            try:
-                connection = self._connection
-                if connection is None:
-                    connection = await self._connect()
-                packed = b"".join(map(_hiredis.pack_command, commands))
-                sent = True
-                await connection.send_packed_command(packed, check_health=False)
-                read = connection.read_response
-                for _ in commands:
-                    try:
-                        replies.append(await read())
-                    except _errors.ResponseError as error:
-                        replies.append(Refused(_code(error), str(error)))
-                return replies
-            except asyncio.CancelledError as error:
-                await self.close()
-                if not self._timed_out or task.uncancel() > cancelling:
-                    raise
-                raise self._unavailable(f"does not answer within {self._timeout:g} s", None, sent=sent) from error
-            except StorageUnavailable:
-                await self.close()
+        sent = False
+        replies: list[Reply] = []
+        await self._lock.acquire()
+        self._timeout.start()
+        try:
+            connection = self._connection
+            if connection is None:
+                connection = await self._connect()
+            packed = b"".join(map(_hiredis.pack_command, commands))
+            sent = True
+            await connection.send_packed_command(packed, check_health=False)
+            read = connection.read_response
+            for _ in commands:
+                try:
+                    replies.append(await read())
+                except _errors.ResponseError as error:
+                    replies.append(Refused(_code(error), str(error)))
+            return replies
+        except asyncio.CancelledError as error:
+            await self.close()
+            if not self._timeout.end():
                 raise
-            except _errors.BusyLoadingError as error:
-                await self.close()
-                raise self._unavailable("is loading its data", error, sent=bool(replies)) from error
-            except _errors.AuthenticationError as error:
-                await self.close()
-                raise self._unavailable(
-                    "refuses the user or password", error, sent=bool(replies), final=True
-                ) from error
-            except _errors.ResponseError as error:
-                # Errors of commands are replies, so this is an error of the handshake.
-                await self.close()
-                if "DB index" not in str(error):
-                    raise self._unavailable("cannot be reached", error, sent=sent) from error
-                raise self._unavailable(
-                    f"has no database {self._config.arguments.get('db')}; use a lower number, "
-                    "or raise databases in its configuration",
-                    error,
-                    sent=sent,
-                    final=True,
-                ) from error
-            except (_errors.RedisError, OSError) as error:
-                await self.close()
+            what = f"does not answer within {self._timeout.seconds:g} s"
+            raise self._unavailable(what, None, sent=sent) from error
+        except StorageUnavailable:
+            await self.close()
+            raise
+        except _errors.BusyLoadingError as error:
+            await self.close()
+            raise self._unavailable("is loading its data", error, sent=bool(replies)) from error
+        except _errors.AuthenticationError as error:
+            await self.close()
+            raise self._unavailable("refuses the user or password", error, sent=bool(replies), final=True) from error
+        except _errors.ResponseError as error:
+            # Errors of commands are replies, so this is an error of the handshake.
+            await self.close()
+            if "DB index" not in str(error):
                 raise self._unavailable("cannot be reached", error, sent=sent) from error
-            except BaseException:
-                # Replies may still arrive, and nothing will read them.
-                await self.close()
-                raise
-            finally:
-                self._exchanging = None
+            raise self._unavailable(
+                f"has no database {self._config.arguments.get('db')}; use a lower number, "
+                "or raise databases in its configuration",
+                error,
+                sent=sent,
+                final=True,
+            ) from error
+        except (_errors.RedisError, OSError) as error:
+            await self.close()
+            raise self._unavailable("cannot be reached", error, sent=sent) from error
+        except BaseException:
+            # Replies may still arrive, and nothing will read them.
+            await self.close()
+            raise
+        finally:
+            self._timeout.end()
+            self._lock.release()
 
     async def close(self, *, wait: bool = False) -> None:
         """Close the connection, and ``wait`` until it is closed; the next exchange opens a new one."""
         connection, self._connection = self._connection, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timeout.close()
         if connection is None:
             return
         try:
@@ -283,27 +276,6 @@ class RedisConnection:
             # The connections of a closed loop are closed already.
             if self._loop is None or not self._loop.is_closed():
                 raise
-
-    def _start_timer(self) -> asyncio.Task[Any]:
-        """Cancel the current task when the timeout has passed, unless the exchange has ended."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        self._exchanging, self._timed_out, self._deadline = task, False, loop.time() + self._timeout
-        if self._timer is None:
-            self._timer = loop.call_at(self._deadline, self._check_deadline)
-        return task
-
-    def _check_deadline(self) -> None:
-        self._timer = None
-        if self._exchanging is None:
-            return
-        loop = self._exchanging.get_loop()
-        if loop.time() < self._deadline:
-            self._timer = loop.call_at(self._deadline, self._check_deadline)
-        else:
-            self._timed_out = True
-            self._exchanging.cancel()
 
     async def _connect(self) -> Any:
         connection = self._config.kind(**self._config.arguments)

@@ -78,7 +78,7 @@ class Cluster:
                     outcome.sent = outcome.sent or bool(answers) or len(outcomes) > 1
                     raise outcome
                 for n, answer in zip(indexes, outcome, strict=True):
-                    reply = answer.reply
+                    reply, _ = answer
                     if not isinstance(reply, Refused):
                         answers[n] = answer
                     elif reply.code in ("MOVED", "ASK"):

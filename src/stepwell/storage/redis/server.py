@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stepwell.errors import StorageError, StorageUnavailable
 from stepwell.record import Address
@@ -26,11 +26,8 @@ class Request(NamedTuple):
     command: Command
 
 
-class Answer(NamedTuple):
-    """The reply of a script, and whether a replica has the write (``True`` if that was not requested)."""
-
-    reply: Reply
-    replicated: bool
+#: The reply of a script, and whether a replica has the write (``True`` if that was not requested).
+Answer: TypeAlias = tuple[Reply, bool]
 
 
 async def ask(
@@ -40,43 +37,36 @@ async def ask(
 
     ``wait``: milliseconds to wait for a replica. ``before``: a command to send before each call.
     """
-    answers = await _exchange(connection, [], requests, wait, before)
-    missing = []
-    for n, (reply, _) in enumerate(answers):
-        if type(reply) is Refused and reply.code == "NOSCRIPT":
-            missing.append(n)
-    if missing:
-        calls = [requests[n] for n in missing]
-        load: list[Command] = [("SCRIPT", "LOAD", script.source) for script in {call.script for call in calls}]
+    answers: list[Answer] = [(None, False)] * len(requests)
+    pending: Sequence[int] = range(len(requests))
+    load: list[Command] = []
+    while True:
+        commands = load.copy()
+        for n in pending:
+            if before is not None:
+                commands.append(before)
+            commands.append(requests[n].command)
+        if wait:
+            commands.append(("WAIT", "1", str(wait)))
         try:
-            repeated = await _exchange(connection, load, calls, wait, before)
+            replies = await connection.exchange(commands)
         except StorageUnavailable as error:
-            # The other calls may have been applied already.
-            error.sent = True
+            # With scripts to load this is the second round trip: the first one may have applied other calls.
+            error.sent = error.sent or bool(load)
             raise
-        for n, answer in zip(missing, repeated, strict=True):
-            answers[n] = answer
-    return answers
-
-
-async def _exchange(
-    connection: RedisConnection, first: list[Command], requests: Sequence[Request], wait: int, before: Command | None
-) -> list[Answer]:
-    commands = first.copy()
-    for _, _, command in requests:
-        if before is not None:
-            commands.append(before)
-        commands.append(command)
-    if wait:
-        commands.append(("WAIT", "1", str(wait)))
-    replies = await connection.exchange(commands)
-    replicated = not wait or (isinstance(replies[-1], int) and replies[-1] > 0)
-    at, step = (len(first), 1) if before is None else (len(first) + 1, 2)
-    answers = []
-    for _ in requests:
-        answers.append(Answer(replies[at], replicated))
-        at += step
-    return answers
+        replicated = not wait or (isinstance(replies[-1], int) and replies[-1] > 0)
+        at, step = (len(load), 1) if before is None else (len(load) + 1, 2)
+        missing = []
+        for n in pending:
+            reply = replies[at]
+            answers[n] = reply, replicated
+            if type(reply) is Refused and reply.code == "NOSCRIPT":
+                missing.append(n)
+            at += step
+        if load or not missing:
+            return answers
+        pending = missing
+        load = [("SCRIPT", "LOAD", script.source) for script in {requests[n].script for n in missing}]
 
 
 def refused(reply: Refused, location: str) -> StorageError:

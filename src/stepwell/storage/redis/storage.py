@@ -7,7 +7,7 @@ each hash tag, to all nodes concurrently.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
@@ -25,6 +25,7 @@ from stepwell.storage.redis.wire import (
     arguments,
     decode_address,
     decode_space,
+    paired,
     result,
     space_of,
     stored,
@@ -53,8 +54,10 @@ _URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "patience": float,
     "sweep_every": float,
 }
-#: Connections: for writes, for other operations, for confirmations by replicas, and for calls outside of lanes.
-_WRITES, _REST, _CONFIRM, _ASIDE = "writes", "rest", "confirm", "aside"
+#: Lanes: for writes, for other operations, and for confirmations by replicas. Each has its own connection.
+_WRITES, _REST, _CONFIRM = "writes", "rest", "confirm"
+#: The connection for calls outside of lanes.
+_ASIDE = "aside"
 #: How a batch uses the key of its journal, see ``batch.lua``.
 _JOURNAL, _CHECK, _RAISE = "journal", "check", "raise"
 
@@ -126,7 +129,7 @@ class RedisStorage(Storage):
         try:
             while True:
                 try:
-                    return await self._server.open((_REST, 0))
+                    return await self._server.open(_ASIDE)
                 except StorageUnavailable as error:
                     if error.final or asyncio.get_running_loop().time() + 0.1 >= give_up:
                         raise
@@ -169,46 +172,41 @@ class RedisStorage(Storage):
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
         await lane.submit(claim._replace(renew=True))
 
-    async def _run_confirm(self, batch: Batch) -> list[Result]:
-        return await self._make(batch, (_CONFIRM, self._server.node_of(batch[0].address)), wait=self._wait)
+    def _run_confirm(self, batch: Batch) -> Coroutine[Any, Any, list[Result]]:
+        return self._make(batch, batch.lane, wait=self._wait)
 
-    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+    def run(self, operations: Sequence[Operation]) -> Coroutine[Any, Any, list[Result]]:
         kinds = {*map(type, operations)}
-        writes = Apply in kinds
-        wait = self._wait if writes else 0
+        wait = self._wait if Apply in kinds else 0
         if not isinstance(operations, Batch):
-            return await self._make(operations, _ASIDE, wait=wait)
-        lane = self.lane_of(operations[0])
-        if writes:
-            return await self._make(operations, lane, operations.lane, operations.number, wait=wait)
+            return self._make(operations, _ASIDE, wait=wait)
+        lane = operations.lane
+        if Apply in kinds:
+            return self._make(operations, lane, operations.number, wait=wait)
         if kinds == {Get}:
-            return await self._make(operations, lane)
+            return self._make(operations, lane)
         self._sent += 1
-        return await self._make(operations, lane, operations.lane, self._sent, fenced=True)
+        return self._make(operations, lane, self._sent, fenced=True)
 
     async def _make(
-        self,
-        operations: Sequence[Operation],
-        lane: Hashable,
-        journal: str = "",
-        number: int = 0,
-        *,
-        wait: int = 0,
-        fenced: bool = False,
+        self, operations: Sequence[Operation], lane: str, number: int = 0, *, wait: int = 0, fenced: bool = False
     ) -> list[Result]:
+        """Run a batch over the connection of a lane. With a number, the lane's journal or fence is used."""
         groups = self._grouped(operations) if self._server.spread else [(0, range(len(operations)))]
-        fences = {(journal, tag) for tag, _ in groups} if fenced else frozenset()
-        unsure = self._unsure & fences
+        fences: set[tuple[str, int]] = set()
         requests = []
         for tag, indexes in groups:
-            use = _JOURNAL if not fenced else _RAISE if (journal, tag) in unsure else _CHECK
-            requests.append(self._batch(tag, operations, indexes, journal=journal, number=number, use=use))
+            use = _JOURNAL
+            if fenced:
+                fences.add((lane, tag))
+                use = _RAISE if (lane, tag) in self._unsure else _CHECK
+            requests.append(self._batch(tag, operations, indexes, lane=lane, number=number, use=use))
         try:
             answers = await self._server.call(lane, requests, wait)
         except BaseException:
             self._unsure |= fences
             raise
-        self._unsure -= unsure
+        self._unsure -= fences
         results: list[Result] = [None] * len(operations)
         try:
             for (_, indexes), (reply, replicated) in zip(groups, answers, strict=True):
@@ -233,11 +231,11 @@ class RedisStorage(Storage):
         return list(groups.items())
 
     def _batch(
-        self, tag: int, operations: Sequence[Operation], indexes: Sequence[int], *, journal: str, number: int, use: str
+        self, tag: int, operations: Sequence[Operation], indexes: Sequence[int], *, lane: str, number: int, use: str
     ) -> Request:
         keys = self._keys
         prefix = keys.prefixes[tag]
-        names = [f"{prefix}-", f"{prefix}j:{journal}"]
+        names = [f"{prefix}-", f"{prefix}j:{lane}"]
         row = ["" if self.clock is None else self._now(), keys.width, str(number), use]
         for n in indexes:
             operation = operations[n]
@@ -275,7 +273,7 @@ class RedisStorage(Storage):
         for tag, (looked, *found) in zip(rooms, await ask(list(rooms), list(rooms.values())), strict=True):
             for key, flat in zip(found[::2], found[1::2], strict=True):
                 address = Address(query.namespace, key)
-                record = stored(address, flat, float("-inf"), None)
+                record = stored(address, paired(flat), float("-inf"), None)
                 if isinstance(record, Stored):
                     records.append((address, record))
             if looked is not None:
@@ -346,7 +344,7 @@ class RedisStorage(Storage):
             Request(tag, script, (*call, f"{self._keys.prefixes[tag]}-", index, *basics, *row))
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
-        return [answer.reply for answer in await self._server.call(_ASIDE, requests)]
+        return [reply for reply, _ in await self._server.call(_ASIDE, requests)]
 
 
 def _filter(name: str | Any_ | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Final
@@ -29,6 +30,7 @@ __all__ = [
     "arguments",
     "decode_address",
     "decode_space",
+    "paired",
     "refusal",
     "result",
     "space_of",
@@ -56,12 +58,11 @@ class Keys:
         #: The beginning of all keys of each hash tag; all have the same length.
         self.prefixes = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
         self.width = str(len(self.prefixes[0].encode()))
-        self._records = [f"{prefix}r:" for prefix in self.prefixes]
+        #: Returns the key of the record at an address.
+        self.record: Callable[[Address], str] = lru_cache(maxsize=4096)(self._record)
 
-    def record(self, address: Address) -> str:
-        """Return the key of a record."""
-        text = address.text
-        return self._records[crc32(text.encode()) % TAGS] + text
+    def _record(self, address: Address) -> str:
+        return f"{self.prefixes[tag_of(address)]}r:{address.text}"
 
     def listing(self, tag: int, space: str, name: str | None) -> str:
         """Return the index of a namespace, or of one of its tags."""
@@ -111,7 +112,7 @@ def arguments(operation: Operation) -> Sequence[str]:
     if isinstance(operation, Apply):
         return _apply(operation)
     if isinstance(operation, Claim):
-        return "C", "3", operation.token, _seconds(operation.lease), "1" if operation.renew else ""
+        return "C", "3", operation.token, repr(float(operation.lease)), "1" if operation.renew else ""
     if isinstance(operation, Get):
         return "G", "1", "1" if operation.parts else ""
     return "R", "1", operation.token
@@ -132,7 +133,7 @@ def _apply(apply: Apply) -> list[str]:
     if guard is not None and guard.version is not None:
         row += ("n", str(guard.version.number), "w", guard.version.write)
     if apply.then == "keep":
-        row += ("k", _seconds(apply.lease))
+        row += ("k", repr(float(apply.lease)))
     if apply.returning:
         row += ("r", "1")
     head = change.head
@@ -145,9 +146,9 @@ def _apply(apply: Apply) -> list[str]:
     if change.memo is not KEEP:
         row += ("m", change.memo)
     if change.deadline is not KEEP:
-        row += ("d", "-" if change.deadline is None else _seconds(change.deadline))
+        row += ("d", "-" if change.deadline is None else repr(float(change.deadline)))
     if change.expiry is not KEEP:
-        row += ("e", "-" if change.expiry is None else _seconds(change.expiry))
+        row += ("e", "-" if change.expiry is None else repr(float(change.expiry)))
     if change.tags is not KEEP:
         row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
     if change.fresh:
@@ -160,10 +161,6 @@ def _apply(apply: Apply) -> list[str]:
         row += ("q", name) if text is None else ("p", name, "t", text)
     row[1] = str(len(row) - 2)
     return row
-
-
-def _seconds(number: float) -> str:
-    return repr(float(number))
 
 
 def _escaped(tag: str) -> str:
@@ -179,6 +176,9 @@ def _tags(text: str) -> tuple[str, ...]:
 
 # Results
 
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
+
 
 def result(operation: Operation, reply: list[Any], now: float) -> Result:
     """Return the result of an operation. Raises ``StorageUnavailable`` if the whole batch failed."""
@@ -186,39 +186,36 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
     if isinstance(operation, Apply):
         if code:
             return _refused(operation, reply)
-        version = Version(int(reply[1]), reply[2])
+        version = _new(Version, (int(reply[1]), reply[2]))
         if len(reply) == 4:
-            return Applied(version, reply[3], now)
+            return _new(Applied, (version, reply[3], now, None))
         # The record after the write, even if it has expired.
-        after = stored(operation.address, reply[4], float("-inf"), None)
+        after = stored(operation.address, paired(reply[4]), float("-inf"), None)
         return after if isinstance(after, StepwellError) else Applied(version, reply[3], now, after)
     if isinstance(operation, Claim):
         if code:
             return Taken(float(reply[1]) - now) if code == "TAKEN" else _refused(operation, reply)
-        fields = _paired(reply[1])
+        fields = paired(reply[1])
         base = fields.get("$b", "")
-        found = _stored(operation.address, fields, now, None)
-        return found if isinstance(found, StepwellError) else Claimed(found, base, reply[2], now)
+        found = stored(operation.address, fields, now, None)
+        return found if isinstance(found, StepwellError) else _new(Claimed, (found, base, reply[2], now))
     if code == "ERROR":
         return refusal(reply[1], operation.address)
     if isinstance(operation, Get):
-        return stored(operation.address, code, now, reply[1] if len(reply) > 1 else None)
+        return stored(operation.address, paired(code), now, paired(reply[1]) if len(reply) > 1 else None)
     return None
 
 
-def stored(address: Address, flat: list[str], now: float, parts: list[str] | None) -> Stored | StepwellError | None:
-    """Return a record from the fields of its hash, or ``None`` if there is none or it has expired."""
-    return _stored(address, _paired(flat), now, parts)
-
-
-def _paired(flat: list[str]) -> dict[str, str]:
+def paired(flat: list[str]) -> dict[str, str]:
+    """Return a hash from the flat list in which Redis returns it."""
     pairs = iter(flat)
     return dict(zip(pairs, pairs, strict=True))
 
 
-def _stored(
-    address: Address, fields: dict[str, str], now: float, parts: list[str] | None
+def stored(
+    address: Address, fields: dict[str, str], now: float, parts: dict[str, str] | None
 ) -> Stored | StepwellError | None:
+    """Return a record from its hash, which is changed, or ``None`` if there is none or it has expired."""
     take = fields.pop
     if take("$z", None) is None:
         return None
@@ -232,7 +229,7 @@ def _stored(
         take("$f", None)
         take("$s", None)
         return Stored(
-            version=Version(int(take("$v")), take("$w")),
+            version=_new(Version, (int(take("$v")), take("$w"))),
             base=take("$b", ""),
             written_at=float(take("$t")),
             head=take("$h", None),
@@ -240,7 +237,7 @@ def _stored(
             tags=() if tags is None else _tags(tags),
             expires_at=expires_at,
             deadline=None if deadline is None else float(deadline),
-            parts=None if parts is None else _paired(parts),
+            parts=parts,
         )
     except (KeyError, ValueError):
         return _damaged(address)
