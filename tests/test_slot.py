@@ -454,7 +454,7 @@ async def test_a_slot_is_held_once_and_says_so(storage: Storage) -> None:
     async with slot:
         slot.data["a"] = 1
         await slot.commit()
-        with pytest.raises(UsageError, match="last"):
+        with pytest.raises(UsageError, match="released"):
             await slot.commit()
     with pytest.raises(UsageError, match="new one"):
         async with slot:

@@ -9,7 +9,7 @@ from stepwell.fsm import keys, typed
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.expiry import schedule
 from stepwell.record import KEEP, Keep
-from stepwell.slot.slot import Changes, Slot
+from stepwell.slot import Changes, Slot
 
 if TYPE_CHECKING:
     from stepwell.fsm.context import Context

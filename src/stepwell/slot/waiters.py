@@ -20,20 +20,21 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds that a process may reuse a key before it checks whether another process waits for it.
 CHECK_EVERY = 0.25
-#: Seconds between leaving a key and entering it again in which others hardly get it. Waiters poll about as often.
+#: A process that enters a key again within these seconds may starve waiters of other processes, which poll about as
+#: often.
 SOON = 0.15
-#: Seconds of the lease by which a waiter is the next one across processes, and after which it renews that lease.
+#: The lease of a turn, and the age at which its waiter renews it, in seconds.
 TURN_LEASE, TURN_RENEWAL = 0.6, 0.2
-#: How many addresses that were left lately are remembered.
+#: The maximal number of addresses in ``recently_left``.
 MOST_LEFT = 256
 
-#: The tokens of the slots that this task, or the tasks that it was started by, have entered. A task inherits it
-#: from the task that starts it. Bounded, because a slot may be left in another task than it was entered in.
+#: The tokens of the slots that this task and the tasks that started it have entered. A task inherits it from the task
+#: that starts it. It is bounded, because a slot may be exited in another task.
 held_tokens: ContextVar[tuple[str, ...]] = ContextVar("stepwell_held_tokens", default=())
 
 
 class WaiterQueue:
-    """FIFO queue of local waiters for one address, with its present holder."""
+    """FIFO queue of local waiters for one address, and its current holder."""
 
     __slots__ = ("checked_at", "holder", "token", "waiting")
 
@@ -41,14 +42,14 @@ class WaiterQueue:
         self.holder: asyncio.Task[Any] | None = holder
         self.token: str = token
         self.waiting: deque[asyncio.Future[None]] = deque()
-        #: When this process got the address, or last checked whether another process waits for it.
+        #: The time when this process got the address, or last checked whether another process waits for it.
         self.checked_at: float = monotonic()
 
 
 async def join_queue(storage: Storage, address: Address, token: str, wait: float) -> None:
-    """Wait in the queue of this process, and become the holder; ``Busy`` after ``wait`` seconds.
+    """Wait in the queue of this process, and become the holder. Raises ``Busy`` after ``wait`` seconds.
 
-    Raises ``AlreadyHeld`` if the holder is this task or one that started it: the holder may be waiting for it.
+    Raises ``AlreadyHeld`` if the holder is this task or a task that started it, because that may be a deadlock.
     """
     task = asyncio.current_task()
     queue: WaiterQueue = storage.queues[address]
@@ -61,7 +62,7 @@ async def join_queue(storage: Storage, address: Address, token: str, wait: float
             await turn
     except BaseException as error:
         if turn.done() and not turn.cancelled():
-            # The turn came at the same moment: pass it on to the next waiter.
+            # The turn came at the same moment. Pass it on to the next waiter.
             leave_queue(storage, address)
         elif turn in queue.waiting:
             queue.waiting.remove(turn)
@@ -72,7 +73,7 @@ async def join_queue(storage: Storage, address: Address, token: str, wait: float
 
 
 def leave_queue(storage: Storage, address: Address) -> None:
-    """Let the next one in, or nothing be left of the queue."""
+    """Wake the next waiter, or remove the queue if there is none."""
     queue: WaiterQueue = storage.queues[address]
     while queue.waiting:
         turn = queue.waiting.popleft()
@@ -89,9 +90,9 @@ def leave_queue(storage: Storage, address: Address) -> None:
 
 
 def must_check_turn(storage: Storage, address: Address) -> bool:
-    """Whether the holder must check for a waiter of another process before it claims the address.
+    """Return whether the holder must check for a waiter of another process before it claims the address.
 
-    That costs two operations, so it is done once in a while, and only for an address that this process has just left.
+    The check costs two operations. So it is done only now and then, for an address that this process has just left.
     """
     queue: WaiterQueue = storage.queues[address]
     now = monotonic()
@@ -108,11 +109,10 @@ def must_check_turn(storage: Storage, address: Address) -> bool:
 
 
 class Turn:
-    """The place at the head of the queue for one address, across processes: a short lease on a second address.
+    """The right to claim an address next, across processes: a short lease on a second address.
 
-    Only the waiter that has it asks for the address itself. A process that uses the address all the time asks for
-    the turn first now and then, so it lets a waiter of another process in. The turn of a waiter that died ends with
-    its lease.
+    Only the waiter with the turn polls the address. A process that reuses an address takes the turn first now and
+    then, so that a waiter of another process gets the address. The turn of a dead waiter ends with its lease.
     """
 
     __slots__ = ("_address", "_renewed_at", "_storage", "_token")
@@ -125,27 +125,27 @@ class Turn:
         self._renewed_at = 0.0
 
     async def take(self) -> float:
-        """Take or keep the turn; 0, or the seconds for which another waiter has it."""
-        asked_at = monotonic()
-        if asked_at - self._renewed_at < TURN_RENEWAL:
+        """Take or renew the turn. Return 0, or the seconds until the turn of another waiter ends."""
+        now = monotonic()
+        if now - self._renewed_at < TURN_RENEWAL:
             return 0.0
         result = await self._storage.perform(Claim(self._address, self._token, TURN_LEASE))
         if type(result) is Claimed:
-            self._renewed_at = asked_at
+            self._renewed_at = now
             return 0.0
         self._renewed_at = 0.0
         return float(max(result.remaining, 0.001))
 
     async def end(self) -> None:
-        """Let the next waiter have the turn."""
+        """Release the turn."""
         if self._renewed_at:
             self._renewed_at = 0.0
             try:
                 await self._storage.perform(Release(self._address, self._token))
-            except Exception as error:  # noqa: BLE001 it ends with its lease in a moment
-                logger.debug("a place in the queue for a key could not be released (%s)", error)
+            except Exception as error:  # noqa: BLE001 its short lease will expire
+                logger.debug("the turn at %s could not be released (%s)", self._address.text, error)
 
 
 def turn_of(address: Address) -> Address:
-    """The address whose lease is the turn of another: no key is encoded like this."""
+    """Return the address whose lease is the turn for another. No key is encoded like this."""
     return Address(address.namespace, f"{address.key} waiting")

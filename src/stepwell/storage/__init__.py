@@ -1,8 +1,9 @@
 """Storages: the contract, and a module per backend."""
 
-from stepwell.storage.contract import ANY, Due, Entry, Page, Query, Storage, Swept
+from stepwell.storage.contract import Storage
 from stepwell.storage.copy import Copied, copy_records
 from stepwell.storage.keyvalue import KeyValueStorage
+from stepwell.storage.listing import ANY, Due, Entry, Page, Query, Swept
 from stepwell.storage.memory import MemoryStorage
 from stepwell.storage.operations import (
     Applied,

@@ -11,7 +11,8 @@ from typing import Any
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported
 from stepwell.record import KEEP, Address, Change, Head, Keep, ReservedNamespace, Stored
-from stepwell.storage.contract import Query, Storage
+from stepwell.storage.contract import Storage
+from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
 from stepwell.storage.urls import as_storage
 

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Limits
-from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
+from stepwell.storage.contract import Storage
+from stepwell.storage.listing import Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Operation, Result
 from stepwell.storage.reference import Cell
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from stepwell.errors import StorageError, Unsupported
 from stepwell.record import Address
-from stepwell.storage.contract import Due, Storage
+from stepwell.storage.contract import Storage
+from stepwell.storage.listing import Due
 
 __all__ = ["DueTasks"]
 

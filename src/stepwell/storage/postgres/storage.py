@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
 from stepwell.record import Address, Limits
-from stepwell.storage.contract import ANY, Due, Page, Query, Storage, Swept
+from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
+from stepwell.storage.listing import ANY, Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource, split_url
 from stepwell.storage.postgres.fast_path import FastPath

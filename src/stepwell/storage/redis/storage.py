@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
-from stepwell.storage.contract import Any_, Due, Page, Query, Storage, Swept
+from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
+from stepwell.storage.listing import Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url, split_url
 from stepwell.storage.redis.cluster import Cluster

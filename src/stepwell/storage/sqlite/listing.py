@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.record import Address
-from stepwell.storage.contract import ANY, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Due, Page, Query, Swept
 from stepwell.storage.sqlite.columns import Row
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
 from stepwell.storage.sqlite.schema import QUERIES

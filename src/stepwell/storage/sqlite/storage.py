@@ -13,8 +13,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
-from stepwell.storage.contract import Due, Page, Query, Storage, Swept
+from stepwell.storage.contract import Storage
 from stepwell.storage.lane import elapsed
+from stepwell.storage.listing import Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing

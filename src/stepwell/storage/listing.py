@@ -1,0 +1,113 @@
+"""Listings of records: the filter, a page, a listed record, due deadlines, and the result of a sweep."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from stepwell.codec import Seal, decode_key, decode_namespace
+from stepwell.record import Address, Place, State, Stored, Version
+
+__all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Swept"]
+
+
+class Any_:  # noqa: N801 the type of a constant
+    """The type of ``ANY``."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+#: Matches any flow or state, while ``None`` matches records without one.
+ANY: Final = Any_()
+
+
+class Query(NamedTuple):
+    """A filter for ``page``. Names are encoded. Expired records and tombstones never match."""
+
+    namespace: str
+    flow: str | Any_ | None = ANY
+    state: str | Any_ | None = ANY
+    tag: str | None = None
+
+
+class Page(NamedTuple):
+    """Some records, and the position of the next page; ``None`` at the end."""
+
+    records: list[tuple[Address, Stored]]
+    after: Any
+
+
+class Due(NamedTuple):
+    """A record whose deadline has passed."""
+
+    address: Address
+    deadline: float
+
+
+class Swept(NamedTuple):
+    """The result of one sweep."""
+
+    #: Address and sealed head of each expired record.
+    expired: list[tuple[Address, str | None]]
+    #: The number of removals, with tombstones, memos and old leases. If it equals the limit, there may be more.
+    removed: int
+
+
+class Entry:
+    """One record of a scan. ``state`` and ``place`` decode it on access, and raise if it is damaged."""
+
+    __slots__ = ("_seal", "_stored", "address")
+
+    def __init__(self, address: Address, stored: Stored, seal: Seal) -> None:
+        self.address: Address = address
+        self._stored = stored
+        self._seal = seal
+
+    def __repr__(self) -> str:
+        # The data may be confidential.
+        return f"Entry({self.address.text})"
+
+    @property
+    def key(self) -> Any:
+        """The decoded key."""
+        return decode_key(self.address.key)
+
+    @property
+    def namespace(self) -> str:
+        """The bot's name."""
+        return decode_namespace(self.address.namespace)
+
+    @property
+    def state(self) -> State:
+        """The record."""
+        return State(self.place.flow, self.place.state, self._seal.data(self._stored.fields))
+
+    @property
+    def place(self) -> Place:
+        """Flow, state, revision, history and waiting flows."""
+        return self._seal.open_head(self._stored.head)
+
+    @property
+    def version(self) -> Version:
+        """The version, to guard an edit with."""
+        return self._stored.version
+
+    @property
+    def written_at(self) -> float:
+        """The time of the last write, in seconds since 1970 on the backend's clock."""
+        return self._stored.written_at
+
+    @property
+    def expires_at(self) -> float | None:
+        """The time of its expiry."""
+        return self._stored.expires_at
+
+    @property
+    def deadline(self) -> float | None:
+        """The time when its timer is due."""
+        return self._stored.deadline
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The users and chats that it belongs to."""
+        return self._stored.tags
