@@ -217,7 +217,7 @@ def test_a_filter_tells_which_flows_it_names() -> None:
 
 @pytest.mark.parametrize("given", [5, None, "form", fsm_flow])
 def test_what_is_no_filter_is_refused(given: Any) -> None:
-    with pytest.raises(InvalidOption, match="no filter"):
+    with pytest.raises(InvalidOption, match="not a filter"):
         as_filter(given)
 
 

@@ -115,7 +115,7 @@ def test_a_mixin_may_take_arguments_of_its_own() -> None:
 
 @pytest.mark.parametrize("computed", ["flow_name", "states", "transitions"])
 def test_what_follows_from_the_declaration_cannot_be_written_by_hand(computed: str) -> None:
-    with pytest.raises(InvalidFlow, match="leave it out"):
+    with pytest.raises(InvalidFlow, match="remove it"):
         type("Bad", (Flow,), {"x": state(), computed: "mine"}, name="bad")
 
 
@@ -340,9 +340,9 @@ def test_two_flows_of_one_name_are_refused_but_one_flow_may_be_given_twice() -> 
 
 @pytest.mark.parametrize("given", [5, None, Flow, object()])
 def test_what_is_no_flow_is_refused(given: object) -> None:
-    with pytest.raises(InvalidFlow, match="is no flow"):
+    with pytest.raises(InvalidFlow, match="is not a flow"):
         Flows([given])
-    with pytest.raises(InvalidFlow, match="is no flow"):
+    with pytest.raises(InvalidFlow, match="is not a flow"):
         name_of(given)
 
 
@@ -382,7 +382,7 @@ def test_a_hand_written_flow_works_like_the_class(given: object) -> None:
 
 
 def test_a_hand_written_class_of_methods_is_given_as_an_object() -> None:
-    with pytest.raises(InvalidFlow, match="give an object of the class"):
+    with pytest.raises(InvalidFlow, match="register an object of the class"):
         describe(ByMethods)
 
 
@@ -399,15 +399,15 @@ def test_a_hand_written_flow_may_have_data_and_a_revision() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"states": None}, "not a state of it"),
+        ({"states": None}, "which is not a state"),
         ({"states": 5}, "states must be a list"),
         ({"states": ["one", "two", "two"]}, "declared twice"),
-        ({"states": ["one", 2]}, "a state is a string"),
+        ({"states": ["one", 2]}, "a state must be a string"),
         ({"transitions": ["one"]}, "transitions a dict"),
         ({"transitions": {"one": ["three"]}}, "leads to 'three'"),
-        ({"transitions": {"three": []}}, "not a state of it"),
+        ({"transitions": {"three": []}}, "which is not a state"),
         ({"default_state": "three"}, "default_state is 'three'"),
-        ({"flow_name": None}, "is no flow"),
+        ({"flow_name": None}, "is not a flow"),
     ],
 )
 def test_a_hand_written_flow_is_checked_like_the_class(changed: dict[str, Any], problem: str) -> None:

@@ -132,7 +132,7 @@ def test_what_is_no_strategy_is_refused_with_what_would_be_one(given: object) ->
 
 
 def test_a_strategy_class_that_needs_arguments_asks_for_an_instance() -> None:
-    with pytest.raises(InvalidOption, match="give an instance"):
+    with pytest.raises(InvalidOption, match="pass an instance"):
         keys.strategy(keys.Business)
 
 

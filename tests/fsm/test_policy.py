@@ -77,7 +77,7 @@ def test_a_function_gets_context_from_and_to_and_its_result_is_returned() -> Non
 
 
 def test_a_missing_key_raises_the_error() -> None:
-    with pytest.raises(NoKeyError, match="ChatUser gives no key for this poll update"):
+    with pytest.raises(NoKeyError, match="ChatUser returned no key for this poll update"):
         MissingKeyPolicy("raise").refuse(NO_KEY)
 
 
@@ -105,8 +105,8 @@ async def test_an_unknown_state_is_reset_raised_or_given_to_a_function(caplog: p
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (WRONG_MOVE, "does not lead from 'name' to 'done'; allowed is 'email', 'phone'"),
-        (TransitionError("form", "done", "name"), "allowed is nothing"),
+        (WRONG_MOVE, "does not lead from 'name' to 'done'; allowed: 'email', 'phone'"),
+        (TransitionError("form", "done", "name"), "allowed: no state"),
         (TransitionError(None, None, "name"), "no flow is active"),
         (TransitionError("form", "form", "shop", starting=True), "'shop' cannot start while 'form' is active"),
         (TransitionError("form", "name", None), "no state before 'name'"),

@@ -320,7 +320,7 @@ async def test_answers_that_cannot_be_given_are_errors(fsm: FSM) -> None:
     router = Router(fsm)
     router.on(text())(lambda ctx: ctx.answer_callback())
     router.on(kind("poll"))(lambda ctx: ctx.answer("to whom?"))
-    with pytest.raises(UsageError, match="button"):
+    with pytest.raises(UsageError, match="callback queries"):
         await router.handle(message("hi"))
     with pytest.raises(UsageError, match="chat_id"):
         await router.handle(POLL)

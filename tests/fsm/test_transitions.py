@@ -81,7 +81,7 @@ async def test_a_transition_follows_a_declared_edge(fsm: FSM) -> None:
 
 async def test_a_transition_without_an_edge_raises_what_is_allowed_and_changes_nothing(fsm: FSM) -> None:
     await start(fsm)
-    with pytest.raises(TransitionError, match="'name' to 'done'; allowed is 'email'") as caught:
+    with pytest.raises(TransitionError, match="'name' to 'done'; allowed: 'email'") as caught:
         async with fsm.conversation(key=1) as ctx:
             ctx.update_data(x=1)
             ctx.transition("done")
@@ -116,7 +116,7 @@ async def test_a_terminal_state_an_undeclared_target_and_another_flows_state_are
         (lambda ctx: ctx.set_state("yy"), "'yy' is not a state of flow 'form'; its states are 'name', 'email', 'done'"),
         (lambda ctx: ctx.set_state("yy", flow=Open), "'yy' is not a state of flow 'open'; its states are 'a', 'b'"),
         (lambda ctx: ctx.back(), "flow 'form' has no state before 'name' to go back to"),
-        (lambda ctx: ctx.pop_flow(), "no flow waits outside of 'form'; pop_flow() ends what push_flow() began"),
+        (lambda ctx: ctx.pop_flow(), "'form' is not an inner flow; pop_flow() ends a flow that push_flow() began"),
     ],
 )
 async def test_a_refused_move_says_what_is_true(make_fsm: Make, move: Any, said: str) -> None:
@@ -295,7 +295,7 @@ async def test_a_wrong_policy_or_option_is_an_error_when_the_machine_is_made(mak
 
 @pytest.mark.parametrize(("flows", "named"), [(Form, "Form"), ("form", "'form'"), (5, "5")])
 def test_flows_that_are_no_list_are_refused(make_fsm: Make, flows: Any, named: str) -> None:
-    with pytest.raises(InvalidOption, match=rf"flows is a list of flows.*flows=\[{named}\]"):
+    with pytest.raises(InvalidOption, match=rf"flows takes a list.*flows=\[{named}\]"):
         make_fsm(flows=flows)
 
 

@@ -212,7 +212,7 @@ def test_annotations_that_cannot_be_read_are_told_as_such() -> None:
     class Local:
         hidden: Hidden
 
-    with pytest.raises(TypeError, match="annotations of Local cannot be read"):
+    with pytest.raises(TypeError, match="annotations of Local cannot be resolved"):
         check_field("form", Local, "hidden", 5)
 
 
@@ -231,7 +231,7 @@ def test_what_is_missing_and_what_is_wrong_are_named(kind: Any) -> None:
         build(kind, {"tags": 5})
     assert caught.value.missing == ("name", "age")
     assert list(caught.value.wrong) == ["tags"]
-    assert f"does not make up {kind.__name__} yet: missing 'name', 'age'; 'tags': " in str(caught.value)
+    assert f"is not a complete {kind.__name__} yet: missing 'name', 'age'; 'tags': " in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
 

@@ -292,7 +292,7 @@ async def test_a_context_used_after_its_block_raises(fsm: FSM) -> None:
         lambda: ctx.clear_flow(),
         lambda: ctx.calls,
     ):
-        with pytest.raises(ContextClosed, match="over"):
+        with pytest.raises(ContextClosed, match="has ended"):
             use()
     with pytest.raises(ContextClosed):
         await ctx.save()
@@ -399,7 +399,7 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
     ]
     fsm = make_fsm()
     for change in changes:
-        with pytest.raises(NoKeyError, match=r"ChatUser gives no key for this poll"):
+        with pytest.raises(NoKeyError, match=r"ChatUser returned no key for this poll"):
             async with fsm.conversation(POLL) as ctx:
                 change(ctx)
     with pytest.raises(NoKeyError):
@@ -422,9 +422,9 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
 async def test_a_key_that_was_given_as_none_is_not_blamed_on_the_strategy(fsm: FSM) -> None:
     for update in (None, message()):
         async with fsm.conversation(update, key=None) as ctx:
-            with pytest.raises(NoKeyError, match="key=None was given, so nothing can be kept; give another key="):
+            with pytest.raises(NoKeyError, match="key=None was passed, so nothing can be stored; use another key="):
                 ctx.start_flow(Form)
-        with pytest.raises(NoKeyError, match="key=None was given") as caught:
+        with pytest.raises(NoKeyError, match="key=None was passed") as caught:
             async with fsm.conversation(update, key=None) as ctx:
                 ctx.data["a"] = 1
         assert caught.value.strategy is None

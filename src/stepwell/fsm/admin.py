@@ -1,4 +1,4 @@
-"""People and chats: find their records, forget them, and move a chat that gets a new id."""
+"""Records of users and chats: find them, delete them, and move those of a chat that gets a new id."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
+from stepwell.fsm.base import Machine
 from stepwell.fsm.description import name_of
 from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.expiry import deadline_of, is_over
@@ -18,19 +19,16 @@ from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
 
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-
 __all__ = ["Forgotten", "find", "forget", "move_chat"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
-#: So often ``forget`` removes one record that is listed again.
+#: How often ``forget`` deletes one record that is listed again.
 MOST_ROUNDS = 20
 
 
-async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: Any) -> AsyncIterator[Entry]:
-    """Records of a user, of a chat, in a flow, in a state; without a scan where a tag says which."""
+async def find(fsm: Machine, user: int | None, chat: int | None, flow: Any, state: Any) -> AsyncIterator[Entry]:
+    """Find records. See ``FSM.find``."""
     tags = [f"{name}:{peer}" for name, peer in (("user", user), ("chat", chat)) if peer is not None]
     flow_name = flow if flow is None or flow is ANY else name_of(flow)
     if flow_name is ANY and state is not ANY and getattr(state, "flow_name", None) is not None:
@@ -43,10 +41,10 @@ async def find(fsm: FSM, user: int | None, chat: int | None, flow: Any, state: A
 
 
 class Forgotten(int):
-    """How many records ``forget`` removed."""
+    """The number of records that ``forget`` deleted."""
 
-    #: Nothing of them is left on the storage's disk. Otherwise ``await fsm.storage.erase()`` removes what is left,
-    #: or the storage is on a server, which has logs and copies of its own.
+    #: They are erased from the storage's disk too. If not, call ``await fsm.storage.erase()``. A storage on a server
+    #: never erases: the server has its own logs and copies.
     erased: bool
 
     def __new__(cls, count: int, erased: bool) -> Forgotten:
@@ -55,21 +53,21 @@ class Forgotten(int):
         return forgotten
 
 
-async def forget(fsm: FSM, user: int | None, chat: int | None) -> Forgotten:
-    """Remove every record of a user or a chat, with all that a cleared one leaves behind; how many."""
+async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
+    """Delete all records of a user or a chat. See ``FSM.forget``."""
     if (user is None) == (chat is None):
         raise InvalidOption("forget() takes user=... or chat=...")
     tag = f"user:{user}" if user is not None else f"chat:{chat}"
     storage = fsm.storage
     count = 0
     again: Counter[Address] = Counter()
-    # What is removed is no longer listed, so each round begins anew.
+    # Deleted records are not listed again, so each round starts from the beginning.
     while addresses := await storage.traces(encode_namespace(fsm.bot, storage.limits), tag):
         for address in addresses:
             if again[address] == MOST_ROUNDS:
                 raise StorageError(
-                    f"{address.text} was removed {MOST_ROUNDS} times and is still listed for {tag!r}; either it is "
-                    "written again all the time, or the storage's index of tags is damaged"
+                    f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
+                    "process writes it again and again, or the storage's index of tags is damaged"
                 )
             await storage.forget(address, tags=(tag,))
             again[address] += 1
@@ -77,16 +75,16 @@ async def forget(fsm: FSM, user: int | None, chat: int | None) -> Forgotten:
     try:
         erased = await storage.erase(only_if_quick=True)
     except (StorageError, StoredDataError) as error:
-        logger.warning("%s was forgotten, but is not erased from the disk (%s); call storage.erase()", tag, error)
+        logger.warning("%s was deleted, but not erased from the disk (%s); call storage.erase()", tag, error)
         erased = False
     return Forgotten(count, erased)
 
 
-async def move_chat(fsm: FSM, old: int, new: int) -> int:
-    """Give the records of a chat its new id; how many.
+async def move_chat(fsm: Machine, old: int, new: int) -> int:
+    """Move the records of a chat to its new id. See ``FSM.move_chat``.
 
-    Each record is written under its new key before the old one is removed, so an interruption loses nothing,
-    and doing it again finishes it. A conversation that is already active under the new key wins.
+    Each record is written under its new key before the old record is deleted, so that an interrupted move loses nothing
+    and can be repeated.
     """
     count = 0
     moving = [entry.key async for entry in fsm.storage.scan(fsm.bot, tag=f"chat:{old}")]
@@ -100,14 +98,14 @@ async def move_chat(fsm: FSM, old: int, new: int) -> int:
             async with Slot(fsm.storage, fsm.bot, target, wait=fsm.wait, lease=fsm.lease) as slot:
                 await _take_over(source, slot, old, new)
             source.delete()
-            # An expired conversation that was not handed over yet stays behind until it is.
+            # Entries of expired conversations stay at the old key until they are handed over.
             await source.commit(deadline=0.0)
             count += 1
     return count
 
 
 async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
-    # Half of an interrupted move was made, and the conversation went on, or ended, under its new key.
+    # Remembered at the target, so that a repeated move does not bring back a conversation that has ended there.
     mark = f"moved {source.version.write}" if source.version is not None else "moved"
     handled = HandledUpdates(slot)
     if slot.flow is not None or handled.has(token_of(mark), mark):

@@ -1,27 +1,65 @@
-"""The write of a conversation: what changed, with its tags, its deadline and its expiry."""
+"""The commit of a conversation: run the hooks, then write what changed with its tags, deadline and expiry."""
 
 from __future__ import annotations
 
+import inspect
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
+from stepwell.errors import UsageError
 from stepwell.fsm import keys, typed
+from stepwell.fsm.base import Machine
+from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.expiry import schedule
+from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Keep
 from stepwell.slot import Changes, Slot
 
-if TYPE_CHECKING:
-    from stepwell.fsm.context import Context
-    from stepwell.fsm.description import FlowDescription
-    from stepwell.fsm.machine import FSM
+__all__ = ["Block", "Move", "run_hooks", "write"]
 
-__all__ = ["write"]
+#: One move: the flow and state that were left, the flow and state that were entered.
+Move: TypeAlias = tuple[str | None, str | None, str | None, str | None]
+#: How many moves hooks may make for one update.
+MOST_MOVES = 16
+
+
+class Block(Protocol):
+    """The part of a context that a commit reads: what happened in the block so far."""
+
+    update: Update
+    key: Any
+    #: A state was entered since the last write.
+    entered: bool
+    #: A flow was started.
+    began: bool
+    #: When the record was claimed, on the monotonic clock.
+    started: float
+    #: All moves, for the hooks.
+    moves: list[Move]
+    #: How many of them were emitted as events.
+    moves_emitted: int
+
+
+async def run_hooks(fsm: Machine, ctx: Block) -> None:
+    """Run the hooks of all moves in order, and the hooks of moves that hooks make."""
+    moves = ctx.moves
+    limit = len(moves) + MOST_MOVES
+    # The list grows while hooks make moves.
+    for left_flow, left_state, flow, state in moves:
+        if len(moves) > limit:
+            raise UsageError(f"hooks made more than {MOST_MOVES} moves for one update; remove the cycle between them")
+        for name, of, argument in (("on_leave", left_flow, left_state), ("on_enter", flow, state)):
+            description = None if of is None else fsm.flows.get(of)
+            hook = None if description is None or argument is None else description.hook(name)
+            result = None if hook is None else hook(ctx, argument)
+            if inspect.isawaitable(result):
+                await result
 
 
 async def write(
-    fsm: FSM,
-    ctx: Context,
+    fsm: Machine,
+    ctx: Block,
     slot: Slot,
     *,
     keep: bool = False,
@@ -29,7 +67,7 @@ async def write(
     force: bool = False,
     deadline_passed: bool = False,
 ) -> bool:
-    """Write what changed, with the deadline of the state that was entered; return whether anything was written.
+    """Write what changed, with the deadline of the state that was entered. Return whether anything was written.
 
     ``keep`` keeps the claim. ``deadline_passed`` removes the deadline unless a state was entered.
     """
@@ -37,7 +75,7 @@ async def write(
     flow = None if place.flow is None else fsm.flows.get(place.flow)
     changes: Changes | None = None
     if flow is not None and flow.data is not None:
-        # Fields that were changed in place are checked like those given to update_data.
+        # Fields that were changed in place are checked like the fields given to update_data.
         changes = await slot.changes()
         typed.check_fields(flow.name, flow.data, slot.changed_data(changes))
     deadline: float | Keep | None = KEEP
@@ -46,7 +84,7 @@ async def write(
         deadline = None if timeout is None else timeout.seconds
         if timeout is not None or place.where:
             slot.place = place._replace(where=() if timeout is None else _where(fsm, ctx, slot))
-        # Entering a state again is a change too: its time begins anew, and the update is handled.
+        # Entering the same state again is a change too: its timeout starts again.
         force = True
     elif deadline_passed:
         deadline, force = None, True
@@ -70,30 +108,30 @@ async def write(
     return written
 
 
-def _emit(fsm: FSM, ctx: Context, slot: Slot) -> None:
-    about: dict[str, Any] = {"fsm": fsm, "bot": fsm.bot, "key": ctx.key, "address": slot.address}
-    for from_flow, from_state, flow, state in ctx.moves[ctx.moves_told :]:
-        emit(StateEntered(**about, from_flow=from_flow, from_state=from_state, flow=flow, state=state))
-    ctx.moves_told = len(ctx.moves)
-    emit(Committed(**about, duration=monotonic() - ctx.started))
+def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:
+    for from_flow, from_state, flow, state in ctx.moves[ctx.moves_emitted :]:
+        fields = {"from_flow": from_flow, "from_state": from_state, "flow": flow, "state": state}
+        emit(StateEntered, fsm, ctx.key, slot.address, **fields)
+    ctx.moves_emitted = len(ctx.moves)
+    emit(Committed, fsm, ctx.key, slot.address, duration=monotonic() - ctx.started)
 
 
-def _expiry(fsm: FSM, ctx: Context, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
+def _expiry(fsm: Machine, ctx: Block, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
     ttl = flow.ttl if flow is not None and flow.ttl is not None else fsm.ttl
     if fsm.sliding or ctx.began or not slot.found or (slot.place.expired and not any(slot.place.times)):
         return ttl
     return KEEP
 
 
-def _where(fsm: FSM, ctx: Context, slot: Slot) -> tuple[Any, ...]:
-    """Return the chat that a timer will answer in: the update's, unless the key says the same."""
+def _where(fsm: Machine, ctx: Block, slot: Slot) -> tuple[Any, ...]:
+    """Return the chat that a timer answers in: the chat of the update, or empty if the key has it."""
     where = () if ctx.update.raw is None else keys.answer_to(ctx.update)
     if not where:
         return slot.place.where
     return () if where == keys.answer_to_key(fsm.key, ctx.key) else where
 
 
-def _tags(fsm: FSM, ctx: Context) -> tuple[str, ...] | Keep:
+def _tags(fsm: Machine, ctx: Block) -> tuple[str, ...] | Keep:
     if ctx.update.raw is None:
         return keys.tags_of_key(fsm.key, ctx.key) or KEEP
     return keys.tags_of(fsm.key, ctx.update, ctx.key)

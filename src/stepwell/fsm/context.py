@@ -6,24 +6,27 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from stepwell.errors import ContextClosed, DuplicateUpdate, InvalidOption, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import keys, typed
-from stepwell.fsm.commit import write
+from stepwell.fsm.base import Machine
+from stepwell.fsm.commit import Move, write
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.update import Update
 from stepwell.record import NOWHERE, Place
+from stepwell.slot import Slot
 
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-    from stepwell.slot import Slot
-
-__all__ = ["CLOSED", "Context", "Handler", "Move", "NoRecord"]
+__all__ = ["CLOSED", "Context", "Handler", "NoRecord"]
 
 T = TypeVar("T")
-#: One step: flow and state that were left, flow and state that were entered.
-Move: TypeAlias = tuple[str | None, str | None, str | None, str | None]
+if TYPE_CHECKING:
+    # Type checkers know this module without the package. Defaults of type variables are in typing since Python 3.13.
+    import typing_extensions
+
+    Data = typing_extensions.TypeVar("Data", bound=Mapping[Any, Any], default=dict[str, Any])
+else:
+    Data = TypeVar("Data")
 
 #: How many states ``back()`` can go back through.
 HISTORY = 16
@@ -32,20 +35,20 @@ NESTED = 8
 
 
 class NoRecord:
-    """Stands in for a record where the update has no key: empty, and never stored."""
+    """Replaces the record if the update has no key: empty, and never stored."""
 
     __slots__ = ("data", "key_given")
 
     place = NOWHERE
 
     def __init__(self, *, key_given: bool) -> None:
-        #: ``key=None`` was given, and no key strategy was called.
-        self.key_given = key_given
+        #: ``key=None`` was passed, and no key strategy was called.
+        self.key_given: bool = key_given
         self.data: dict[Any, Any] = {}
 
 
 class _Closed:
-    """Stands in for the record after the block."""
+    """Replaces the record after the block."""
 
     def __getattr__(self, name: str) -> Any:
         raise ContextClosed
@@ -54,52 +57,44 @@ class _Closed:
 CLOSED = _Closed()
 
 
-class Context:
+class Context(Generic[Data]):
     """One conversation while one update is handled.
 
-    Nothing is stored before the block ends well. What changes here changes in memory, and is written at
-    the end in one step; if the block raises, it is as if it had never run.
+    Changes are made in memory, and written in one commit when the block ends. If the block raises, nothing is written.
+
+    ``Context[RegistrationData]``, with a ``TypedDict``, gives type checkers the types of the fields in ``ctx.data``.
+    A plain ``Context`` has ``dict[str, Any]``. For a flow with another ``data=`` type, use ``ctx.data_as(type)``.
     """
 
     __slots__ = (
-        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "moves_told", "result",
-        "saved", "started", "update", "update_id",
+        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "moves_emitted",
+        "result", "saved", "started", "update", "update_id",
     )  # fmt: skip
 
-    #: The update; its ``raw`` is ``None`` where only a ``key=`` was given.
-    update: Update
-    #: Where the conversation is kept; ``None`` where the update has no key.
-    key: Any
-    #: This update was handled before (only with ``on_duplicate="enter"``); changes are refused.
-    duplicate: bool
-    #: What the regex of the filter that chose this handler matched.
-    match: re.Match[str] | None
-    #: What the flow that ended last (``pop_flow``) gave back.
-    result: Any
-
-    def __init__(self, fsm: FSM, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
+    def __init__(self, fsm: Machine, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
         self._fsm = fsm
         self._record: Any = record
         self._calls: list[dict[str, Any]] | None = [] if collects else None
-        self.update = update
-        #: The id that the update is remembered by.
+        #: The update; its ``raw`` is ``None`` if only a ``key=`` was given.
+        self.update: Update = update
+        #: The id that duplicates are recognised by.
         self.update_id: int | str | None = None
-        self.key = key
-        self.duplicate = False
-        self.match = None
-        self.result = None
+        #: The key of the conversation; ``None`` if the update has no key.
+        self.key: Any = key
+        #: This update was handled before (only with ``on_duplicate="enter"``); changes are refused.
+        self.duplicate: bool = False
+        #: The match of the regex in the filter that chose this handler.
+        self.match: re.Match[str] | None = None
+        #: The result that the flow which ended last gave to ``pop_flow``.
+        self.result: Any = None
         #: ``save()`` has written something.
-        self.saved = False
-        #: A state was entered since the last write.
-        self.entered = False
-        #: A flow was started in this block.
-        self.began = False
-        #: When the record was claimed, on the monotonic clock.
-        self.started = monotonic()
-        #: All steps so far, for the hooks.
+        self.saved: bool = False
+        # For the commit; see commit.Block.
+        self.entered: bool = False
+        self.began: bool = False
+        self.started: float = monotonic()
         self.moves: list[Move] = []
-        #: How many of them were emitted as events.
-        self.moves_told = 0
+        self.moves_emitted: int = 0
 
     # Reading
 
@@ -111,18 +106,18 @@ class Context:
 
     @property
     def state(self) -> str | None:
-        """The name of the state in that flow."""
+        """The name of the present state."""
         state: str | None = self._record.place.state
         return state
 
     @property
-    def data(self) -> dict[Any, Any]:
-        """The data. It may be changed in place."""
-        data: dict[Any, Any] = self._record.data
+    def data(self) -> Data:
+        """The data, a dict. It may be changed in place."""
+        data: Data = self._record.data
         return data
 
     def data_as(self, kind: type[T]) -> T:
-        """The data as one object of a type; ``IncompleteData`` names what is missing."""
+        """Return the data as one object of a type. Raises ``IncompleteData`` if fields are missing or wrong."""
         return typed.build(kind, self._record.data)
 
     @property
@@ -132,7 +127,7 @@ class Context:
 
     @property
     def args(self) -> str:
-        """What follows a command: ``/start hello`` gives ``"hello"``."""
+        """The text after a command: ``"hello"`` for ``/start hello``."""
         command = self.update.command
         return command.args if command is not None else ""
 
@@ -141,10 +136,10 @@ class Context:
         """The Bot API calls collected so far."""
         return self._collected()
 
-    # Moving. Each returns True when it moved, else what the policy returned.
+    # Moves. Each returns True, or the result of on_invalid_transition if it was refused.
 
     def start_flow(self, flow: object) -> Any:
-        """Begin a flow at its default state with empty data; the same flow begins anew.
+        """Begin a flow at its default state with empty data. If it is the active flow, it begins again.
 
         Raises ``InvalidFlow`` for a flow that has states and no ``default_state``.
         """
@@ -162,7 +157,7 @@ class Context:
         return True
 
     def transition(self, to: str) -> Any:
-        """Move along a declared edge of the active flow."""
+        """Move to a state that the active flow declares as next."""
         if self._refuses():
             return False
         name, state, revision, history, stack, *_ = self._record.place
@@ -171,13 +166,13 @@ class Context:
             return self._invalid(None, state, str(to))
         if not flow.allowed(state, to):
             return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
-        # A record of another revision keeps it until it is migrated.
+        # A record of another revision keeps that revision until it is migrated.
         history = history if state is None else (*history, state)[-HISTORY:]
         self._enter(name, to, revision or flow.revision, history, stack)
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
-        """Jump to a state of the active flow, or of the flow given, whatever the edges say; the data stays."""
+        """Jump to any state of the active flow, or of the given flow. The data is kept."""
         target = None if flow is None else self._fsm.flows.find(flow)
         if self._refuses():
             return False
@@ -198,11 +193,11 @@ class Context:
         return True
 
     def back(self) -> Any:
-        """Return to the state before, whatever the edges say; the data stays."""
+        """Return to the previous state, declared as next or not. The data is kept."""
         if self._refuses():
             return False
         place, flow = self._record.place, self._active()
-        # States that were removed since are skipped.
+        # States that a later release removed are skipped.
         history = () if flow is None else tuple(each for each in place.history if flow.declares(each))
         if flow is None or not history:
             return self._invalid(place.flow if flow else None, place.state, None)
@@ -210,9 +205,9 @@ class Context:
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
-        """Begin another flow inside the active one, which waits with its state and data until ``pop_flow``.
+        """Begin another flow inside the active flow, which keeps its state and data until ``pop_flow``.
 
-        The inner flow has data of its own. Its result is put into the field ``into`` of the outer data.
+        The inner flow has its own data. Its result is stored in the field ``into`` of the outer flow's data.
         """
         inner = self._fsm.flows.find(flow)
         first = inner.first_state()
@@ -224,25 +219,24 @@ class Context:
         if active is None:
             return self._invalid(None, place.state, inner.name)
         if len(place.stack) >= NESTED:
-            raise UsageError(f"flows can wait for each other {NESTED} deep; end one with pop_flow() first")
-        if inner.data is not None:
-            typed.check_fields(inner.name, inner.data, data or {})
+            raise UsageError(f"flows can be nested {NESTED} deep; end one with pop_flow() first")
+        typed.check_fields(inner.name, inner.data, data or {})
         waiting = [place.flow, place.state, place.revision, list(place.history), record.data, into]
         self._enter(inner.name, first, inner.revision, (), (*place.stack, waiting))
         record.data = dict(data or {})
         return True
 
     def pop_flow(self, result: Any = None) -> Any:
-        """End the inner flow, and go on in the one that waits for it, where it was."""
+        """End the inner flow, and continue the outer flow in the state it was in."""
         if self._refuses():
             return False
         place = self._record.place
         if not place.stack:
-            problem = f"no flow waits outside of {place.flow!r}; pop_flow() ends what push_flow() began"
+            problem = f"{place.flow!r} is not an inner flow; pop_flow() ends a flow that push_flow() began"
             return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
         flow, state, revision, history, data, into = place.stack[-1]
         self._enter(flow, state, revision, tuple(history), place.stack[:-1])
-        # A copy, because a change of a loaded value would not be seen as a change.
+        # A copy, because changes inside a loaded value are not noticed.
         self._record.data = copy.deepcopy(data)
         self.result = result
         if into is not None:
@@ -250,7 +244,7 @@ class Context:
         return True
 
     def clear_flow(self) -> None:
-        """Leave the conversation: the record is removed. Safe when nothing is active."""
+        """End the conversation and remove its record. Without an active flow nothing happens."""
         if type(self._record) is NoRecord and not self._record.data:
             return
         if not self._refuses():
@@ -260,8 +254,8 @@ class Context:
 
     # Data
 
-    def update_data(self, changes: Mapping[Any, Any] | None = None, /, **fields: Any) -> dict[Any, Any]:
-        """Merge fields into the data, and return it."""
+    def update_data(self, changes: Mapping[Any, Any] | None = None, /, **fields: Any) -> Data:
+        """Merge fields into the data, and return the data."""
         _check_mapping("update_data", changes)
         merged = {**(changes or {}), **fields}
         if not self._refuses():
@@ -277,16 +271,16 @@ class Context:
             self._record.data = dict(data)
 
     async def save(self) -> None:
-        """Write now and go on holding the conversation. Only the end of the block marks the update handled."""
+        """Write now, and keep the claim. The update counts as handled only when the block ends."""
         if type(self._record) is NoRecord and not self._record.data:
             return
         if not self._refuses() and await write(self._fsm, self, self._record, keep=True):
             self.saved = True
 
-    # Answering. Collected, and given back by the Router.
+    # Answers. They are collected, and returned by the Router.
 
     def answer(self, text: str, **params: Any) -> None:
-        """Send a message to where the update came from, or, of a timer, to where the conversation was last."""
+        """Send a message to the chat of the update. A timer answers in the last chat of the conversation."""
         update = self.update
         if update.raw is not None:
             where = keys.answer_to(update)
@@ -294,33 +288,33 @@ class Context:
             # A timer, or a conversation with key=.
             where = self._record.place.where or keys.answer_to_key(self._fsm.key, self.key)
         if not where:
-            raise UsageError("this update has no chat to answer in; say where with call('sendMessage', chat_id=...)")
+            raise UsageError("this update has no chat to answer in; use call('sendMessage', chat_id=...)")
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
-        """Answer a pressed button, which ends its waiting animation."""
-        pressed = self.update.callback_id
-        if pressed is None:
-            raise UsageError("answer_callback() is for a pressed button; this update is none: use answer()")
-        said = {} if text is None else {"text": text}
-        self.call("answerCallbackQuery", **{"callback_query_id": pressed, **said, **params})
+        """Answer a pressed button, which stops its loading animation."""
+        callback_id = self.update.callback_id
+        if callback_id is None:
+            raise UsageError("answer_callback() is for callback queries, and this update is not one; use answer()")
+        shown = {} if text is None else {"text": text}
+        self.call("answerCallbackQuery", **{"callback_query_id": callback_id, **shown, **params})
 
     def call(self, method: str, **params: Any) -> None:
-        """Any call of the Bot API."""
+        """Call any method of the Bot API."""
         self._collected().append({"method": method, **params})
 
     # For the machine
 
     def no_key(self) -> NoKeyError:
-        """Return the error for a change where the update has no key."""
+        """Return the error for a change if the update has no key."""
         return NoKeyError(self.update.kind, None if self._record.key_given else keys.name_of(self._fsm.key))
 
     def already_handled(self) -> DuplicateUpdate:
-        """Return the error for a change where the update was handled before."""
+        """Return the error for a change if the update was handled before."""
         return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
 
     def _refuses(self) -> bool:
-        """Raise if nothing can be changed here, or return ``True`` if ``on_missing_key`` says not to raise."""
+        """Return whether changes are ignored because the update has no key; raise if they are refused."""
         record = self._record
         if record is CLOSED:
             raise ContextClosed
@@ -344,7 +338,7 @@ class Context:
         record = self._record
         left_flow, left_state, _, _, _, where, times, expired = record.place
         if state is not None:
-            # The codec takes exact types only, and a declared state is a StateName.
+            # A declared state is a StateName, but the codec takes exact types only.
             state = str.__str__(state)
         self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
@@ -362,7 +356,7 @@ class Context:
         if self._record is CLOSED:
             raise ContextClosed
         if self._calls is None:
-            raise UsageError("calls are collected by a Router; here, send the message yourself")
+            raise UsageError("only a Router collects calls; send the message with your own client here")
         return self._calls
 
 
@@ -371,4 +365,5 @@ def _check_mapping(method: str, given: object, *, optional: bool = True) -> None
         raise InvalidOption(f"{method}() takes a dict of fields, got {type(given).__name__}")
 
 
-Handler = Callable[[Context], Any]
+#: A function of the context, ``def`` or ``async def``.
+Handler: TypeAlias = Callable[[Context[Any]], Any]

@@ -6,28 +6,26 @@ import logging
 from collections.abc import Mapping
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
 from stepwell.fsm import keys
-from stepwell.fsm.commit import write
+from stepwell.fsm.admin import move_chat
+from stepwell.fsm.base import Machine
+from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context, NoRecord
 from stepwell.fsm.duplicates import HandledUpdates, token_of
-from stepwell.fsm.events import DuplicateReceived, HandlerFailed, UpdateReceived, emit, subscribers
+from stepwell.fsm.events import DuplicateReceived, FSMEvent, HandlerFailed, UpdateReceived, emit, subscribers
 from stepwell.fsm.expiry import is_expired, retire
-from stepwell.fsm.hooks import run_hooks
 from stepwell.fsm.migration import catch_up, is_declared
 from stepwell.fsm.timers import deliver, is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP
 from stepwell.slot import Slot
 
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-
 __all__ = ["NOT_GIVEN", "Conversation"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NOT_GIVEN: Any = object()
 _NOT_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
@@ -36,8 +34,8 @@ _NOT_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 class Conversation:
     """An async context manager that gives a ``Context``; made by ``FSM.conversation``.
 
-    ``collects``: the context collects Bot API calls. ``enters``: a duplicate is entered with ``ctx.duplicate`` set
-    instead of raising ``DuplicateUpdate``.
+    With ``collects`` the context collects Bot API calls. With ``enters`` the block is entered for a duplicate, with
+    ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``.
     """
 
     __slots__ = (
@@ -47,7 +45,7 @@ class Conversation:
 
     def __init__(
         self,
-        fsm: FSM,
+        fsm: Machine,
         update: Any,
         *,
         key: Any = NOT_GIVEN,
@@ -55,18 +53,18 @@ class Conversation:
         collects: bool = False,
         enters: bool = False,
     ) -> None:
-        seen = update if isinstance(update, Update) else Update(update)
+        read = update if isinstance(update, Update) else Update(update)
         key_given = key is not NOT_GIVEN
         if not key_given:
             if update is None:
                 raise InvalidOption("conversation() needs an update, or a key=")
-            key = fsm.key.extract(seen)
+            key = fsm.key.extract(read)
             if key is None:
-                _check_update(seen.raw, fsm.key)
+                _check_update(read.raw, fsm.key)
         if update_id is None and update is not None:
-            update_id = seen.update_id if fsm.update_id is None else fsm.update_id(seen)
+            update_id = read.update_id if fsm.update_id is None else fsm.update_id(read)
         self._fsm = fsm
-        self._update = seen
+        self._update = read
         self._key = key
         self._key_given = key_given
         self._update_id = update_id
@@ -74,7 +72,7 @@ class Conversation:
         self._enters = enters
         self._slot: Slot | None = None
         self._ctx: Context | None = None
-        #: Set where the update has an id.
+        #: Set if the update has an id.
         self._handled: HandledUpdates | None = None
         self._token = ""
 
@@ -82,12 +80,12 @@ class Conversation:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
         self._started = monotonic()
         if (fsm.subscribers or subscribers) and update.raw is not None:
-            emit(UpdateReceived(**self._about(), update=update, update_id=update_id))
+            self._emit(UpdateReceived, update_id=update_id)
         migration = update.migration if update.text is None else None
         if not fsm.ready and (key is not None or migration is not None):
             await fsm.prepare()
         if migration is not None:
-            await fsm.move_chat(*migration)
+            await move_chat(fsm, *migration)
         if key is None:
             self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
             return self._ctx
@@ -111,7 +109,7 @@ class Conversation:
                 if slot.place.flow is not None:
                     declared = catch_up(fsm.flows, slot)
                     if not declared or ((slot.place.times or slot.deadline is not None) and is_timed_out(slot)):
-                        await self._apply_changes_since(ctx, slot)
+                        await self._catch_up(ctx, slot)
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):
                 self._failed(error)
@@ -133,7 +131,7 @@ class Conversation:
             else:
                 fsm = self._fsm
                 if fsm.has_hooks and ctx.moves:
-                    await run_hooks(ctx, ctx.moves, fsm.flows)
+                    await run_hooks(fsm, ctx)
                 handled = self._handled
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
                 await write(fsm, ctx, slot, memo=memo, force=ctx.saved and handled is not None)
@@ -145,19 +143,16 @@ class Conversation:
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
 
-    def _about(self) -> dict[str, Any]:
-        """Return the fields that all events of this conversation have."""
-        fsm, key = self._fsm, self._key
-        address = None if key is None else fsm.storage.address(fsm.bot, key)
-        return {"fsm": fsm, "bot": fsm.bot, "key": key, "address": address}
+    def _emit(self, kind: type[FSMEvent], **fields: Any) -> None:
+        address = None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
+        emit(kind, self._fsm, self._key, address, update=self._update, **fields)
 
     def _failed(self, error: BaseException) -> None:
         if self._fsm.subscribers or subscribers:
-            duration = monotonic() - self._started
-            emit(HandlerFailed(**self._about(), update=self._update, error=error, duration=duration))
+            self._emit(HandlerFailed, error=error, duration=monotonic() - self._started)
 
     def _check_unchanged(self, ctx: Context, slot: Slot | None) -> None:
-        """Refuse data that was changed in place, bypassing update_data(), where nothing is written."""
+        """Refuse data that was changed in place, bypassing update_data(), if nothing will be written."""
         if slot is None:
             if ctx.data:
                 self._fsm.missing_key.refuse(ctx.no_key())
@@ -168,7 +163,7 @@ class Conversation:
         """Answer an update that was handled before."""
         assert ctx.update_id is not None
         if self._fsm.subscribers or subscribers:
-            emit(DuplicateReceived(**self._about(), update=self._update, update_id=ctx.update_id))
+            self._emit(DuplicateReceived, update_id=ctx.update_id)
         # The write of the memo may not be replicated yet, or its replication may have failed.
         await slot.confirm()
         calls = handled.calls_of(self._token)
@@ -178,8 +173,8 @@ class Conversation:
         if self._collects:
             ctx._calls = list(calls)
 
-    async def _apply_changes_since(self, ctx: Context, slot: Slot) -> None:
-        """Apply what a deploy or a timeout did to the record since its last update."""
+    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
+        """Apply a timeout that has passed, or the policy for a state that a deploy removed."""
         fsm = self._fsm
         if not is_declared(fsm.flows, slot):
             if await fsm.unknown_state.resolve(ctx, slot.flow, slot.state) == "reset":
@@ -190,7 +185,7 @@ class Conversation:
             except (Conflict, StorageError):
                 raise
             except Exception:
-                # A timeout that fails must not block the conversation; the timers try it again.
+                # A timeout that fails must not block the conversation. The timers retry it.
                 logger.exception("the timeout at %s failed", slot.address.text)
                 await slot.rollback()
                 catch_up(fsm.flows, slot)
@@ -199,7 +194,7 @@ class Conversation:
 
 
 def _check_update(raw: Any, key: keys.KeyStrategy) -> None:
-    """Raise ``InvalidOption`` for a value that is not one update, where the strategy found no key in it."""
+    """Raise ``InvalidOption`` if a value without a key is not one update."""
     if isinstance(raw, Mapping):
         if isinstance(raw.get("result"), list) and "ok" in raw:
             raise InvalidOption(

@@ -1,4 +1,4 @@
-"""What the machine needs to know of a flow, whoever wrote it: a class, an object, or something by hand."""
+"""Descriptions of flows: one form for ``Flow`` classes, their instances, and other objects with the same attributes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "name_of",
 ]
 
-#: Names of a flow that no state can have.
+#: Attributes of a flow, which are not allowed as names of states.
 RESERVED = (
     "flow_name",
     "states",
@@ -38,17 +38,17 @@ RESERVED = (
 
 
 class UnreachableState(UserWarning):
-    """No declared path leads to a state; only ``set_state`` can enter it."""
+    """A state that no declared path leads to; only ``set_state`` can enter it."""
 
 
 class StateName(str):
-    """The name of a state, which knows its flow. Everywhere else it is a plain string."""
+    """The name of a state, a ``str`` that also has the name of its flow."""
 
-    #: The flow's name; ``None`` inside the class body, where it is not known yet.
+    #: The flow's name; ``None`` inside the class body.
     flow_name: str | None
-    #: Seconds from entering the state, when it has a timeout.
+    #: Seconds from entering the state to its timeout; ``None`` without a timeout.
     timeout: float | None
-    #: The state or the handler that follows a timeout.
+    #: The state that follows the timeout, or a handler.
     on_timeout: str | Callable[..., Any] | None
 
     def __new__(cls, name: str, *, flow_name: str | None = None, timeout: Timeout | None = None) -> Self:
@@ -59,52 +59,52 @@ class StateName(str):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What is copied, pickled or stored is the bare name: a flow may be gone when it comes back.
+        # Copies and pickles are plain strings, because the flow may not exist where they are loaded.
         return str, (str(self),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
-    """How long a state lasts at most, and what comes then."""
+    """The longest time that a state lasts, and what follows."""
 
     #: Counted from entering the state.
     seconds: float
-    #: The state to move to, or a handler; ``None`` when nothing was given.
+    #: The state to move to, or a handler; ``None`` ends the conversation.
     then: str | Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowDescription:
-    """One flow in the one form that the machine reads."""
+    """A flow in the form that the machine reads."""
 
-    #: What is stored as ``flow``.
+    #: The name that is stored.
     name: str
     #: In the order of declaration.
     states: tuple[StateName, ...]
-    #: The declared targets; a state without an entry has no ``to``.
+    #: The declared targets of each state that has ``to``.
     transitions: Mapping[str, tuple[str, ...]]
     #: The state that ``start_flow`` enters.
     default_state: str | None = None
-    #: ``default_state`` was given; ``None`` may be meant.
+    #: ``default_state`` was declared, perhaps as ``None``.
     default_given: bool = True
     #: The declared type of the data.
     data: type | None = None
-    #: Grows when a release changes states or data.
+    #: Increased by a release that changes states or data.
     revision: int = 1
-    #: Seconds that a conversation in this flow is kept for; ``None``: as long as the bot says.
+    #: Seconds that a conversation in this flow is kept; ``None``: the ``ttl`` of the machine.
     ttl: float | None = None
-    #: Only the states that have one.
+    #: The timeouts of the states that have one.
     timeouts: Mapping[str, Timeout] = field(default_factory=dict)
-    #: Where hooks are looked up: the class or object that was given.
+    #: The class or object that was registered; it has the hooks.
     source: object = None
 
     @property
     def is_open(self) -> bool:
-        """No state says ``to``, so every move is allowed."""
+        """No state has ``to``, so every move is allowed."""
         return not self.transitions
 
     def first_state(self) -> str | None:
-        """Return the state that the flow begins in, or raise ``InvalidFlow`` if it has states and none is the first."""
+        """Return the state that the flow begins in. Raises ``InvalidFlow`` if no ``default_state`` is declared."""
         if self.default_given or not self.states:
             return self.default_state
         raise InvalidFlow(
@@ -114,15 +114,15 @@ class FlowDescription:
         )
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """A hook of the flow as a function of its documented arguments; ``None`` where it has none."""
+        """Return a hook as a function of its documented arguments, or ``None`` if the flow does not have it."""
         return hook_of(self.source, name)
 
     def declares(self, state: str | None) -> bool:
-        """Whether this is a state of the flow. ``Other.email`` is not, even where this flow has an ``email``."""
+        """Return whether this is a state of the flow. ``Other.email`` is not, even if the flow has an ``email``."""
         return state in self.states and getattr(state, "flow_name", None) in (None, self.name)
 
     def problem_with(self, state: str | None) -> str | None:
-        """Why this is no state of the flow; ``None`` where it is one."""
+        """Return why this is not a state of the flow, or ``None`` if it is."""
         if self.declares(state):
             return None
         other = getattr(state, "flow_name", None)
@@ -134,7 +134,7 @@ class FlowDescription:
         )
 
     def targets(self, from_: str | None) -> tuple[str, ...]:
-        """The states that may follow. From ``None``, before the first state, that is any."""
+        """Return the states that may follow. From ``None``, before the first state, any state may."""
         if from_ is None:
             return self.states
         if from_ not in self.states:
@@ -142,7 +142,7 @@ class FlowDescription:
         return self.states if self.is_open else self.transitions.get(from_, ())
 
     def allowed(self, from_: str | None, to: str) -> bool:
-        """Whether a declared edge leads there."""
+        """Return whether the flow allows this move."""
         targets = None if from_ is None else self.transitions.get(from_)
         if targets is None:
             targets = self.targets(from_)
@@ -150,19 +150,21 @@ class FlowDescription:
 
 
 def describe(flow: object) -> FlowDescription:
-    """The description of a ``Flow`` class or instance, or of any object with
-    ``flow_name, states, transitions, default_state`` (``data`` and ``revision`` if it has them)."""
+    """Return the description of a ``Flow`` class or instance, or of another object with the attributes of a flow.
+
+    Those are ``flow_name, states, transitions, default_state`` and, optionally, ``data``, ``revision`` and ``ttl``.
+    """
     found = getattr(flow, "__flow__", None)
     if isinstance(found, FlowDescription):
         if isinstance(flow, type):
             return found
-        # Hooks of an instance may use what it was made with.
+        # Hooks are called on the instance, so that they can use its attributes.
         return replace(found, source=flow)
     name = _attribute(flow, "flow_name")
     if not isinstance(name, str) or not name:
         raise InvalidFlow(
             getattr(flow, "__name__", type(flow).__name__),
-            "is no flow: derive from Flow, or give it flow_name, states, transitions and default_state",
+            "is not a flow: derive from Flow, or define flow_name, states, transitions and default_state",
         )
     try:
         states = list(_attribute(flow, "states") or ())
@@ -173,8 +175,8 @@ def describe(flow: object) -> FlowDescription:
         ) from error
     odd = [each for each in states if not isinstance(each, str)]
     if odd:
-        raise InvalidFlow(name, f"a state is a string, got {odd[0]!r}")
-    description, unreachable = checked(
+        raise InvalidFlow(name, f"a state must be a string, got {odd[0]!r}")
+    return checked(
         FlowDescription(
             name=name,
             states=tuple(StateName(each, flow_name=name) for each in states),
@@ -187,25 +189,27 @@ def describe(flow: object) -> FlowDescription:
             source=flow,
         )
     )
-    for unreached in unreachable:
-        warnings.warn(unreached, stacklevel=2)
-    return description
 
 
 def _attribute(flow: object, name: str) -> Any:
     value = getattr(flow, name, None)
     if isinstance(flow, type) and callable(value):
-        raise InvalidFlow(flow.__name__, f"{name} is a method, so give an object of the class")
+        raise InvalidFlow(flow.__name__, f"{name} is a method; register an object of the class")
     return value() if callable(value) else value
 
 
-def checked(flow: FlowDescription) -> tuple[FlowDescription, list[UnreachableState]]:
-    """The description with its mappings frozen, or ``InvalidFlow``; and what is worth a warning."""
+def checked(flow: FlowDescription) -> FlowDescription:
+    """Return the description with its mappings frozen, and warn of states that no path leads to.
+
+    Raises ``InvalidFlow``. The warnings name the caller of the calling function as their place.
+    """
     for twice in (each for each in flow.states if flow.states.count(each) > 1):
         raise InvalidFlow(flow.name, f"state {str(twice)!r} is declared twice")
     for state, targets in flow.transitions.items():
         if state not in flow.states:
-            raise InvalidFlow(flow.name, f"transitions are declared for {state!r}, which is not a state of it")
+            raise InvalidFlow(
+                flow.name, f"transitions are declared for {state!r}, which is not a state; {_states(flow)}"
+            )
         for target in targets:
             if target not in flow.states:
                 raise InvalidFlow(
@@ -225,23 +229,23 @@ def checked(flow: FlowDescription) -> tuple[FlowDescription, list[UnreachableSta
             f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}",
         )
     if type(flow.revision) is not int or flow.revision < 1:
-        raise InvalidFlow(flow.name, f"revision= is a whole number from 1 on, got {flow.revision!r}")
+        raise InvalidFlow(flow.name, f"revision= must be an int of at least 1, got {flow.revision!r}")
     if flow.ttl is not None and (not isinstance(flow.ttl, int | float) or not flow.ttl > 0):
-        raise InvalidFlow(flow.name, f"ttl= is a number of seconds above 0, got {flow.ttl!r}")
+        raise InvalidFlow(flow.name, f"ttl= must be a number of seconds above 0, got {flow.ttl!r}")
     frozen = replace(
         flow,
         transitions=MappingProxyType(dict(flow.transitions)),
         timeouts=MappingProxyType(dict(flow.timeouts)),
-        # One object per state: what Form.default_state gives knows its flow too.
+        # The same object as in states, so that Form.default_state has its flow_name too.
         default_state=next((each for each in flow.states if each == flow.default_state), None),
     )
-    return frozen, [
-        UnreachableState(
+    for unreached in _unreachable(frozen):
+        warning = (
             f"flow {flow.name!r}: no path leads from {flow.default_state!r} to {str(unreached)!r}; "
             "list it in a to=[...], or enter it with set_state(...)"
         )
-        for unreached in _unreachable(frozen)
-    ]
+        warnings.warn(warning, UnreachableState, stacklevel=3)
+    return frozen
 
 
 def _states(flow: FlowDescription) -> str:
@@ -251,27 +255,27 @@ def _states(flow: FlowDescription) -> str:
 def _unreachable(flow: FlowDescription) -> list[str]:
     if flow.default_state is None or flow.is_open:
         return []
-    reached, ahead = set(), [str(flow.default_state)]
-    while ahead:
-        state = ahead.pop()
+    reached, queue = set(), [str(flow.default_state)]
+    while queue:
+        state = queue.pop()
         if state in reached:
             continue
         reached.add(state)
-        ahead.extend(flow.targets(state))
+        queue.extend(flow.targets(state))
         timeout = flow.timeouts.get(state)
         if timeout is not None and isinstance(timeout.then, str):
-            ahead.append(timeout.then)
+            queue.append(timeout.then)
     return [state for state in flow.states if state not in reached]
 
 
 class Flows(dict[str, FlowDescription]):
-    """The registered flows by name; ``find`` also takes a class or an object."""
+    """The registered flows by name."""
 
     def __init__(self, flows: Iterable[object]) -> None:
         super().__init__()
         if not isinstance(flows, Iterable) or isinstance(flows, str):
             given = getattr(flows, "__name__", repr(flows))
-            raise InvalidOption(f"flows is a list of flows, also where there is one: FSM(..., flows=[{given}])")
+            raise InvalidOption(f"flows takes a list, even of one flow: FSM(..., flows=[{given}])")
         for flow in flows:
             description = describe(flow)
             known = self.setdefault(description.name, description)
@@ -281,7 +285,7 @@ class Flows(dict[str, FlowDescription]):
                 )
 
     def find(self, flow: object) -> FlowDescription:
-        """The registered flow of that class, object or name; ``UnknownFlowError`` when there is none."""
+        """Return the flow with that class, object or name. Raises ``UnknownFlowError`` if it is not registered."""
         name = name_of(flow)
         try:
             return self[name]
@@ -290,10 +294,10 @@ class Flows(dict[str, FlowDescription]):
 
 
 def name_of(flow: object) -> str:
-    """The name of a flow that is given as class, object or plain name."""
+    """Return the name of a flow that is given as class, object or name."""
     if isinstance(flow, str):
         return str(flow)
     name = _attribute(flow, "flow_name")
     if not isinstance(name, str):
-        raise InvalidFlow(repr(flow), "is no flow: give a Flow class, a flow object, or a flow's name")
+        raise InvalidFlow(repr(flow), "is not a flow: pass a Flow class, a flow object, or a flow's name")
     return name

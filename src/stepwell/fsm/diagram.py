@@ -1,50 +1,23 @@
-"""A flow as Mermaid text."""
+"""Draw a flow as Mermaid text."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.description import FlowDescription
 
 __all__ = ["diagram"]
 
-# Words that Mermaid's state diagrams read as syntax, whatever their case.
-_SYNTAX = frozenset(
-    {
-        "as",
-        "choice",
-        "class",
-        "classdef",
-        "click",
-        "concurrent",
-        "default",
-        "direction",
-        "end",
-        "fork",
-        "hide",
-    }
-    | {
-        "href",
-        "join",
-        "left",
-        "note",
-        "of",
-        "right",
-        "root",
-        "scale",
-        "state",
-        "style",
-        "accdescr",
-        "acctitle",
-    }
-)
+# Keywords of Mermaid's state diagrams, in any case.
+_SYNTAX = frozenset({
+    "accdescr", "acctitle", "as", "choice", "class", "classdef", "click", "concurrent", "default", "direction", "end",
+    "fork", "hide", "href", "join", "left", "note", "of", "right", "root", "scale", "state", "style",
+})  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def diagram(flow: FlowDescription, current: str | None = None) -> str:
-    """The flow as a Mermaid ``stateDiagram-v2``; ``current`` is drawn in colour, declared or not."""
+    """Return the flow as a Mermaid ``stateDiagram-v2``. The state ``current`` is coloured; it need not be declared."""
     states = [str(state) for state in flow.states]
     if current is not None and current not in states:
         states.append(str(current))
@@ -77,5 +50,5 @@ def _id(state: str, number: int, states: list[str]) -> str:
 
 
 def _label(state: str) -> str:
-    # Mermaid reads #quot; and #35; as the characters that would end a label or begin an escape.
+    # A quote would end the label, and # would begin an escape.
     return " ".join(state.replace("#", "#35;").replace('"', "#quot;").split())

@@ -1,4 +1,4 @@
-"""Duplicates: the memo beside a record says which updates were handled, and what the newest was answered with.
+"""Duplicates: the memo of a record has the ids of handled updates and the Bot API calls for the newest.
 
 The memo is ``["<ids>", <calls>]``. The ids are one text, ``" 101 102 "``, without characters that JSON escapes, so
 finding one and adding one are text operations that cost the same for 1 and for 128 ids.
@@ -17,13 +17,13 @@ from stepwell.slot import Json, Slot
 
 __all__ = ["REMEMBERED", "HandledUpdates", "token_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: The form of a memo: ids, and calls.
 _Memo: TypeAlias = tuple[str, list[dict[str, Any]]]
-#: How many handled updates are remembered per key: more than one batch of getUpdates.
+#: How many handled updates are remembered per key; a batch of getUpdates has at most 100.
 REMEMBERED = 128
-#: Longer ids are remembered by a hash, in bytes of their token.
+#: Characters of a token. A longer id is replaced by its hash.
 LONGEST_TOKEN = 64
 
 
@@ -34,7 +34,7 @@ class HandledUpdates:
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self.ids = " "
+        self.ids: str = " "
         text = slot.memo_json
         if text is not None:
             ids = text[2 : text.find('"', 2)]
@@ -57,14 +57,14 @@ class HandledUpdates:
         return calls
 
     def has(self, token: str, update_id: int | str) -> bool:
-        """Whether the update with this token and id was handled."""
+        """Return whether the update with this token and id was handled."""
         if token[0] == "#":
             # Earlier releases stored long ids whole.
             self.ids = self.ids.replace(f" {_text(update_id)} ", f" {token} ")
         return f" {token} " in self.ids
 
     def calls_of(self, token: str) -> list[dict[str, Any]]:
-        """The calls that answered the update with this token, while it is the newest."""
+        """Return the calls that answered the update with this token, if it is the newest."""
         return self.calls if self.ids.endswith(f" {token} ") else []
 
     def with_update(self, token: str, calls: list[dict[str, Any]] | None) -> Json:
@@ -88,7 +88,7 @@ class HandledUpdates:
         return Json(f'["{ids}",{encoded}]')
 
     def merged(self, other: HandledUpdates, mark: str) -> Json:
-        """Return the memo with the updates of both, the other's first, and a mark that says so."""
+        """Return the memo with the updates of both, the other's first, and with a mark as the newest id."""
         calls = self.calls or other.calls
         self.ids = other.ids + self.ids[1:]
         return self.with_update(token_of(mark), calls)
@@ -108,8 +108,8 @@ def _text(update_id: int | str) -> str:
         # Marked, so that "1" is not 1; quoted, so that no space, quote or backslash is in it.
         return "'" + quote(update_id, safe="", errors="surrogatepass")
     if isinstance(update_id, bool) or not isinstance(update_id, int):
-        raise InvalidOption(f"an update's id is an int or a str, not {update_id!r}")
-    # Python refuses to write very large numbers in decimal.
+        raise InvalidOption(f"an update's id must be an int or a str, not {update_id!r}")
+    # Python raises ValueError for the decimal form of a very large int.
     return str(update_id) if -_LARGE < update_id < _LARGE else hex(update_id)
 
 

@@ -1,4 +1,4 @@
-"""Events: what happens in the conversations of a machine, for logs, metrics and tracing."""
+"""Events of conversations, for logs, metrics and tracing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-    from stepwell.fsm.update import Update
-    from stepwell.record import Address
+from stepwell.fsm.base import Machine
+from stepwell.fsm.update import Update
+from stepwell.record import Address
 
 __all__ = [
     "Committed",
@@ -33,18 +31,18 @@ __all__ = [
     "subscribers",
 ]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSMEvent:
-    """The base of all events of a machine."""
+    """The base of all events."""
 
-    #: The machine.
-    fsm: FSM = field(repr=False)
+    #: The ``FSM``.
+    fsm: Machine = field(repr=False)
     #: The bot's name.
     bot: str
-    #: The key of the conversation, and its address in the storage; ``None`` where the update has no key.
+    #: The key of the conversation, and its address in the storage; ``None`` if the update has no key.
     key: Any = None
     address: Address | None = None
     #: When it happened, in seconds since 1970.
@@ -58,7 +56,7 @@ class MachineReady(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReceived(FSMEvent):
-    """An update came in; its record is not claimed yet."""
+    """An update was received. Its record is not claimed yet."""
 
     update: Update
     update_id: int | str | None
@@ -66,7 +64,7 @@ class UpdateReceived(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateReceived(FSMEvent):
-    """An update came in that was handled before."""
+    """An update was received that was handled before."""
 
     update: Update
     update_id: int | str | None
@@ -74,17 +72,17 @@ class DuplicateReceived(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(FSMEvent):
-    """The claim, the handler, a hook or the commit raised, so nothing was written since the last ``save()``."""
+    """The claim, the handler, a hook or the commit raised. Nothing was written since the last ``save()``."""
 
     update: Update
     error: BaseException
-    #: Seconds since the update came in.
+    #: Seconds since the update was received.
     duration: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntered(FSMEvent):
-    """A conversation has moved, and the move is committed. Without a flow: it has ended."""
+    """A conversation has moved, and the move is committed. It has ended if ``flow`` is ``None``."""
 
     from_flow: str | None
     from_state: str | None
@@ -102,7 +100,7 @@ class Committed(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired(FSMEvent):
-    """The timeout of a state was applied, or failed and is tried again."""
+    """The timeout of a state was applied, or it failed and will be retried."""
 
     #: The flow and the state that timed out.
     flow: str | None
@@ -113,13 +111,13 @@ class TimerFired(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationExpired(FSMEvent):
-    """A conversation has expired; with ``on_expired``, once for each time it is handed over."""
+    """A conversation has expired. With ``on_expired``, one event for each call of it."""
 
     flow: str | None
     state: str | None
     #: Seconds that ``on_expired`` took.
     duration: float
-    #: The error of ``on_expired``, which is called again.
+    #: The error of ``on_expired``, which will be called again.
     error: BaseException | None = None
 
 
@@ -130,22 +128,19 @@ subscribers: list[FSMSubscriber] = []
 
 
 def subscribe(callback: FSMSubscriber) -> Callable[[], None]:
-    """Call ``callback(event)`` for every event of every machine of the process; return a function that ends it.
+    """Call ``callback(event)`` for every event of every machine of the process. Return a function that unsubscribes.
 
-    Callbacks run on the machine's event loop, in the order of the events, and must be quick. A callback that raises
-    is logged, and does not affect the conversation.
+    ``FSM.subscribe`` does the same for one machine.
     """
     return add_subscriber(subscribers, callback)
 
 
 def add_subscriber(to: list[FSMSubscriber], callback: FSMSubscriber) -> Callable[[], None]:
-    """Add a callback to a list of subscribers; return a function that removes it."""
+    """Add a callback to a list of subscribers. Return a function that removes it."""
     if not callable(callback):
         raise InvalidOption(f"subscribe() takes a function of the event, got {callback!r}")
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise InvalidOption(
-            f"{callback!r} is an async def, which would not be awaited; let a def put events in a queue"
-        )
+        raise InvalidOption(f"{callback!r} is an async def, which is not supported; pass a def that fills a queue")
     to.append(callback)
 
     def unsubscribe() -> None:
@@ -155,10 +150,11 @@ def add_subscriber(to: list[FSMSubscriber], callback: FSMSubscriber) -> Callable
     return unsubscribe
 
 
-def emit(event: FSMEvent) -> None:
-    """Call the subscribers of the event's machine and those of the process."""
-    for subscriber in (*event.fsm.subscribers, *subscribers):
+def emit(kind: type[FSMEvent], fsm: Machine, key: Any, address: Address | None, **fields: Any) -> None:
+    """Make an event, and call the subscribers of its machine and of the process. Their errors are logged."""
+    event = kind(fsm=fsm, bot=fsm.bot, key=key, address=address, **fields)
+    for subscriber in (*fsm.subscribers, *subscribers):
         try:
             subscriber(event)
         except Exception:
-            logger.exception("a subscriber failed on %s", type(event).__name__)
+            logger.exception("a subscriber failed on %s", kind.__name__)

@@ -12,17 +12,15 @@ from __future__ import annotations
 import inspect
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
+from stepwell.fsm.base import Machine
 from stepwell.fsm.events import ConversationExpired, emit, subscribers
 from stepwell.record import DAY, KEEP, Address, Keep
 from stepwell.slot import Slot
 from stepwell.storage import Entry
-
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
 
 __all__ = [
     "GRACE",
@@ -38,7 +36,7 @@ __all__ = [
     "take",
 ]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds that an expired conversation waits for a worker with ``on_expired``; then it is swept.
 GRACE = 7 * DAY
@@ -49,7 +47,7 @@ MOST_ENTRIES = 16
 
 
 class Expired(NamedTuple):
-    """A conversation that nobody continued in time; its record is gone."""
+    """A conversation that has expired. Its record is deleted."""
 
     key: Any
     flow: str | None
@@ -57,25 +55,25 @@ class Expired(NamedTuple):
 
 
 def is_expired(slot: Slot) -> bool:
-    """Whether the conversation of a held record has expired and is not an entry yet."""
+    """Return whether the conversation of a held record has expired and is not an entry yet."""
     times = slot.place.times
     expires_at = times[0] if times else None
     return expires_at is not None and expires_at <= slot.now
 
 
 def is_waiting(slot: Slot) -> bool:
-    """Whether a held record has an entry to hand over now."""
+    """Return whether a held record has an entry to hand over now."""
     return any(entry[3] <= slot.now for entry in slot.place.expired)
 
 
 def is_over(entry: Entry, now: float) -> bool:
-    """Whether a listed record has expired and only waits to be handed over."""
+    """Return whether a listed record has expired and only waits to be handed over."""
     try:
         place = entry.place
         if place.expired and place.flow is None and place.state is None:
             return not entry.state.data
     except StoredDataError:
-        # Reading its state raises the same.
+        # The caller gets the same error when it reads the state.
         return False
     expires_at = place.times[0] if place.times else None
     return expires_at is not None and expires_at <= now
@@ -84,9 +82,9 @@ def is_over(entry: Entry, now: float) -> bool:
 def schedule(
     slot: Slot, deadline: float | Keep | None, expiry: float | Keep | None
 ) -> tuple[float | None, float | None]:
-    """Note timeout and expiry in the head; return the deadline and the expiry to give to the storage.
+    """Store timeout and expiry in the head. Return the deadline and the expiry to give to the storage.
 
-    All are seconds from now; ``KEEP`` leaves what is there.
+    All are seconds from now; ``KEEP`` leaves a value unchanged.
     """
     now, place = slot.now, slot.place
     expires_at: float | None = None
@@ -108,7 +106,7 @@ def schedule(
 
 
 def deadline_of(slot: Slot) -> float | None:
-    """Return the seconds to the next of the times in the head: expiry, timeout, or the hand-over of an entry."""
+    """Return the seconds to the next time in the head: expiry, timeout, or hand-over of an entry."""
     due = [at for at in (*slot.place.times, *[entry[3] for entry in slot.place.expired]) if at is not None]
     return max(min(due) - slot.now, 0.0) if due else None
 
@@ -129,7 +127,7 @@ def _make_entry(slot: Slot) -> None:
 
 
 async def take(slot: Slot) -> tuple[Any, ...]:
-    """Return the entries of a held record to hand over now; other workers leave them alone for a minute."""
+    """Return the entries of a held record to hand over now. Other workers skip them for ``RETRY`` seconds."""
     if is_expired(slot):
         _make_entry(slot)
     now = slot.now
@@ -140,7 +138,7 @@ async def take(slot: Slot) -> tuple[Any, ...]:
     return tuple(taken.values())
 
 
-async def hand_over(fsm: FSM, key: Any, entries: tuple[Any, ...]) -> None:
+async def hand_over(fsm: Machine, key: Any, entries: tuple[Any, ...]) -> None:
     """Call ``on_expired`` for entries, without holding the record, and remove them."""
     for _, flow, state, _ in entries:
         await _notify(fsm, Expired(key, flow, state))
@@ -157,7 +155,7 @@ async def hand_over(fsm: FSM, key: Any, entries: tuple[Any, ...]) -> None:
         await slot.commit(deadline=deadline, expiry=expiry)
 
 
-async def hand_over_swept(fsm: FSM, address: Address, head: str | None) -> None:
+async def hand_over_swept(fsm: Machine, address: Address, head: str | None) -> None:
     """Call ``on_expired`` for a record that the storage has removed."""
     if fsm.on_expired is None and not fsm.subscribers and not subscribers:
         return
@@ -168,7 +166,7 @@ async def hand_over_swept(fsm: FSM, address: Address, head: str | None) -> None:
         await _notify(fsm, Expired(key, place.flow, place.state))
 
 
-async def _notify(fsm: FSM, expired: Expired) -> None:
+async def _notify(fsm: Machine, expired: Expired) -> None:
     started = monotonic()
     failure: BaseException | None = None
     try:
@@ -181,6 +179,5 @@ async def _notify(fsm: FSM, expired: Expired) -> None:
     finally:
         if fsm.subscribers or subscribers:
             key, flow, state = expired
-            address, duration = fsm.storage.address(fsm.bot, key), monotonic() - started
-            about: dict[str, Any] = {"fsm": fsm, "bot": fsm.bot, "key": key, "address": address}
-            emit(ConversationExpired(**about, flow=flow, state=state, duration=duration, error=failure))
+            fields = {"flow": flow, "state": state, "duration": monotonic() - started, "error": failure}
+            emit(ConversationExpired, fsm, key, fsm.storage.address(fsm.bot, key), **fields)

@@ -1,7 +1,7 @@
-"""Filters: which handler an update is for.
+"""Filters: which handler an update goes to.
 
-A filter is called with a context and says yes or no. Filters combine with ``&``, ``|`` and ``~``;
-a plain function of the context joins them on either side.
+A filter is called with a context and returns whether it matches. Filters combine with ``&``, ``|`` and ``~``. Either
+operand may be a plain function of the context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class FilterContext(Protocol):
-    """What a filter may read of a context, and the one thing that it leaves there."""
+    """The part of a context that filters read, and ``match``, which they set."""
 
     @property
     def flow(self) -> str | None: ...
@@ -47,22 +47,22 @@ class FilterContext(Protocol):
 
 
 class Filter(ABC):
-    """Says whether a handler is for this update."""
+    """The base of all filters."""
 
     __slots__ = ()
 
     @abstractmethod
     def __call__(self, ctx: FilterContext, /) -> bool:
-        """Must not change the conversation."""
+        """Return whether the filter matches. It must not change the conversation."""
 
     @property
     def flows(self) -> frozenset[str]:
-        """The flows that it names, so that a router can say which are not registered."""
+        """The flows that it names. A router refuses those that are not registered."""
         return frozenset()
 
     @property
-    def _asked_states(self) -> frozenset[str]:
-        """The states that it names without a flow, so that a router can say which no flow has."""
+    def _states(self) -> frozenset[str]:
+        """The states that it names without a flow. A router warns of those that no flow has."""
         return frozenset()
 
     def __and__(self, other: Filter | Callable[[Any], Any]) -> Filter:
@@ -81,19 +81,21 @@ class Filter(ABC):
         return _Not(self)
 
     def __bool__(self) -> bool:
-        # "a and b" would silently be b.
+        # "a and b" would be b, without a warning.
         raise TypeError("filters are combined with & | ~, not with and, or, not")
 
 
 def as_filter(given: Filter | Callable[[Any], Any]) -> Filter:
-    """A filter, or a function of the context made into one."""
+    """Return a filter, made from a function of the context if it is not one."""
     if isinstance(given, Filter):
         return given
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
-        raise InvalidOption(f"{given!r} is an async def, which every update would pass; a filter is a plain function")
+        raise InvalidOption(
+            f"{given!r} is an async def, which would match every update; a filter must be a plain function"
+        )
     if callable(given) and not isinstance(given, type):
         return _Function(given)
-    raise InvalidOption(f"{given!r} is no filter; give one of stepwell.fsm, or a function of the context")
+    raise InvalidOption(f"{given!r} is not a filter; pass a filter of stepwell.fsm, or a function of the context")
 
 
 class _Function(Filter):
@@ -107,7 +109,9 @@ class _Function(Filter):
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise InvalidOption(f"the filter {self.function!r} gives an awaitable, which every update would pass")
+            raise InvalidOption(
+                f"the filter {self.function!r} returned an awaitable, which would match every update; make it a def"
+            )
         return bool(result)
 
 
@@ -122,8 +126,8 @@ class _Several(Filter):
         return frozenset().union(*(part.flows for part in self.parts))
 
     @property
-    def _asked_states(self) -> frozenset[str]:
-        return frozenset().union(*(part._asked_states for part in self.parts))
+    def _states(self) -> frozenset[str]:
+        return frozenset().union(*(part._states for part in self.parts))
 
 
 class _All(_Several):
@@ -148,12 +152,12 @@ class _Not(_Several):
 
 
 class fsm_flow(Filter):  # noqa: N801
-    """The active flow is this one, given as class, object or name; ``None``: no flow is active."""
+    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is."""
 
     __slots__ = ("name",)
 
     def __init__(self, flow: object) -> None:
-        self.name = None if flow is None else name_of(flow)
+        self.name: str | None = None if flow is None else name_of(flow)
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         return ctx.flow == self.name
@@ -164,9 +168,9 @@ class fsm_flow(Filter):  # noqa: N801
 
 
 class fsm_state(Filter):  # noqa: N801
-    """The state is this one: ``"email"`` in any flow, ``Form.email`` in its own, ``None`` for no state.
+    """Match this state: ``"email"`` in any flow, ``Form.email`` in its flow, ``None`` for no state.
 
-    ``fsm_state(("key", value))`` asks for a field of the data; one that is missing never matches.
+    ``fsm_state(("key", value))`` matches a field of the data. A missing field never matches.
     """
 
     __slots__ = ("field", "flow", "state", "value")
@@ -181,7 +185,7 @@ class fsm_state(Filter):  # noqa: N801
         elif isinstance(state, str):
             self.flow, self.state = getattr(state, "flow_name", None), str(state)
         elif state is not None:
-            raise InvalidOption(f"fsm_state({state!r}): give a state, its name, None, or a (key, value) pair")
+            raise InvalidOption(f"fsm_state({state!r}): pass a state, its name, None, or a (key, value) pair")
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         if self.field:
@@ -194,12 +198,12 @@ class fsm_state(Filter):  # noqa: N801
         return frozenset() if self.flow is None else frozenset({self.flow})
 
     @property
-    def _asked_states(self) -> frozenset[str]:
+    def _states(self) -> frozenset[str]:
         return frozenset() if self.state is None or self.flow is not None else frozenset({self.state})
 
 
 class fsm_in_flow(Filter):  # noqa: N801
-    """Some flow is active."""
+    """Match if any flow is active."""
 
     __slots__ = ()
 
@@ -208,10 +212,10 @@ class fsm_in_flow(Filter):  # noqa: N801
 
 
 class command(Filter):  # noqa: N801
-    """The text is one of these commands, or any command: ``/start``, ``/start@my_bot hello``.
+    """Match one of these commands, such as ``/start`` or ``/start@my_bot hello``; without names, any command.
 
-    Commands and bots' names are compared without regard to case. ``bot="my_bot"`` leaves commands
-    to other bots alone. New messages only, unless ``edited=True``. The rest is ``ctx.args``.
+    Commands and bots' names are compared without regard to case. With ``bot="my_bot"`` commands to other bots do not
+    match. Edited messages match only with ``edited=True``. The text after the command is ``ctx.args``.
     """
 
     __slots__ = ("bot", "edited", "names")
@@ -219,10 +223,10 @@ class command(Filter):  # noqa: N801
     def __init__(self, *names: str, bot: str | None = None, edited: bool = False) -> None:
         for name in names:
             if not isinstance(name, str) or not re.fullmatch(r"/?[A-Za-z0-9_]+", name):
-                raise InvalidOption(f"command({name!r}): a command has letters, digits and _, such as 'start'")
-        self.names = frozenset(name.removeprefix("/").lower() for name in names)
-        self.bot = bot.removeprefix("@").lower() if bot else None
-        self.edited = edited
+                raise InvalidOption(f"command({name!r}): a command consists of letters, digits and _, such as 'start'")
+        self.names: frozenset[str] = frozenset(name.removeprefix("/").lower() for name in names)
+        self.bot: str | None = bot.removeprefix("@").lower() if bot else None
+        self.edited: bool = edited
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         found = ctx.update.command
@@ -234,17 +238,17 @@ class command(Filter):  # noqa: N801
 
 
 class text(Filter):  # noqa: N801
-    """The text is exactly this string, or the compiled regex is found in it (``ctx.match``).
+    """Match a text that equals this string, or in which this compiled regex is found (``ctx.match``).
 
-    Without a pattern: any text but a command, so that ``/cancel`` is never taken for a name.
-    New messages only, unless ``edited=True``.
+    Without a pattern, match any text except a command, so that ``/cancel`` is never read as a name. Edited messages
+    match only with ``edited=True``.
     """
 
     __slots__ = ("edited", "pattern")
 
     def __init__(self, pattern: str | re.Pattern[str] | None = None, *, edited: bool = False) -> None:
-        self.pattern = _pattern("text", pattern)
-        self.edited = edited
+        self.pattern: str | re.Pattern[str] | None = _pattern("text", pattern)
+        self.edited: bool = edited
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         update = ctx.update
@@ -256,13 +260,15 @@ class text(Filter):  # noqa: N801
 
 
 class callback(Filter):  # noqa: N801
-    """A button was pressed whose data is exactly this string, or in which the compiled regex is found
-    (``ctx.match``). Without a pattern: any button."""
+    """Match a pressed button whose data equals this string, or in which this compiled regex is found (``ctx.match``).
+
+    Without a pattern, match any button.
+    """
 
     __slots__ = ("pattern",)
 
     def __init__(self, pattern: str | re.Pattern[str] | None = None) -> None:
-        self.pattern = _pattern("callback", pattern)
+        self.pattern: str | re.Pattern[str] | None = _pattern("callback", pattern)
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         update = ctx.update
@@ -272,14 +278,14 @@ class callback(Filter):  # noqa: N801
 
 
 class kind(Filter):  # noqa: N801
-    """The update is of one of these kinds, in the words of the Bot API: ``kind("my_chat_member")``."""
+    """Match updates of these kinds, by their names in the Bot API: ``kind("my_chat_member")``."""
 
     __slots__ = ("names",)
 
     def __init__(self, *names: str) -> None:
         if not names or not all(isinstance(name, str) for name in names):
-            raise InvalidOption("kind(...) takes the names of one or more kinds of update, such as 'message'")
-        self.names = frozenset(names)
+            raise InvalidOption("kind(...) takes one or more kinds of update, such as 'message'")
+        self.names: frozenset[str] = frozenset(names)
 
     def __call__(self, ctx: FilterContext, /) -> bool:
         return ctx.update.kind in self.names
@@ -294,7 +300,7 @@ def _pattern(name: str, pattern: Any) -> str | re.Pattern[str] | None:
         return pattern
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
         return pattern
-    raise InvalidOption(f"{name}({pattern!r}): give a string, or a regex made with re.compile()")
+    raise InvalidOption(f"{name}({pattern!r}): pass a string, or a regex made with re.compile()")
 
 
 def _matches(pattern: str | re.Pattern[str], value: str, ctx: FilterContext) -> bool:

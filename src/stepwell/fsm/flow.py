@@ -1,12 +1,11 @@
-"""Flows: the declared graph of a conversation, checked when the class is made."""
+"""Flows: the states of a conversation and the moves between them, checked when the class is defined."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from math import inf
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from stepwell.errors import InvalidFlow
 from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
@@ -24,32 +23,21 @@ def state(
 ) -> StateName:
     """Declare a state in the body of a ``Flow``.
 
-    ``to`` lists the states that may follow: ``[]`` for a last one. When no state of a flow says
-    ``to``, every move is allowed. ``timeout`` (seconds) counts from entering the state;
-    ``on_timeout`` is the state that is then moved to, or a handler.
+    ``to`` lists the states that may follow; a last state has ``to=[]``. If no state of a flow has ``to``, every move is
+    allowed. ``timeout`` is in seconds and starts when the state is entered. ``on_timeout`` is the state to move to
+    then, or a handler.
     """
-    if isinstance(to, Iterable) and not isinstance(to, str):
-        to = tuple(to)
-    return _Declaration(to=to, timeout=timeout, on_timeout=on_timeout)
+    declaration = _Declaration("")
+    declaration.to = tuple(to) if isinstance(to, Iterable) and not isinstance(to, str) else to
+    declaration.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    declaration.on_timeout = on_timeout
+    return declaration
 
 
 class _Declaration(StateName):
-    """What ``state()`` gives until its class is complete: it has no name yet."""
+    """A state inside the body of its class, where it has no name yet."""
 
     to: Iterable[str] | None
-    given_timeout: float | timedelta | None
-    given_on_timeout: str | Callable[..., Any] | None
-
-    def __new__(
-        cls,
-        *,
-        to: Iterable[str] | None,
-        timeout: float | timedelta | None,
-        on_timeout: str | Callable[..., Any] | None,
-    ) -> Self:
-        self = super().__new__(cls, "")
-        self.to, self.given_timeout, self.given_on_timeout = to, timeout, on_timeout
-        return self
 
 
 class Flow:
@@ -61,23 +49,22 @@ class Flow:
             confirm = state(to=[])
             default_state = get_name
 
-    What describes the flow is a class argument, so that states may be called ``name`` or ``data``:
-    ``name`` is what is stored, ``data`` is the type of the data (a dataclass, msgspec Struct,
-    TypedDict or pydantic model), ``revision`` grows when a release changes states or data, ``ttl`` is how many
-    seconds a conversation in this flow is kept.
+    The options are class arguments, so that states may be called ``name`` or ``data``. ``name`` is the name that is
+    stored. ``data`` is the type of the data: a dataclass, msgspec Struct, TypedDict or pydantic model. Increase
+    ``revision`` when a release changes states or data. ``ttl`` is how many seconds a conversation in this flow is kept.
 
-    Three hooks may be written, as functions, static methods or methods: ``on_enter(ctx, state)`` and
-    ``on_leave(ctx, state)``, and ``migrate(old_revision, state, data)``, which returns the state and the data
-    of a record of an earlier revision in the present form.
+    A flow may have three hooks, as functions, static methods or methods: ``on_enter(ctx, state)``,
+    ``on_leave(ctx, state)`` and ``migrate(old_revision, state, data)``. ``migrate`` gets the state and the data of a
+    record of an earlier revision, and returns both for the present revision.
     """
 
     #: The name that is stored.
     flow_name: ClassVar[str]
     #: Every state, in the order of declaration.
     states: ClassVar[tuple[StateName, ...]]
-    #: The declared targets of each state that has some; empty when every move is allowed.
+    #: The declared targets of each state that has ``to``; empty if every move is allowed.
     transitions: ClassVar[Mapping[str, tuple[str, ...]]]
-    #: The state that ``start_flow`` enters; ``None``, written out, to start in no state.
+    #: The state that ``start_flow`` enters; declare ``None`` to start in no state.
     default_state: ClassVar[str | None] = None
 
     __flow__: ClassVar[FlowDescription]
@@ -98,22 +85,18 @@ class Flow:
                 raise
             unknown = ", ".join(f"{each}=" for each in rest)
             raise InvalidFlow(
-                cls.__name__, f"its class takes name=, data=, revision= and ttl=, not {unknown}"
+                cls.__name__, f"the class takes name=, data=, revision= and ttl=, not {unknown}"
             ) from error
         parent = next((base for base in cls.__mro__[1:] if "__flow__" in vars(base)), None)
         if parent is not None:
-            raise InvalidFlow(
-                cls.__name__,
-                f"{parent.__name__} is a complete flow; derive from Flow and declare all states again",
-            )
+            problem = f"{parent.__name__} is a complete flow; derive from Flow and declare all states again"
+            raise InvalidFlow(cls.__name__, problem)
         if not isinstance(name, str) or not name:
-            raise InvalidFlow(
-                cls.__name__,
-                f'a flow needs a name, a string: class {cls.__name__}(Flow, name="..."); got {name!r}',
-            )
+            problem = f'a flow needs a name, a string: class {cls.__name__}(Flow, name="..."); got {name!r}'
+            raise InvalidFlow(cls.__name__, problem)
         for computed in ("flow_name", "states", "transitions"):
             if computed in vars(cls) and not isinstance(vars(cls)[computed], _Declaration):
-                raise InvalidFlow(name, f"{computed!r} follows from the name= and the state()s; leave it out")
+                raise InvalidFlow(name, f"{computed!r} is computed from name= and the states; remove it")
         check_hooks(cls, name)
         declarations = _declarations(cls, name)
         default = vars(cls).get("default_state")
@@ -122,7 +105,7 @@ class Flow:
             raise _reserved(name, "default_state")
 
         def resolved(value: Any) -> Any:
-            # Inside the class body a state is its declaration; outside it is its name.
+            # The class body refers to a state by its declaration, because the name is not known there.
             return names.get(id(value), value) if isinstance(value, _Declaration) else value
 
         timeouts = {
@@ -130,7 +113,7 @@ class Flow:
             for each, declaration in declarations.items()
             if (timeout := _timeout(name, each, declaration, resolved)) is not None
         }
-        description, unreachable = checked(
+        description = checked(
             FlowDescription(
                 name=name,
                 states=tuple(StateName(each, flow_name=name, timeout=timeouts.get(each)) for each in declarations),
@@ -148,8 +131,6 @@ class Flow:
                 source=cls,
             )
         )
-        for unreached in unreachable:
-            warnings.warn(unreached, stacklevel=2)
         for each in description.states:
             setattr(cls, each, each)
         cls.flow_name = name
@@ -160,30 +141,30 @@ class Flow:
 
     @classmethod
     def diagram(cls, current: str | None = None) -> str:
-        """The flow as Mermaid text, with the current state marked."""
+        """Return the flow as Mermaid text, with the current state marked."""
         return draw(cls.__flow__, current)
 
 
 def _declarations(cls: type, flow: str) -> dict[str, _Declaration]:
     found: dict[str, _Declaration] = {}
-    # States may come from plain mixins too; those first, as Python reads them.
+    # Mixins may declare states too. Base classes come first, so that a subclass overrides them.
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if value is state:
-                raise InvalidFlow(flow, f"{name} = state declares nothing; write {name} = state()")
+                raise InvalidFlow(flow, f"{name} = state does not declare a state; write {name} = state()")
             if not isinstance(value, _Declaration) or name == "default_state":
                 continue
             if name in RESERVED:
                 raise _reserved(flow, name)
             twin = next((other for other, declaration in found.items() if declaration is value), None)
             if twin is not None:
-                raise InvalidFlow(flow, f"{twin!r} and {name!r} are one and the same state(); write state() for each")
+                raise InvalidFlow(flow, f"{twin!r} and {name!r} are the same state(); call state() for each")
             found[name] = value
     return found
 
 
 def _reserved(flow: str, name: str) -> InvalidFlow:
-    return InvalidFlow(flow, f"a state cannot be called {name!r}; these names are reserved: {', '.join(RESERVED)}")
+    return InvalidFlow(flow, f"a state cannot be called {name!r}; the reserved names are {', '.join(RESERVED)}")
 
 
 def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], Any]) -> tuple[str, ...]:
@@ -195,13 +176,11 @@ def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], 
 
 
 def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable[[Any], Any]) -> Timeout | None:
-    seconds, then = declaration.given_timeout, resolved(declaration.given_on_timeout)
+    seconds, then = declaration.timeout, resolved(declaration.on_timeout)
     if seconds is None:
         if then is not None:
             raise InvalidFlow(flow, f"state {name!r}: on_timeout= needs a timeout=")
         return None
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
-        raise InvalidFlow(flow, f"state {name!r}: timeout= is a number of seconds above 0, got {seconds!r}")
+        raise InvalidFlow(flow, f"state {name!r}: timeout= must be a number of seconds above 0, got {seconds!r}")
     return Timeout(seconds=float(seconds), then=then)

@@ -1,7 +1,7 @@
 """Key strategies: which conversation an update belongs to.
 
-A strategy is anything with ``extract(update)``, or a function of the update. It gets an ``Update`` and
-returns a key, or ``None`` for "no key". 0 stands for a chat or thread that an update does not have.
+A strategy is an object with ``extract(update)``, or a function of the update. It gets an ``Update`` and returns a key,
+or ``None`` if the update has no key. In a key, 0 means that the update has no chat or no thread.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = [
 
 @runtime_checkable
 class KeyStrategy(Protocol):
-    """Must give the same key for every update of one conversation."""
+    """A key strategy. It must return the same key for every update of one conversation."""
 
     def extract(self, update: Update, /) -> Any:
-        """The key, any nesting of ``str, int, bool, None, bytes, tuple``; ``None`` for no key."""
+        """Return the key, any nesting of ``str, int, bool, None, bytes, tuple``, or ``None`` for no key."""
 
 
 class Parts(NamedTuple):
-    """Whom and what a key stands for; 0 and ``None`` stand for nobody."""
+    """The ids in a key. 0 and ``None`` mean that the key has no such id."""
 
     chat: int | None = None
     user: int | None = None
@@ -54,7 +54,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChatUser:
-    """Each user in each chat: ``(chat, user)``. The default."""
+    """One conversation per user and chat: ``(chat, user)``. The default."""
 
     def extract(self, update: Update) -> tuple[int, int] | None:
         user, chat = update.user, update.chat
@@ -70,7 +70,7 @@ class ChatUser:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Each user, wherever they write: ``(user,)``."""
+    """One conversation per user, in all chats: ``(user,)``."""
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.user.id,) if update.user is not None else None
@@ -84,7 +84,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Each chat, shared by everybody in it: ``(chat,)``."""
+    """One conversation per chat, shared by its members: ``(chat,)``."""
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.chat.id,) if update.chat is not None else None
@@ -98,9 +98,9 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTopic:
-    """Each forum topic, shared by everybody in it: ``(chat, thread)``, thread 0 outside of topics.
+    """One conversation per forum topic, shared by its members: ``(chat, thread)``, thread 0 outside of topics.
 
-    Replies in an ordinary group have a thread too; ``strict_topics`` counts forum topics only.
+    Replies in an ordinary group have a thread too; with ``strict_topics`` only forum topics count.
     """
 
     strict_topics: bool = False
@@ -120,7 +120,7 @@ class ChatTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTopicUser:
-    """Each user in each forum topic: ``(chat, thread, user)``, thread 0 outside of topics."""
+    """One conversation per user and forum topic: ``(chat, thread, user)``, thread 0 outside of topics."""
 
     strict_topics: bool = False
 
@@ -135,15 +135,15 @@ class ChatTopicUser:
 
 
 class Business:
-    """Any other strategy, kept apart for each business account: ``(connection, key)``.
+    """Another strategy, with separate conversations per business account: ``(connection, key)``.
 
-    The connection is 0 for what reaches the bot itself.
+    The connection is 0 for updates that the bot itself gets.
     """
 
     __slots__ = ("inner",)
 
     def __init__(self, inner: object) -> None:
-        self.inner = strategy(inner)
+        self.inner: KeyStrategy = strategy(inner)
 
     def extract(self, update: Update) -> tuple[str | int, Any] | None:
         key = self.inner.extract(update)
@@ -172,74 +172,74 @@ class _Function:
 
 
 def strategy(key: object) -> KeyStrategy:
-    """The strategy that was given as an instance, a class or a function."""
+    """Return the strategy for an instance, a class or a function."""
     if isinstance(key, type) and callable(getattr(key, "extract", None)):
         try:
             key = key()
         except TypeError as error:
-            raise InvalidOption(f"key={key!r} cannot be made without arguments; give an instance") from error
+            raise InvalidOption(f"key={key!r} needs arguments; pass an instance of it") from error
     if isinstance(key, KeyStrategy):
         return key
     if callable(key) and not isinstance(key, type):
         return _Function(key)
     raise InvalidOption(
-        f"key={key!r} is no key strategy; give keys.ChatUser() or another of stepwell.fsm.keys, "
+        f"key={key!r} is not a key strategy; pass keys.ChatUser() or another strategy of stepwell.fsm.keys, "
         "a function of the update, or an object with extract(update)"
     )
 
 
 def reads_telegram(key: KeyStrategy) -> bool:
-    """Whether this is one of the strategies of this module, which read updates of Telegram."""
+    """Return whether this strategy is one of this module, which read Telegram's updates."""
     return type(key).__module__ == __name__ and not isinstance(key, _Function)
 
 
 def name_of(key: KeyStrategy) -> str:
-    """What a strategy is called in messages."""
+    """Return the name of a strategy for error messages."""
     if isinstance(key, _Function):
         return getattr(key.function, "__name__", repr(key.function))
     return type(key).__name__
 
 
 def tags_of(key: KeyStrategy, update: Update, value: Any) -> tuple[str, ...]:
-    """Under which people and chats a record is found again: ``("user:42", "chat:-100")``.
+    """Return the tags of a record: ``("user:42", "chat:-100")``. ``find`` and ``forget`` look records up by them.
 
-    A strategy says it with ``tags(update)``. Where it does not, the user and the chat count
-    whose ids are in its key.
+    They come from the strategy's ``tags(update)``. Without that method they name the update's user and chat, each if
+    its id is in the key.
     """
     own = getattr(key, "tags", None)
     if callable(own):
         return tuple(own(update))
-    parts = list(_parts(value))
+    ids = list(_flatten(value))
     return tuple(
         f"{name}:{peer.id}"
         for name, peer in (("user", update.user), ("chat", update.chat))
-        if peer is not None and peer.id in parts
+        if peer is not None and peer.id in ids
     )
 
 
 def parts_of(key: KeyStrategy, value: Any) -> Parts:
-    """What a key says by itself. A strategy tells it with ``parts(key)``; where it does not, nothing is known."""
+    """Return the ids in a key as the strategy's ``parts(key)`` names them; without that method, none."""
     own = getattr(key, "parts", None)
     try:
         return own(value) if callable(own) else Parts()
     except (TypeError, LookupError):
-        # A key given by hand need not have the shape of the strategy's.
+        # A key given with key= may have another shape than the strategy's keys.
         return Parts()
 
 
 def tags_of_key(key: KeyStrategy, value: Any) -> tuple[str, ...]:
-    """The tags of a record that was made without an update."""
+    """Return the tags of a record that was made without an update."""
     parts = parts_of(key, value)
     named = (("user", parts.user), ("chat", parts.chat))
     return tuple(f"{name}:{peer}" for name, peer in named if type(peer) is int and peer)
 
 
-#: Where an answer goes: chat, thread and business connection, or nothing where nobody can say.
+#: The destination of an answer: chat, thread and business connection; empty if it is not known.
 Where: TypeAlias = tuple[int, int | None, str | None] | tuple[()]
 
 
 def answer_to(update: Update) -> Where:
-    """Where the answer to an update goes."""
+    """Return the destination of an answer to an update."""
     peer = update.chat or update.user
     if peer is None:
         return ()
@@ -247,36 +247,36 @@ def answer_to(update: Update) -> Where:
 
 
 def answer_to_key(key: KeyStrategy, value: Any) -> Where:
-    """Where an answer without an update goes, as far as the key says it."""
+    """Return the destination of an answer without an update, read from the key."""
     parts = parts_of(key, value)
     chat = parts.chat or parts.user
     return (chat, parts.thread or None, parts.business_connection) if type(chat) is int else ()
 
 
 def params_of(where: Where) -> dict[str, Any]:
-    """The parameters of ``sendMessage`` that say it."""
+    """Return the destination as parameters of ``sendMessage``."""
     names = ("chat_id", "message_thread_id", "business_connection_id")
     return {name: part for name, part in zip(names, where, strict=False) if part is not None}
 
 
 def moved(key: KeyStrategy, value: Any, old: int, new: int) -> Any:
-    """The key of a record whose chat got a new id; ``None`` to leave the record where it is.
+    """Return the key of a record whose chat got a new id, or ``None`` if the record keeps its key.
 
-    A strategy says it with ``moved(key, old, new)``. Where it does not, the id is replaced wherever it stands.
+    It comes from the strategy's ``moved(key, old, new)``. Without that method, the id is replaced wherever it occurs.
     """
     own = getattr(key, "moved", None)
-    return own(value, old, new) if callable(own) else _replaced(value, old, new)
+    return own(value, old, new) if callable(own) else _replace_id(value, old, new)
 
 
-def _replaced(value: Any, old: int, new: int) -> Any:
+def _replace_id(value: Any, old: int, new: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(_replaced(part, old, new) for part in value)
+        return tuple(_replace_id(part, old, new) for part in value)
     return new if type(value) is int and value == old else value
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _flatten(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple):
         for part in value:
-            yield from _parts(part)
+            yield from _flatten(part)
     else:
         yield value

@@ -12,6 +12,7 @@ from stepwell import _portal
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.errors import InvalidOption
 from stepwell.fsm import admin, keys
+from stepwell.fsm.base import Machine
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import NOT_GIVEN, Conversation
 from stepwell.fsm.description import Flows
@@ -23,18 +24,20 @@ from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.storage import ANY, Entry, Storage
+from stepwell.storage.listing import Any_
 from stepwell.storage.urls import as_storage
 
 __all__ = ["FSM", "Expired"]
 
-#: Called with the context, and with the state that is left and the one that is entered, or with flow and state.
-StateCallback: TypeAlias = Callable[[Context, str | None, str | None], Any]
+#: Called with the context and the names of two states, from and to, or with the context, a flow and a state.
+StateCallback: TypeAlias = Callable[[Context[Any], str | None, str | None], Any]
 
 
-class FSM:
+class FSM(Machine):
     """The conversations of one bot.
 
-    ``async with fsm:`` opens its storage at start-up and closes what it opened; the first update opens it too.
+    ``async with fsm:`` opens the storage at start-up, and closes it at the end if it was not open before. Without it
+    the first update opens the storage.
     """
 
     def __init__(
@@ -62,41 +65,34 @@ class FSM:
             _check_seconds("wait", wait)
         for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
             if function is not None and not callable(function):
-                raise InvalidOption(f"{name} is a function, got {function!r}")
+                raise InvalidOption(f"{name} must be a function, got {function!r}")
         if ttl is not None:
             _check_seconds("ttl", ttl)
-        self.bot = bot
-        self.storage = as_storage(storage)
+        self.bot: str = bot
+        self.storage: Storage = as_storage(storage)
         self.storage.address(bot, ())
-        self.flows = Flows(flows)
-        self.key = keys.strategy(key)
-        self.transitions = TransitionPolicy(on_invalid_transition)
-        self.unknown_state = UnknownStatePolicy(on_unknown_state)
-        self.missing_key = MissingKeyPolicy(on_missing_key)
-        self.duplicates = DuplicatePolicy(on_duplicate)
+        self.flows: Flows = Flows(flows)
+        self.key: keys.KeyStrategy = keys.strategy(key)
+        self.transitions: TransitionPolicy = TransitionPolicy(on_invalid_transition)
+        self.unknown_state: UnknownStatePolicy = UnknownStatePolicy(on_unknown_state)
+        self.missing_key: MissingKeyPolicy = MissingKeyPolicy(on_missing_key)
+        self.duplicates: DuplicatePolicy = DuplicatePolicy(on_duplicate)
         self.wait = wait
         self.lease = lease
         self.ttl = ttl
         self.sliding = sliding
-        #: Called with the events of this machine.
         self.subscribers: list[FSMSubscriber] = []
-        #: Where the calls of timers go.
         self.send = send
-        #: Reads the id of an update; ``None``: its ``update_id``.
         self.update_id = update_id
-        #: The storage is open, and the bot is initialised.
-        self.ready = False
-        #: The storage was not open before, so it is ours to close.
+        self.on_expired = on_expired
+        self.has_hooks: bool = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
+        self.expires: bool = ttl is not None or any(flow.ttl for flow in self.flows.values())
+        self.hands_over: bool = on_expired is not None and self.expires
+        self.ready: bool = False
+        #: This machine opened the storage and closes it.
         self._opened = False
         self._entered = 0
         self._timers = Timers(self) if run_timers else None
-        self.on_expired = on_expired
-        #: Some flow has ``on_enter`` or ``on_leave``.
-        self.has_hooks = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
-        #: Conversations may expire.
-        self.expires = ttl is not None or any(flow.ttl for flow in self.flows.values())
-        #: Conversations that expire are handed over to ``on_expired``.
-        self.hands_over = on_expired is not None and self.expires
         for flow in self.flows.values():
             if flow.data is not None:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")
@@ -104,8 +100,6 @@ class FSM:
     async def __aenter__(self) -> Self:
         if self._timers is not None:
             self._timers.check()
-        self._opened = self._opened or not self.storage.is_open
-        await self.storage.open()
         await self.prepare()
         self._entered += 1
         if self._entered > 1:
@@ -131,72 +125,83 @@ class FSM:
     def conversation(
         self, update: Any = None, *, key: Any = NOT_GIVEN, update_id: int | str | None = None
     ) -> Conversation:
-        """``async with fsm.conversation(update) as ctx:`` claims and loads, then commits and releases.
+        """Open the conversation of an update: ``async with fsm.conversation(update) as ctx:``.
 
-        With ``key=`` it is for admin code, background jobs and other platforms.
+        The record is claimed and read at the beginning of the block, and committed and released at its end. Admin
+        code, background jobs and other platforms pass ``key=`` instead of an update.
         """
         return Conversation(self, update, key=key, update_id=update_id, enters=self.duplicates.enters)
 
     async def handle(
         self, update: Any, handler: Handler, *, key: Any = NOT_GIVEN, update_id: int | str | None = None
     ) -> Any:
-        """What ``handler(ctx)`` returned, once it is committed; ``None`` for an update that was handled before."""
+        """Call ``handler(ctx)`` and commit. Return its result, or ``None`` for an update that was handled before."""
         async with Conversation(self, update, key=key, update_id=update_id, enters=True) as ctx:
             if ctx.duplicate:
                 return None
             return await _portal.call(handler, ctx)
 
-    def handle_sync(self, update: Any, handler: Handler, **options: Any) -> Any:
+    def handle_sync(
+        self, update: Any, handler: Handler, *, key: Any = NOT_GIVEN, update_id: int | str | None = None
+    ) -> Any:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
-        return _portal.sync(self.handle(update, handler, **options))
+        return _portal.sync(self.handle(update, handler, key=key, update_id=update_id))
 
     def find(
-        self, *, user: int | None = None, chat: int | None = None, flow: Any = ANY, state: Any = ANY
+        self,
+        *,
+        user: int | None = None,
+        chat: int | None = None,
+        flow: object = ANY,
+        state: str | Any_ | None = ANY,
     ) -> AsyncIterator[Entry]:
-        """Records of a user, of a chat, in a flow, in a state: ``async for entry in fsm.find(user=42)``."""
+        """Find records by user, chat, flow and state: ``async for entry in fsm.find(user=42)``.
+
+        With a user or a chat, the storage finds them without reading all records.
+        """
         return admin.find(self, user, chat, flow, state)
 
     async def forget(self, *, user: int | None = None, chat: int | None = None) -> admin.Forgotten:
-        """Remove every record of a user or a chat, with all that cleared ones leave behind; how many.
+        """Delete all records of a user or a chat, and the traces of deleted ones. Return how many.
 
-        ``forgotten.erased`` says whether nothing of them is left on the storage's disk.
+        ``forgotten.erased`` tells whether they are erased from the storage's disk too.
         """
         return await admin.forget(self, user, chat)
 
     async def move_chat(self, old: int, new: int) -> int:
-        """Give the records of a chat its new id; how many. Doing it twice, or again after a crash, is fine.
+        """Move the records of a chat to its new id. Return how many. It can be repeated, also after a crash.
 
-        A group that becomes a supergroup is moved by itself, when Telegram says so. Where a conversation is
-        already active under the new key, that one stays and the old one ends.
+        When a group becomes a supergroup, Telegram's message about it starts this. If a conversation is already active
+        under the new key, it is kept and the old conversation ends.
         """
         return await admin.move_chat(self, old, new)
 
     async def migrate(self, progress: Callable[[int], Any] | None = None) -> Migrated:
-        """Bring all records to the present revision of their flows now, instead of each at its next update."""
+        """Migrate all records to the present revision of their flows now, instead of each at its next update."""
         return await migrate_all(self, progress)
 
     def subscribe(self, callback: FSMSubscriber) -> Callable[[], None]:
-        """Call ``callback(event)`` for every event of this machine; return a function that ends it.
+        """Call ``callback(event)`` for every event of this machine. Return a function that unsubscribes.
 
-        Callbacks run on the event loop, in the order of the events, and must be quick. A callback that raises is
-        logged, and does not affect the conversation. ``stepwell.fsm.subscribe`` does the same for all machines.
+        Callbacks run on the event loop, in the order of the events, and must be quick. Errors of a callback are logged
+        and do not affect the conversation. ``stepwell.fsm.subscribe`` does the same for all machines.
         """
         return add_subscriber(self.subscribers, callback)
 
     async def tick(self) -> int:
-        """Fire all timers that are due now; how many. ``async with fsm:`` does it by itself."""
+        """Fire all timers that are due now. Return how many. ``async with fsm:`` does this in the background."""
         return await (self._timers or Timers(self)).tick()
 
     # For the timers and the adapters
 
     def move_to(self, storage: Storage) -> None:
-        """Use another storage from now on. Call it before the first update; the present one is not closed."""
+        """Use another storage from now on. Call it before the first update. The present storage is not closed."""
         self.storage, self.ready = storage, False
         if self._timers is not None:
             self._timers = Timers(self)
 
     def for_bot(self, bot: str) -> FSM:
-        """The same flows and options for another bot, over the same storage; to be entered by itself."""
+        """Return a machine for another bot with the same flows, options and storage. Enter it separately."""
         self.storage.address(bot, ())
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
@@ -206,10 +211,9 @@ class FSM:
     async def prepare(self) -> None:
         """Open the storage and initialise the bot."""
         self._opened = self._opened or not self.storage.is_open
-        await self.storage.init(self.bot)
-        self.ready = True
+        await super().prepare()
         if self.subscribers or subscribers:
-            emit(MachineReady(fsm=self, bot=self.bot))
+            emit(MachineReady, self, None, None)
 
     async def _swept(self, address: Address, head: str | None) -> None:
         if address.namespace == encode_namespace(self.bot, self.storage.limits):
@@ -218,4 +222,4 @@ class FSM:
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise InvalidOption(f"{name} is a number of seconds above 0, got {value!r}")
+        raise InvalidOption(f"{name} must be a number of seconds above 0, got {value!r}")

@@ -1,4 +1,4 @@
-"""Migration: a record of an earlier revision of its flow, brought to the present one."""
+"""Migration of records to the present revision of their flows."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepwell.errors import FieldError, MigrationError, StepwellError
+from stepwell.fsm.base import Machine
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.typed import check_fields
 from stepwell.record import Place
 from stepwell.slot import Slot
 
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-
 __all__ = ["Migrated", "catch_up", "is_declared", "migrate_all", "migrate_slot", "migrated"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Migrated(NamedTuple):
-    """What a bulk migration did."""
+    """The result of ``FSM.migrate``."""
 
-    #: Records that were brought to the present revision.
+    #: How many records were migrated.
     done: int
-    #: Records that stay as they were: key and what went wrong.
+    #: The keys and errors of records that could not be migrated.
     failed: list[tuple[Any, Exception]]
 
 
 def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict[Any, Any]) -> tuple[Any, Any]:
-    """State and data of an earlier revision in the present form, or ``MigrationError``."""
+    """Return state and data of an earlier revision, migrated to the present one. Raises ``MigrationError``."""
     migrate = flow.hook("migrate")
     if migrate is None:
-        # A new revision without migrate() says: the old records are fine as they are.
+        # Without migrate(), records of earlier revisions need no change.
         return state, data
     try:
         result = migrate(revision, state, data)
@@ -54,62 +52,62 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
 
 
 def is_declared(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
-    """Whether the flow and state of a held record are declared in this release."""
+    """Return whether the flow and state of a held record are declared in this release."""
     name, state, *_ = slot.place
     flow = None if name is None else flows.get(name)
     return flow is not None and (state is None or flow.declares(state))
 
 
 def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
-    """Migrate a held record if it is behind, and return whether its flow and state are declared in this release.
+    """Migrate a held record if its revision is old. Return whether its flow and state are declared in this release.
 
-    A record that cannot be migrated stays as it is.
+    A record that cannot be migrated is unchanged.
     """
     name, state, revision, _, stack, *_ = slot.place
     flow = None if name is None else flows.get(name)
     if flow is not None and revision == flow.revision and not stack and state in flow.states:
-        # The usual case: nothing is behind.
+        # Fast path: the record is up to date.
         return True
     try:
         migrate_slot(flows, slot)
     except MigrationError:
-        logger.exception("the record at %s could not be migrated and stays as it is", slot.address.text)
+        logger.exception("the record at %s could not be migrated and is unchanged", slot.address.text)
     return is_declared(flows, slot)
 
 
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
-    """Bring a held record, and the flows that wait in it, up to date in memory; whether anything was behind."""
-    place, data, behind = _present(flows, slot.place, slot.copy_of_data)
+    """Migrate a held record, with the outer flows on its stack, in memory. Return whether anything was old."""
+    place, data, outdated = _present(flows, slot.place, slot.copy_of_data)
     stack = []
     for flow, state, revision, history, waiting_data, into in slot.place.stack:
         waiting = Place(flow, state, revision, tuple(history))
-        found, found_data, was_behind = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
-        behind = behind or was_behind
-        kept = found_data if was_behind else waiting_data
+        found, found_data, is_outdated = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
+        outdated = outdated or is_outdated
+        kept = found_data if is_outdated else waiting_data
         stack.append([found.flow, found.state, found.revision, list(found.history), kept, into])
-    if behind:
+    if outdated:
         slot.place = place._replace(stack=tuple(stack))
         if data is not None:
             slot.data = data
-    return behind
+    return outdated
 
 
 def _present(
     flows: Mapping[str, FlowDescription], place: Place, copy_of_data: Callable[[], dict[Any, Any]]
 ) -> tuple[Place, dict[Any, Any] | None, bool]:
-    """A place and its data in the present revision; no data where it stays as it is."""
+    """Return a place and its data in the present revision, and whether it was old; ``None`` for unchanged data."""
     flow = None if place.flow is None else flows.get(place.flow)
     if flow is None:
         return place, None, False
     revision = place.revision or 1
     if revision < flow.revision:
-        # The function gets copies: if it fails half-way, the record is as it was.
+        # migrate() gets copies, so that an error in it leaves the record unchanged.
         state, data = migrated(flow, revision, place.state, copy_of_data())
         history = _states_after(flow, revision, place.history, copy_of_data)
         return place._replace(state=state, revision=flow.revision, history=history), data, True
     if place.state is None or flow.declares(place.state) or revision == 1:
         return place, None, False
-    # An earlier release moved it meanwhile: its data has the present form already, only its state has not.
+    # An earlier release moved the migrated record: its data is up to date, but its state is not.
     states = _states_after(flow, revision - 1, (place.state,), copy_of_data)
     if not states or states[0] == place.state:
         return place, None, False
@@ -124,16 +122,16 @@ def _states_after(
         try:
             found.append(migrated(flow, revision, state, copy_of_data())[0])
         except MigrationError:
-            # A state that the present release has no place for is left out.
+            # The present release has no such state, so it is left out of the history.
             continue
     return tuple(state for state in found if state is not None)
 
 
-async def migrate_all(fsm: FSM, progress: Callable[[int], Any] | None) -> Migrated:
-    """Migrate every record of the flows that have a later revision, while the bot runs."""
+async def migrate_all(fsm: Machine, progress: Callable[[int], Any] | None) -> Migrated:
+    """Migrate every record of an earlier revision. The bot may run meanwhile."""
     done = seen = 0
     failed: list[tuple[Any, Exception]] = []
-    # All records: a flow that waits for another one is in no index.
+    # Scan all records, because outer flows on a stack are in no index.
     async for entry in fsm.storage.scan(fsm.bot):
         seen += 1
         try:
@@ -142,7 +140,7 @@ async def migrate_all(fsm: FSM, progress: Callable[[int], Any] | None) -> Migrat
                     await slot.commit()
                     done += 1
         except StepwellError as error:
-            logger.error("the record at %s stays as it is: %s", entry.address.text, error)  # noqa: TRY400
+            logger.error("the record at %s is unchanged: %s", entry.address.text, error)  # noqa: TRY400
             failed.append((entry.key, error))
         if progress is not None:
             progress(seen)

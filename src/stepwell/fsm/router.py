@@ -1,9 +1,9 @@
-"""A router: which handler an update is for, without any framework."""
+"""A router: find the handler of an update, without a framework."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -20,10 +20,10 @@ H = TypeVar("H", bound=Handler)
 
 
 class Router:
-    """Handlers with their filters; the first that matches handles the update.
+    """Handlers with their filters. The first handler whose filters match gets the update.
 
-    ``Router(fsm)`` handles updates. One without a machine only collects handlers, for another to ``include``.
-    With ``send`` each Bot API call is also passed to it, after the commit.
+    ``Router(fsm)`` handles updates. A ``Router()`` without a machine only collects handlers, for another router to
+    ``include``. With ``send`` each Bot API call is also passed to that function, after the commit.
     """
 
     def __init__(
@@ -31,18 +31,17 @@ class Router:
     ) -> None:
         if fsm is not None and not isinstance(fsm, FSM):
             raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
-        self.fsm = fsm
-        self.send = send
+        self.fsm: FSM | None = fsm
+        self.send: Callable[[dict[str, Any]], Awaitable[Any]] | None = send
         if fsm is not None and fsm.send is None:
-            # What timers answer goes the same way.
+            # The calls of timers are sent the same way.
             fsm.send = send
         self._routes: list[tuple[tuple[Filter, ...], Handler | Router]] = []
         self._scope: tuple[Filter, ...] = ()
 
     def on(self, *filters: Filter | Callable[[Any], Any]) -> Callable[[H], H]:
-        """Decorate a handler ``async def handler(ctx)`` that is for updates that pass all these filters."""
-        chosen = tuple(as_filter(given) for given in filters)
-        self._check(chosen)
+        """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters."""
+        chosen = self._checked(filters)
 
         def register(handler: H) -> H:
             if not callable(handler):
@@ -53,33 +52,31 @@ class Router:
         return register
 
     def scope(self, *filters: Filter | Callable[[Any], Any]) -> Router:
-        """A router whose handlers all have these filters too; they keep their place in the order of this one."""
+        """Return a router whose handlers have these filters too. They keep their order among this router's handlers."""
         inner = Router(self.fsm, send=self.send)
-        chosen = tuple(as_filter(given) for given in filters)
-        self._check(chosen)
-        inner._scope = self._scope + chosen
+        inner._scope = self._scope + self._checked(filters)
         inner._routes = self._routes
         return inner
 
     def include(self, other: Router) -> None:
-        """Ask another router here; what is added to it later counts too."""
+        """Add the handlers of another router here, with those that are added to it later."""
         if not isinstance(other, Router):
             raise InvalidOption(f"include() takes a Router, got {other!r}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _ in other._flat():
-            self._check(filters)
+            self._checked(filters)
         self._routes.append((self._scope, other))
 
     async def handle(self, update: Any) -> list[dict[str, Any]]:
         """Handle an update and return the Bot API calls to make, each a dict with ``method`` and its parameters.
 
-        Without a matching handler: ``[]``, and nothing is written. An update that was handled before: the
-        calls of the first time if it is the newest of its key (they may never have been sent), else ``[]``.
+        Without a matching handler, return ``[]`` and write nothing. For an update that was handled before, return the
+        same calls again if it is the newest of its key, because they may not have been sent, else ``[]``.
         """
         if self.fsm is None:
             raise InvalidOption(
-                "this router has no machine; give it one with Router(fsm), or include it in one that has"
+                "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
         async with Conversation(self.fsm, update, collects=True, enters=True) as ctx:
             handler = None if ctx.duplicate else self._find(ctx)
@@ -117,15 +114,19 @@ class Router:
                 yield target
                 yield from target._included()
 
-    def _check(self, filters: tuple[Filter, ...]) -> None:
-        """A flow that is not registered is an error. A state that no flow has may be one of an earlier release."""
+    def _checked(self, given: Iterable[Filter | Callable[[Any], Any]]) -> tuple[Filter, ...]:
+        """Return filters. Raises for a flow that is not registered; warns of a state that no flow declares.
+
+        Such a state is not an error, because records of an earlier release may have it.
+        """
+        filters = tuple(as_filter(each) for each in given)
         if self.fsm is None:
-            return
-        for name in sorted({name for given in filters for name in given.flows}):
+            return filters
+        for name in sorted({name for each in filters for name in each.flows}):
             if name not in self.fsm.flows:
                 raise UnknownFlowError(name, self.fsm.flows)
         states = {str(each) for flow in self.fsm.flows.values() for each in flow.states}
-        for name in sorted({name for given in filters for name in given._asked_states} - states if states else ()):
+        for name in sorted({name for each in filters for name in each._states} - states if states else ()):
             near = " or ".join(map(repr, get_close_matches(name, states)))
             hint = f"did you mean {near}? Correct it" if near else "correct it"
             warnings.warn(
@@ -134,3 +135,4 @@ class Router:
                 UserWarning,
                 stacklevel=3,
             )
+        return filters

@@ -1,7 +1,7 @@
-"""Timers: a state that lasts too long moves on by itself, on exactly one worker.
+"""Timers: apply the timeouts of states, each on exactly one worker.
 
-A deadline lives in the record. Whoever claims the record after it applies the timeout: a worker's tick, or
-the next update if it is quicker. The claim and the second look at the deadline make it happen once.
+The deadline is stored in the record. The first holder of the record after the deadline applies the timeout: a worker's
+tick, or the next update if that comes first. It reads the deadline again after the claim, so that it happens once.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm import expiry
-from stepwell.fsm.commit import write
+from stepwell.fsm.base import Machine
+from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context
 from stepwell.fsm.events import TimerFired, emit, subscribers
-from stepwell.fsm.hooks import run_hooks
 from stepwell.fsm.migration import catch_up
 from stepwell.fsm.update import Update
 from stepwell.record import Address
@@ -27,41 +27,38 @@ from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.poller import DueTasks
 
-if TYPE_CHECKING:
-    from stepwell.fsm.machine import FSM
-
 __all__ = ["Timers", "deliver", "is_due", "is_timed_out", "time_out"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
-#: Short, so that the timers of a worker that dies are soon free for another; renewed while a handler runs.
+#: Seconds of a lease. Short, so that another worker can soon fire the timers of a worker that died.
 LEASE = 1.0
-#: Seconds before one that could not be fired is tried again: the first pause, and the longest.
+#: Seconds before a timer that failed is retried: the first pause and the longest.
 PAUSES = (1.0, 300.0)
 #: Seconds that sending one call of a timer may take.
 SEND_TIMEOUT = 30.0
 
 
 def is_due(slot: Slot) -> bool:
-    """Whether the deadline of a held record has come: of its state, or of its expiry."""
+    """Return whether a deadline of a held record has passed: the timeout of its state, or its expiry."""
     return slot.deadline is not None and slot.deadline <= slot.now
 
 
 def is_timed_out(slot: Slot) -> bool:
-    """Whether the state of a held record has lasted too long."""
+    """Return whether the state of a held record has timed out."""
     timeout_at = slot.place.times[1] if slot.place.times else slot.deadline
     return timeout_at is not None and timeout_at <= slot.now
 
 
-async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
-    """Apply the timeout of a held record's state, write it, and go on holding; the calls that it makes.
+async def time_out(fsm: Machine, slot: Slot) -> list[dict[str, Any]]:
+    """Apply the timeout of a held record's state, write it, and keep the claim. Return its Bot API calls.
 
-    A state that has no timeout in this release only loses its deadline.
+    If the state has no timeout in this release, only the deadline is removed.
     """
     flow = None if slot.flow is None else fsm.flows.get(slot.flow)
     timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
     key, left = decode_key(slot.address.key), slot.place
-    ctx = Context(fsm, Update.of(None), key, slot, collects=True)
+    ctx: Context = Context(fsm, Update.of(None), key, slot, collects=True)
     failure: BaseException | None = None
     try:
         if timeout is not None:
@@ -74,7 +71,7 @@ async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
                 if inspect.isawaitable(result):
                     await result
         if fsm.has_hooks:
-            await run_hooks(ctx, ctx.moves, fsm.flows)
+            await run_hooks(fsm, ctx)
         await write(fsm, ctx, slot, keep=True, deadline_passed=True)
         return ctx.calls
     except BaseException as error:
@@ -83,16 +80,15 @@ async def time_out(fsm: FSM, slot: Slot) -> list[dict[str, Any]]:
     finally:
         ctx._record = CLOSED
         if fsm.subscribers or subscribers:
-            about: dict[str, Any] = {"fsm": fsm, "bot": fsm.bot, "key": key, "address": slot.address}
-            duration = monotonic() - ctx.started
-            emit(TimerFired(**about, flow=left.flow, state=left.state, duration=duration, error=failure))
+            fields = {"flow": left.flow, "state": left.state, "duration": monotonic() - ctx.started, "error": failure}
+            emit(TimerFired, fsm, key, slot.address, **fields)
 
 
 async def deliver(send: Callable[[dict[str, Any]], Awaitable[Any]] | None, calls: list[dict[str, Any]]) -> None:
-    """Send the calls of a timer. Errors are logged, not raised: the timeout is committed already."""
+    """Send the calls of a timer. Errors are logged and not raised, because the timeout is already committed."""
     if send is None:
         if calls:
-            logger.warning("a timer answers, but there is no send= to send it with")
+            logger.warning("the calls of a timer were dropped; pass send= to FSM or Router to send them")
         return
     for call in calls:
         try:
@@ -103,21 +99,21 @@ async def deliver(send: Callable[[dict[str, Any]], Awaitable[Any]] | None, calls
 
 
 class Timers:
-    """The timers that one worker fires."""
+    """The timers of one worker."""
 
-    def __init__(self, fsm: FSM) -> None:
+    def __init__(self, fsm: Machine) -> None:
         self._fsm = fsm
         namespace = encode_namespace(fsm.bot, fsm.storage.limits)
         self._due = DueTasks(fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES)
 
     def check(self) -> None:
-        """``Unsupported`` if no timeout could ever be noticed."""
+        """Raise ``Unsupported`` if timers are needed and the storage cannot find deadlines."""
         if self._needed and type(self._fsm.storage).due is Storage.due:
             what = "find deadlines, which timeouts and on_expired need (run_timers=False leaves them to others)"
             raise Unsupported(type(self._fsm.storage).__name__, what)
 
     def start(self) -> None:
-        """Start polling for deadlines, if any flow has timeouts or expired conversations are handed over."""
+        """Start polling for deadlines if any flow has timeouts or ``on_expired`` is set."""
         if self._needed:
             self._due.start()
 
@@ -126,11 +122,11 @@ class Timers:
         return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
 
     async def stop(self) -> None:
-        """End it. A timer that is being fired is either committed or stays due."""
+        """Stop polling. A timer that is being fired is either committed or stays due."""
         await self._due.stop()
 
     async def tick(self) -> int:
-        """Fire all that is due now, and wait for it; how many were fired."""
+        """Fire all timers that are due now, and wait for them. Return how many were fired."""
         return sum(await asyncio.gather(*await self._due.look()))
 
     async def _fire(self, address: Address) -> bool:
@@ -148,19 +144,19 @@ class Timers:
                 elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
                     calls = await time_out(fsm, slot)
                 else:
-                    # Another worker can do it.
+                    # Another worker may have the flow or on_expired.
                     self._due.pause(address)
                     return False
         except (Busy, AlreadyHeld):
-            # Its holder applies the timeout with the next update, or the next tick does.
+            # The next update or the next tick applies the timeout.
             return False
         except Exception:
-            logger.exception("the timeout at %s failed; it is tried again", address.text)
+            logger.exception("the timeout at %s failed and will be retried", address.text)
             self._due.pause(address)
             return False
         self._due.unpause(address)
         if entries:
-            # Not while the record is held: on_expired may take its time, or begin a new conversation there.
+            # The record is not held meanwhile: on_expired may be slow, or open the same conversation.
             return await self._hand_over(address, key, entries)
         await deliver(fsm.send, calls)
         return True
@@ -169,10 +165,10 @@ class Timers:
         try:
             await expiry.hand_over(self._fsm, key, entries)
         except (Busy, AlreadyHeld):
-            # The entries stay, and are handed over again.
+            # The entries stay and are handed over again.
             return False
         except Exception:
-            # Without a pause: the entries say when they are due again, and the record may be due for its timeout first.
-            logger.exception("on_expired failed for %s; it is called again in %g s", address.text, expiry.RETRY)
+            # No pause: the entries have their own time of the next call, and a timeout of the record may come first.
+            logger.exception("on_expired failed for %s; it will be called again in %g s", address.text, expiry.RETRY)
             return False
         return True

@@ -1,6 +1,6 @@
-"""Typed data: each field checked by itself when it is written, the whole built when it is asked for.
+"""Typed data: check each field when it is written, and build the whole object on request.
 
-A pydantic model checks its fields itself; it is known by what it has, so that pydantic is never imported here.
+A pydantic model validates its own fields. It is recognised by its attributes, so that pydantic is not imported here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Field:
 
 
 def is_data_type(kind: object) -> bool:
-    """Whether a flow's ``data=`` can be this."""
+    """Return whether a flow's ``data=`` accepts this type."""
     return isinstance(kind, type) and (
         dataclasses.is_dataclass(kind)
         or hasattr(kind, "__struct_fields__")
@@ -39,24 +39,20 @@ def is_data_type(kind: object) -> bool:
 
 
 def check_fields(flow: str, kind: type | None, fields: Mapping[Any, Any]) -> None:
-    """Check every written field by itself; ``FieldError`` names the first that does not fit."""
+    """Check fields that are written, each by itself. Raises ``FieldError`` for the first that does not fit."""
     if kind is not None:
         for name, value in fields.items():
             check_field(flow, kind, name, value)
 
 
 def check_field(flow: str, kind: type, name: object, value: object) -> None:
-    """Check one written field against the data type of its flow; the value is kept as it was given."""
+    """Check one field that is written against the data type of its flow, without converting its value."""
     declared = _fields(kind)
     field = declared.get(name) if isinstance(name, str) else None
     if field is None:
         if not _takes_any_field(kind):
-            raise FieldError(
-                flow,
-                name,
-                f"one of {', '.join(declared) or 'no fields'}",
-                f"{kind.__name__} has no such field",
-            )
+            expected = f"one of {', '.join(declared) or 'no fields'}"
+            raise FieldError(flow, name, expected, f"{kind.__name__} has no such field")
         return
     if _is_pydantic(kind):
         problem = _problem_in_pydantic(kind, str(name), value)
@@ -69,7 +65,7 @@ def check_field(flow: str, kind: type, name: object, value: object) -> None:
 
 
 def build(kind: type[T], data: Mapping[Any, Any]) -> T:
-    """The data as one object of that type; ``IncompleteData`` names every field that is missing or wrong."""
+    """Return the data as one object of that type. Raises ``IncompleteData`` with every missing or wrong field."""
     if not is_data_type(kind):
         raise TypeError(f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {kind!r}")
     make: Any = kind
@@ -86,7 +82,7 @@ def build(kind: type[T], data: Mapping[Any, Any]) -> T:
                 wrong[name] = problem
     if missing or wrong:
         raise IncompleteData(kind.__name__, missing, wrong)
-    # A TypedDict is called like the others, and gives a plain dict.
+    # Calling a TypedDict gives a plain dict.
     return cast(T, make(**values))
 
 
@@ -98,7 +94,7 @@ def _fields(kind: Any) -> dict[str, _Field]:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise TypeError(
-            f"the annotations of {kind.__name__} cannot be read ({error}); import or define it at module level"
+            f"the annotations of {kind.__name__} cannot be resolved ({error}); define the missing name at module level"
         ) from error
     if _is_typed_dict(kind):
         required: frozenset[str] = kind.__required_keys__
@@ -110,13 +106,9 @@ def _fields(kind: Any) -> dict[str, _Field]:
 
 
 def _typed_dict_field(hint: Any, required: bool) -> _Field:
-    # Under postponed annotations Python 3.11 does not see these marks, so they are read here.
-    while (mark := getattr(typing.get_origin(hint), "_name", None)) in (
-        "Required",
-        "NotRequired",
-        "ReadOnly",
-    ):
-        required = {"Required": True, "NotRequired": False}.get(str(mark), required)
+    # With postponed annotations Python 3.11 ignores these qualifiers in __required_keys__.
+    while (qualifier := getattr(typing.get_origin(hint), "_name", None)) in ("Required", "NotRequired", "ReadOnly"):
+        required = {"Required": True, "NotRequired": False}.get(str(qualifier), required)
         (hint,) = typing.get_args(hint)
     return _Field(hint, required)
 
@@ -134,13 +126,13 @@ def _takes_any_field(kind: type) -> bool:
 
 
 def _problem_in_pydantic(kind: Any, name: str, value: object) -> str | None:
-    # The model is given this one field; that the others are missing is no news.
+    # Only this field is passed, so errors about missing fields are ignored.
     try:
         kind.model_validate({_alias(kind, name): value}, strict=True)
     except ValueError as error:
         return _pydantic_problems(kind, error).get(name)
     except (AttributeError, KeyError, TypeError):
-        # A validator of the whole model looked for a field that is not there yet.
+        # A validator of the whole model read a field that is not set yet.
         return None
     return None
 
@@ -167,9 +159,9 @@ def _pydantic_problems(kind: Any, error: ValueError) -> dict[str, str]:
     names = {_alias(kind, name): name for name in kind.model_fields}
     problems: dict[str, str] = {}
     for each in listed():
-        # An error without a place is about the model as a whole.
-        place = each["loc"][0] if each["loc"] else kind.__name__
-        problems.setdefault(str(names.get(place, place)), str(each["msg"]))
+        # An error without a location is about the whole model.
+        location = each["loc"][0] if each["loc"] else kind.__name__
+        problems.setdefault(str(names.get(location, location)), str(each["msg"]))
     return problems
 
 

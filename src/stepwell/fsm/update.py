@@ -1,97 +1,66 @@
-"""One way to read an update: plain Bot API JSON, or the objects of aiogram, python-telegram-bot and telebot.
+"""Updates: one way to read plain Bot API JSON and the objects of aiogram, python-telegram-bot and telebot.
 
-None of them is imported. An object is read by its attributes, a dict by its keys; whatever is malformed
-reads as ``None``.
+None of these libraries is imported. Fields of a dict are read by key, fields of an object by attribute. A malformed
+field reads as ``None``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["KINDS", "Command", "Peer", "Update"]
 
-_MESSAGES = ("message", "edited_message", "business_message", "edited_business_message", "guest_message")
-_POSTS = ("channel_post", "edited_channel_post")
-# The chat is not left out by mistake: these never have one.
-_WITHOUT_CHAT = frozenset(
-    {
-        "inline_query",
-        "chosen_inline_result",
-        "shipping_query",
-        "pre_checkout_query",
-        "purchased_paid_media",
-        "business_connection",
-        "managed_bot",
-        "subscription",
-    }
-)
-_WITHOUT_USER = frozenset(
-    {
-        *_POSTS,
-        "poll",
-        "message_reaction_count",
-        "deleted_business_messages",
-        "chat_boost",
-        "removed_chat_boost",
-        "stopped_message_generation",
-    }
+
+class _Kind(NamedTuple):
+    name: str
+    #: The class of its event. Handlers of aiogram and telebot get the event without its update.
+    event_class: str
+    has_user: bool = True
+    has_chat: bool = True
+
+
+_TABLE = (
+    _Kind("message", "Message"),
+    _Kind("edited_message", "Message"),
+    _Kind("business_message", "Message"),
+    _Kind("edited_business_message", "Message"),
+    _Kind("guest_message", "Message"),
+    _Kind("channel_post", "Message", has_user=False),
+    _Kind("edited_channel_post", "Message", has_user=False),
+    _Kind("callback_query", "CallbackQuery"),
+    _Kind("inline_query", "InlineQuery", has_chat=False),
+    _Kind("chosen_inline_result", "ChosenInlineResult", has_chat=False),
+    _Kind("shipping_query", "ShippingQuery", has_chat=False),
+    _Kind("pre_checkout_query", "PreCheckoutQuery", has_chat=False),
+    _Kind("purchased_paid_media", "PaidMediaPurchased", has_chat=False),
+    _Kind("poll", "Poll", has_user=False, has_chat=False),
+    _Kind("poll_answer", "PollAnswer"),
+    _Kind("my_chat_member", "ChatMemberUpdated"),
+    _Kind("chat_member", "ChatMemberUpdated"),
+    _Kind("chat_join_request", "ChatJoinRequest"),
+    _Kind("message_reaction", "MessageReactionUpdated"),
+    _Kind("message_reaction_count", "MessageReactionCountUpdated", has_user=False),
+    _Kind("chat_boost", "ChatBoostUpdated", has_user=False),
+    _Kind("removed_chat_boost", "ChatBoostRemoved", has_user=False),
+    _Kind("business_connection", "BusinessConnection", has_chat=False),
+    _Kind("deleted_business_messages", "BusinessMessagesDeleted", has_user=False),
+    _Kind("managed_bot", "ManagedBotUpdated", has_chat=False),
+    _Kind("subscription", "BotSubscriptionUpdated", has_chat=False),
+    _Kind("stopped_message_generation", "MessageGenerationStopped", has_user=False),
 )
 #: Every kind of update of Bot API 10.3.
-KINDS: tuple[str, ...] = (
-    *_MESSAGES,
-    *_POSTS,
-    "callback_query",
-    "inline_query",
-    "chosen_inline_result",
-    "shipping_query",
-    "pre_checkout_query",
-    "purchased_paid_media",
-    "poll",
-    "poll_answer",
-    "my_chat_member",
-    "chat_member",
-    "chat_join_request",
-    "message_reaction",
-    "message_reaction_count",
-    "chat_boost",
-    "removed_chat_boost",
-    "business_connection",
-    "deleted_business_messages",
-    "managed_bot",
-    "subscription",
-    "stopped_message_generation",
-)
+KINDS: tuple[str, ...] = tuple(kind.name for kind in _TABLE)
 _KNOWN = frozenset(KINDS)
-# Handlers of aiogram and telebot get the bare event; its class says what it is.
-_BARE = {
-    "CallbackQuery": "callback_query",
-    "InlineQuery": "inline_query",
-    "ChosenInlineResult": "chosen_inline_result",
-    "ShippingQuery": "shipping_query",
-    "PreCheckoutQuery": "pre_checkout_query",
-    "PaidMediaPurchased": "purchased_paid_media",
-    "Poll": "poll",
-    "PollAnswer": "poll_answer",
-    "ChatMemberUpdated": "chat_member",
-    "ChatJoinRequest": "chat_join_request",
-    "MessageReactionUpdated": "message_reaction",
-    "MessageReactionCountUpdated": "message_reaction_count",
-    "ChatBoostUpdated": "chat_boost",
-    "ChatBoostRemoved": "removed_chat_boost",
-    "BusinessConnection": "business_connection",
-    "BusinessMessagesDeleted": "deleted_business_messages",
-    "ManagedBotUpdated": "managed_bot",
-    "BotSubscriptionUpdated": "subscription",
-    "MessageGenerationStopped": "stopped_message_generation",
-}
-# None of these has fields to read.
+_WITHOUT_USER = frozenset(kind.name for kind in _TABLE if not kind.has_user)
+_WITHOUT_CHAT = frozenset(kind.name for kind in _TABLE if not kind.has_chat)
+#: A bare ``ChatMemberUpdated`` counts as ``chat_member``, the last of its kinds.
+_KIND_OF_CLASS = {kind.event_class: kind.name for kind in _TABLE}
+# Values without fields.
 _SCALARS = (str, bytes, int, float, list, tuple, set)
 _COMMAND = re.compile(r"/([A-Za-z0-9_]+)(?:@([A-Za-z0-9_]+))?(?:\s+(.*))?", re.DOTALL)
-
-
-_set = object.__setattr__
 
 
 class Command(NamedTuple):
@@ -102,101 +71,72 @@ class Command(NamedTuple):
     args: str
 
 
+@dataclass(frozen=True)
 class Peer:
-    """A user or a chat. ``id`` is always there; any other field is read as Telegram names it,
-    and is ``None`` when the update does not have it: ``peer.language_code``, ``peer.type``."""
+    """A user or a chat.
 
-    __slots__ = ("id", "raw")
+    Its other fields are read by their names in the Bot API, ``peer.language_code`` or ``peer.type``, and are ``None``
+    where the update does not have them.
+    """
+
     id: int
-    raw: Any
-
-    def __init__(self, id: int, raw: object) -> None:  # noqa: A002
-        _set(self, "id", id)
-        _set(self, "raw", raw)
+    #: The user or chat in the update.
+    raw: Any = field(compare=False, repr=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _read(self.raw, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"an update is what came in: {name!r} cannot be set")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Peer, (self.id, self.raw)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Peer) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"Peer(id={self.id})"
-
 
 class Update:
-    """An update of any origin. Make one with ``Update.of(anything)``."""
+    """An update from any library. Make one with ``Update.of(anything)``."""
 
     __slots__ = (
-        "_place",
-        "business_connection_id",
-        "callback_data",
-        "callback_id",
-        "chat",
-        "chatless",
-        "command",
-        "event",
-        "in_topic",
-        "kind",
-        "migration",
-        "raw",
-        "text",
-        "thread_id",
-        "update_id",
-        "user",
-    )
+        "_chat_part", "business_connection_id", "callback_data", "callback_id", "chat", "chatless", "command", "event",
+        "in_topic", "kind", "migration", "raw", "text", "thread_id", "update_id", "user",
+    )  # fmt: skip
 
-    #: What was given: a dict, or a framework's object.
+    #: The dict or the object of a library that this update was made from.
     raw: Any
-    #: ``None`` when there is none; such an update is never taken for a duplicate.
+    #: ``None`` if the update has no id; then it is never a duplicate.
     update_id: int | None
-    #: What the update is, in the words of the Bot API: ``"message"``, ``"callback_query"``.
+    #: The Bot API's name for the kind of update: ``"message"``, ``"callback_query"``.
     kind: str | None
-    #: What it brings, as it came: the message, the callback query.
+    #: The message, callback query or other event in the update, unchanged.
     event: Any
-    #: Who did it. ``None`` where Telegram does not say: channel posts, anonymous votes and reactions.
+    #: The user who caused it; ``None`` for channel posts and for anonymous votes and reactions.
     user: Peer | None
-    #: Where it happened; for an anonymous vote, the chat that voted.
+    #: The chat it happened in; for an anonymous vote, the chat that voted.
     chat: Peer | None
-    #: Updates like this one belong to no chat: an inline query, a payment, a vote by a user.
+    #: It belongs to no chat: an inline query, a payment, a vote by a user.
     chatless: bool
     #: The thread or forum topic it happened in.
     thread_id: int | None
     #: The text of the message that was sent; a callback query has none.
     text: str | None
-    #: What the pressed button carries.
+    #: The data of the pressed button.
     callback_data: str | None
-    #: What answering a pressed button needs.
+    #: The id of the callback query, which ``answerCallbackQuery`` needs.
     callback_id: str | None
-    #: It happened in a topic of a forum, and not merely in a thread of replies.
+    #: It happened in a forum topic, not in a thread of replies.
     in_topic: bool
-    #: Old and new id, when this message says that a group became a supergroup.
+    #: The old and the new id of a group that became a supergroup, if this message announces it.
     migration: tuple[int, int] | None
-    #: The text read as a command: ``/start@my_bot hello``.
+    #: The text as a command, such as ``/start@my_bot hello``.
     command: Command | None
-    #: The business account on whose behalf the bot reads.
+    #: The business account that the bot acts for.
     business_connection_id: str | None
-    # The part that says where it happened: the message sent, or the one with the button.
-    _place: Any
+    # The part of the event that has the chat: the message that was sent, or the message with the button.
+    _chat_part: Any
 
     def __init__(self, raw: object) -> None:
         self.raw = raw
         if type(raw) is dict and "update_id" in raw:
             message = raw.get("message")
             if type(message) is dict:
-                # What nearly every update is, known without looking further.
-                self.kind, self.event, self._place = "message", message, message
+                # Fast path for a message in plain JSON.
+                self.kind, self.event, self._chat_part = "message", message, message
                 number, text, sender = raw["update_id"], message.get("text"), message.get("from")
                 self.update_id = number if type(number) is int else None
                 self.text = text if text and isinstance(text, str) else None
@@ -205,13 +145,13 @@ class Update:
 
     @classmethod
     def of(cls, anything: object) -> Update:
-        """The update in a dict, in a framework's update or event, or the ``Update`` itself."""
+        """Return the ``Update`` for a dict or for a library's update or event. An ``Update`` is returned as it is."""
         return anything if isinstance(anything, Update) else cls(anything)
 
     def __getattr__(self, name: str) -> Any:
-        # A slot is empty until it is first asked for: most updates are asked for little.
+        # Each field is read at its first use, because most handlers use few of them.
         if name in ("kind", "event"):
-            self.kind, self.event = _opened(self.raw)
+            self.kind, self.event = _open(self.raw)
             return self.kind if name == "kind" else self.event
         reader = _READERS.get(name)
         if reader is None:
@@ -221,14 +161,14 @@ class Update:
         return value
 
     def topic(self, *, strict: bool = False) -> int | None:
-        """The thread it happened in, 0 outside of threads, ``None`` when that cannot be read.
+        """Return the thread it happened in, 0 outside of threads, or ``None`` if the thread's id is malformed.
 
-        With ``strict`` only forum topics count: replies in an ordinary group have a thread too.
+        With ``strict`` only forum topics count. Replies in an ordinary group have a thread too.
         """
-        if self.kind in _POSTS:
+        if self.kind in ("channel_post", "edited_channel_post"):
             return 0
-        thread = _read(self._place, "message_thread_id")
-        if thread is None or (strict and _read(self._place, "is_topic_message") is not True):
+        thread = _read(self._chat_part, "message_thread_id")
+        if thread is None or (strict and _read(self._chat_part, "is_topic_message") is not True):
             return 0
         return _number(thread)
 
@@ -236,7 +176,7 @@ class Update:
         return f"Update(kind={self.kind!r}, update_id={self.update_id!r})"
 
 
-def _place(update: Update) -> Any:
+def _chat_part(update: Update) -> Any:
     kind, event = update.kind, update.event
     if kind == "callback_query" or (kind not in _KNOWN and _read(event, "chat") is None):
         message = _read(event, "message")
@@ -249,9 +189,9 @@ def _user(update: Update) -> Peer | None:
     if kind in _WITHOUT_USER:
         return None
     if kind == "poll_answer" and _read(event, "voter_chat") is not None:
-        # Telegram still fills in a service user, for bots that do not know of voter chats.
+        # Telegram fills in a service user here, for bots that do not read voter_chat.
         return None
-    # JSON says "from"; objects say "from_user", since "from" is a word of the language.
+    # The field is "from" in JSON and "from_user" in objects, because "from" is a Python keyword.
     sender = _read(event, "from")
     if sender is None and not isinstance(event, dict):
         sender = _read(event, "from_user")
@@ -259,20 +199,20 @@ def _user(update: Update) -> Peer | None:
 
 
 def _chat(update: Update) -> Peer | None:
-    if update.kind == "poll" or update.kind in _WITHOUT_CHAT:
+    if update.kind in _WITHOUT_CHAT:
         return None
-    return _peer(_read(update._place, "voter_chat" if update.kind == "poll_answer" else "chat"))
+    return _peer(_read(update._chat_part, "voter_chat" if update.kind == "poll_answer" else "chat"))
 
 
 def _chatless(update: Update) -> bool:
     kind, event = update.kind, update.event
-    if kind is None or kind in _WITHOUT_CHAT:
-        return kind is not None
     if kind == "poll_answer":
         return _read(event, "voter_chat") is None
     if kind == "callback_query":
         return _read(event, "message") is None
-    return kind not in _KNOWN and _read(event, "chat") is None and _read(event, "message") is None
+    if kind is None or kind in _KNOWN:
+        return kind in _WITHOUT_CHAT and kind not in _WITHOUT_USER
+    return _read(event, "chat") is None and _read(event, "message") is None
 
 
 def _command(update: Update) -> Command | None:
@@ -296,11 +236,11 @@ def _migration(update: Update) -> tuple[int, int] | None:
 def _business_connection_id(update: Update) -> str | None:
     if update.kind == "business_connection":
         return _string(_read(update.event, "id"))
-    return _string(_read(update._place, "business_connection_id"))
+    return _string(_read(update._chat_part, "business_connection_id"))
 
 
 _READERS: dict[str, Callable[[Update], Any]] = {
-    "_place": _place,
+    "_chat_part": _chat_part,
     "update_id": lambda update: _update_id(_read(update.raw, "update_id")),
     "user": _user,
     "chat": _chat,
@@ -309,36 +249,36 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "text": lambda update: None if update.kind == "callback_query" else _string(_read(update.event, "text")),
     "callback_data": lambda update: _string(_read(update.event, "data")) if update.kind == "callback_query" else None,
     "callback_id": lambda update: _string(_read(update.event, "id")) if update.kind == "callback_query" else None,
-    "in_topic": lambda update: _read(update._place, "is_topic_message") is True,
+    "in_topic": lambda update: _read(update._chat_part, "is_topic_message") is True,
     "migration": _migration,
     "command": _command,
     "business_connection_id": _business_connection_id,
 }
 
 
-def _opened(raw: Any) -> tuple[str | None, Any]:
-    """The kind of an update and what it brings."""
+def _open(raw: Any) -> tuple[str | None, Any]:
+    """Return the kind of an update and its event."""
     if isinstance(raw, dict) or isinstance(raw, Mapping):  # noqa: SIM101 - the first is the fast one
-        return _opened_json(raw)
+        return _open_json(raw)
     if _read(raw, "update_id") is None:
         return _bare_kind(raw), raw
     for kind in KINDS:
         event = _read(raw, kind)
         if event is not None and not isinstance(event, _SCALARS):
             return kind, event
-    # What a framework does not know yet it keeps as JSON: python-telegram-bot here, aiogram (pydantic) there.
+    # Kinds that a library does not know yet are JSON: python-telegram-bot's api_kwargs, aiogram's model_extra.
     for extra in ("api_kwargs", "model_extra"):
         found = _read(raw, extra)
         if isinstance(found, Mapping):
-            opened = _opened_json(found, whole=False)
+            opened = _open_json(found, whole=False)
             if opened[0] is not None:
                 return opened
     return None, None
 
 
-def _opened_json(raw: Mapping[Any, Any], *, whole: bool = True) -> tuple[str | None, Any]:
+def _open_json(raw: Mapping[Any, Any], *, whole: bool = True) -> tuple[str | None, Any]:
     if whole and "update_id" not in raw:
-        # A message or callback query without its update; the latter holds a message of the bot's own.
+        # A bare callback query or message. The former is checked first, because it contains a message too.
         if "chat_instance" in raw:
             return "callback_query", raw
         if "message_id" in raw:
@@ -358,8 +298,8 @@ def _bare_kind(event: object) -> str | None:
     for base in type(event).__mro__:
         if base.__name__ == "Message":
             return _message_kind(event)
-        if base.__name__ in _BARE:
-            return _BARE[base.__name__]
+        if base.__name__ in _KIND_OF_CLASS:
+            return _KIND_OF_CLASS[base.__name__]
     return None
 
 
@@ -373,7 +313,7 @@ def _message_kind(message: object) -> str:
 
 
 def _read(node: Any, name: str) -> Any:
-    """A field of a dict or an object, ``None`` when there is no such thing."""
+    """Return a field of a dict or an object, or ``None`` if it has no such field."""
     if isinstance(node, dict):
         return node.get(name)
     if node is None or isinstance(node, _SCALARS):
@@ -381,7 +321,7 @@ def _read(node: Any, name: str) -> Any:
     try:
         return node.get(name) if isinstance(node, Mapping) else getattr(node, name, None)
     except Exception:  # noqa: BLE001
-        # A framework's property may raise anything; what cannot be read is not there.
+        # A property of a library's object may raise any error. The field then reads as None.
         return None
 
 
@@ -391,12 +331,12 @@ def _peer(node: Any) -> Peer | None:
 
 
 def _update_id(value: object) -> int | None:
-    # Unlike a person or a chat, an update may well have the number 0.
+    # Unlike a user or a chat, an update may have the id 0.
     return value if type(value) is int else None
 
 
 def _number(value: object) -> int | None:
-    # 0 stands for "none" in a key, so it cannot be anybody's id.
+    # 0 means "none" in a key, so it is not a valid id.
     return value if type(value) is int and value != 0 else None
 
 

@@ -61,6 +61,7 @@ class Reporter:
         while True:
             event = await self.events.get()
             fsm, address = event.fsm, event.address
+            assert isinstance(fsm, FSM)
             if address is None:
                 self._machines[fsm.bot] = fsm
                 flows = [described(flow) for flow in fsm.flows.values()]

@@ -1,0 +1,55 @@
+"""The flows, storage and options of a machine, which the other modules of this package read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stepwell.fsm.description import Flows
+from stepwell.fsm.keys import KeyStrategy
+from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.storage import Storage
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """The flows, storage and options of one bot; the base of ``FSM``."""
+
+    #: The bot's name.
+    bot: str
+    storage: Storage
+    flows: Flows
+    key: KeyStrategy
+    transitions: TransitionPolicy
+    unknown_state: UnknownStatePolicy
+    missing_key: MissingKeyPolicy
+    duplicates: DuplicatePolicy
+    #: Seconds to wait for a record that another update holds.
+    wait: float
+    #: Seconds of a lease.
+    lease: float
+    #: Seconds that a conversation is kept; ``None``: without an end.
+    ttl: float | None
+    #: Each update starts the ``ttl`` again.
+    sliding: bool
+    on_expired: Callable[[Any], Any] | None
+    #: Sends the Bot API calls of timers.
+    send: Callable[[dict[str, Any]], Awaitable[Any]] | None
+    #: Reads the id of an update; ``None``: its ``update_id``.
+    update_id: Callable[[Any], int | str | None] | None
+    #: Called with the events of this machine.
+    subscribers: list[Callable[[Any], object]]
+    #: The storage is open, and the bot is initialised.
+    ready: bool
+    #: A flow has ``on_enter`` or ``on_leave``.
+    has_hooks: bool
+    #: Conversations may expire.
+    expires: bool
+    #: Expired conversations are passed to ``on_expired``.
+    hands_over: bool
+
+    async def prepare(self) -> None:
+        """Open the storage and initialise the bot."""
+        await self.storage.init(self.bot)
+        self.ready = True
