@@ -8,11 +8,9 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
 
-from stepwell.playground.web import PlainTextResponse, Response
+from stepwell.playground.web import PlainTextResponse, Request, Response
 
 __all__ = ["HEADERS", "AuthMiddleware"]
 
@@ -76,30 +74,29 @@ class AuthMiddleware:
 
     def _answer(self, scope: Scope) -> Response | None:
         """Return the response that refuses a request or opens a session; ``None`` if the request is allowed."""
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        host = headers.get("host", [])
+        request = Request(scope)
+        headers = request.headers
+        host = headers.getlist("host")
         if len(host) != 1 or host[0] not in set(self._hosts()):
             return PlainTextResponse(
                 "This host name is not allowed; start the playground with --allow-host NAME.\n", 403
             )
         writes = scope["method"] not in ("GET", "HEAD")
-        origins = headers.get("origin", [])
+        origins = headers.getlist("origin")
         if any(origin != f"http://{host[0]}" for origin in origins) or (writes and len(origins) != 1):
             return PlainTextResponse("Requests from other origins are not allowed.\n", 403)
-        kinds = headers.get("content-type", [])
+        kinds = headers.getlist("content-type")
         if any(kind.partition(";")[0].strip().lower() != "application/json" for kind in kinds) or (
             writes and not kinds
         ):
             return PlainTextResponse("The content type must be application/json.\n", 415)
-        token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if _same(self._cookie(headers.get("cookie", []), host[0]), self._session):
+        if _same(request.cookies.get(_cookie_name(host[0]), ""), self._session):
             return None
-        if token and scope["path"] == "/" and scope["method"] == "GET":
-            if _same(token[0], self.token):
+        token = request.query_params.get("token", "")
+        if scope["path"] == "/" and scope["method"] == "GET":
+            if _same(token, self.token):
                 return self._open_session(host[0])
-            if any(_same(token[0], used) for used in self._used):
+            if any(_same(token, used) for used in self._used):
                 return PlainTextResponse(_USED, 401)
         return PlainTextResponse(_NO_SESSION, 401)
 
@@ -111,16 +108,6 @@ class AuthMiddleware:
         response = Response(_OPENED, media_type="text/html")
         response.set_cookie(_cookie_name(host), self._session, httponly=True, samesite="strict", path="/")
         return response
-
-    def _cookie(self, headers: list[str], host: str) -> str:
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            for header in headers:
-                cookies.load(header)
-        except CookieError:
-            return ""
-        found = cookies.get(_cookie_name(host))
-        return "" if found is None else found.value
 
 
 def _cookie_name(host: str) -> str:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
 from stepwell.playground.strict_json import loads
-from stepwell.playground.web import (
-    ClientDisconnect,
-    JSONResponse,
-    Request,
-    Response,
-    Route,
-    Starlette,
-    StreamingResponse,
-)
+from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, StreamingResponse, body_of
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
@@ -51,7 +43,10 @@ def make_app(play: Playground) -> Any:
         try:
             if action is None:
                 raise UsageError(f"unknown action {request.path_params['name']!r}")
-            given = loads(await _body(request) or b"{}")
+            body = await body_of(request, MAX_REQUEST)
+            if body is None:
+                raise UsageError(f"a request must be at most {MAX_REQUEST} bytes")
+            given = loads(body or b"{}")
             if not isinstance(given, dict):
                 raise UsageError("the body must be a JSON object")
             result = await action(play, given)
@@ -70,15 +65,3 @@ async def _events(play: Playground) -> AsyncIterator[bytes]:
         async for sections in changes:
             text = json.dumps({"now": play.world.clock(), "sections": sections})
             yield f"data: {text}\n\n".encode() if sections else b": here\n\n"
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_REQUEST:
-                raise UsageError(f"a request must be at most {MAX_REQUEST} bytes")
-    except ClientDisconnect:
-        raise UsageError("the request is incomplete") from None
-    return bytes(body)

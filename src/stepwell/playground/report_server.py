@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = ["ReportServer"]
 
+#: The longest line in either direction.
 LONGEST_LINE = 4 * 1024 * 1024
 #: Seconds to wait for an answer of the bot's process.
 TIMEOUT = 5.0

@@ -16,6 +16,7 @@ from stepwell.errors import CorruptRecord, StepwellError
 from stepwell.fsm import FSM, Committed, FSMEvent, MachineReady, Update, subscribe
 from stepwell.fsm.description import FlowDescription
 from stepwell.playground.display import shown
+from stepwell.playground.report_server import LONGEST_LINE
 from stepwell.record import Address, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Entry
@@ -24,9 +25,6 @@ from stepwell.storage.operations import Get
 __all__ = ["described", "install", "record_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-#: The longest line in either direction.
-LONGEST_LINE = 4 * 1024 * 1024
 
 
 def install(address: str) -> None:

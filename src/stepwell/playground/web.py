@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route  # noqa: E402
 
 __all__ = [
-    "ClientDisconnect",
     "JSONResponse",
     "PlainTextResponse",
     "Request",
@@ -20,4 +19,18 @@ __all__ = [
     "Route",
     "Starlette",
     "StreamingResponse",
+    "body_of",
 ]
+
+
+async def body_of(request: Request, limit: int) -> bytes | None:
+    """Return the body of a request; ``None`` if it has more than ``limit`` bytes or the client disconnected."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                return None
+    except ClientDisconnect:
+        return None
+    return bytes(body)

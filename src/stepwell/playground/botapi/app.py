@@ -7,10 +7,10 @@ from typing import Any
 
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.methods import perform
-from stepwell.playground.botapi.refusal import Refusal, bad_request
+from stepwell.playground.botapi.refusal import Refusal
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.web import ClientDisconnect, JSONResponse, Request, Response, Route, Starlette
+from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, body_of
 
 __all__ = ["make_app"]
 
@@ -35,7 +35,9 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
     async def method(request: Request) -> Response:
         try:
             bot = checked(request)
-            body = await _body(request)
+            body = await body_of(request, MAX_REQUEST)
+            if body is None:
+                raise Refusal(413, "Request Entity Too Large")
             params = read_body(request.headers.get("content-type", ""), body, dict(request.query_params))
             result = await perform(world, webhooks, bot, request.path_params["method"], params)
         except Refusal as refusal:
@@ -73,15 +75,3 @@ def _refused(refusal: Refusal) -> Response:
     retry = refusal.parameters.get("retry_after")
     headers = {"Retry-After": str(retry)} if retry is not None else {}
     return JSONResponse(refusal.json(), status_code=refusal.code, headers=headers)
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_REQUEST:
-                raise Refusal(413, "Request Entity Too Large")
-    except ClientDisconnect:
-        raise bad_request("the request is incomplete") from None
-    return bytes(body)

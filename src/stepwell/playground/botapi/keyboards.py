@@ -57,12 +57,10 @@ def markup_of(params: Params) -> dict[str, Any] | None:
 
 def buttons_of(markup: dict[str, Any] | None) -> Iterator[KeyboardButton]:
     """Yield the buttons of a keyboard, row by row."""
-    for row in (markup or {}).get("inline_keyboard", []):
-        for button in row:
-            yield KeyboardButton(button["text"], button.get("callback_data"), types=False, raw=button)
-    for row in (markup or {}).get("keyboard", []):
-        for button in row:
-            yield KeyboardButton(button["text"], None, types=True, raw=button)
+    for name in ("inline_keyboard", "keyboard"):
+        for row in (markup or {}).get(name, []):
+            for button in row:
+                yield KeyboardButton(button["text"], button.get("callback_data"), types=name == "keyboard", raw=button)
 
 
 def _flat(rows: Any) -> Iterator[dict[str, Any]]:

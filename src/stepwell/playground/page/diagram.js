@@ -185,6 +185,10 @@ export function drawn(flow, { current, path, ended, width }) {
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
   drawing.append(svg("defs", {}, marker("arrow"), marker("arrow-taken")));
+  const line = (edge, d) => drawing.append(svg("path", {
+    d, class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`, "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
+    "data-edge": `${edge.from.trim()}>${edge.to}`,
+  }));
   const labels = [];
   for (const group of groups.values()) {
     group.forEach((edge, index) => {
@@ -194,11 +198,7 @@ export function drawn(flow, { current, path, ended, width }) {
       points[0][0] += edge.chain[0].thick;
       points[points.length - 1][0] -= edge.chain[edge.chain.length - 1].thick;
       if (edge.flipped) points.reverse();
-      drawing.append(svg("path", {
-        d: curve(points, sideways), class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`,
-        "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
-        "data-edge": `${edge.from.trim()}>${edge.to}`,
-      }));
+      line(edge, curve(points, sideways));
       if (edge.label) {
         const [one, two] = [points[Math.floor((points.length - 1) / 2)], points[Math.floor((points.length - 1) / 2) + 1]];
         const [along, across] = [(one[0] + two[0]) / 2, (one[1] + two[1]) / 2];
@@ -211,9 +211,8 @@ export function drawn(flow, { current, path, ended, width }) {
   const spot = (node) => (sideways ? [node.along, node.across] : [node.across, node.along]);
   for (const edge of edges.filter((each) => each.from === each.to)) {
     const node = nodes.get(edge.from), [x, y] = spot(node), { width: wide, height } = sizes.get(edge.from);
-    const d = sideways ? `M${x - 12},${y - height / 2} C${x - 16},${y - height / 2 - 26} ${x + 16},${y - height / 2 - 26} ${x + 12},${y - height / 2}`
-      : `M${x + wide / 2},${y - 9} C${x + wide / 2 + 28},${y - 14} ${x + wide / 2 + 28},${y + 14} ${x + wide / 2},${y + 9}`;
-    drawing.append(svg("path", { d, class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`, "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})` }));
+    line(edge, sideways ? `M${x - 12},${y - height / 2} C${x - 16},${y - height / 2 - 26} ${x + 16},${y - height / 2 - 26} ${x + 12},${y - height / 2}`
+      : `M${x + wide / 2},${y - 9} C${x + wide / 2 + 28},${y - 14} ${x + wide / 2 + 28},${y + 14} ${x + wide / 2},${y + 9}`);
   }
   if (flow.start) {
     const [x, y] = spot(nodes.get(START));

@@ -48,6 +48,13 @@ export function toast(text, kind = "") {
   setTimeout(() => node.remove(), 6000);
 }
 
+// The line above the page; without a text it is hidden.
+export function banner(text) {
+  const node = byId("banner");
+  node.hidden = !text;
+  node.textContent = text || "";
+}
+
 export async function act(name, body = {}) {
   let answer;
   try {

@@ -1,5 +1,5 @@
 // The right-hand side: flow, timer, record and events.
-import { act, byId, el, keyed } from "./dom.js";
+import { act, banner, byId, el, keyed } from "./dom.js";
 import { drawn, span } from "./diagram.js";
 
 function value(given) {
@@ -154,10 +154,5 @@ export function renderBot(app) {
   const text = (bot.output ?? []).join("\n");
   if (output.textContent !== text) { output.textContent = text; output.low = false; }
   if (!output.low && output.clientHeight) { output.scrollTop = output.scrollHeight; output.low = true; }
-  const banner = byId("banner");
-  if (app.connected) {
-    banner.hidden = bot.status !== "failed";
-    banner.className = "banner bad";
-    banner.textContent = `The bot exited with an error${text ? `: ${text.split("\n").pop()}` : ""}. Fix its file, or restart it.`;
-  }
+  if (app.connected) banner(bot.status === "failed" && `The bot exited with an error${text ? `: ${text.split("\n").pop()}` : ""}. Fix its file, or restart it.`);
 }

@@ -1,5 +1,5 @@
 // The page: keeps the sections that the server sends, and renders from them.
-import { act, byId, el, keyed, toast } from "./dom.js";
+import { act, banner, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
 import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, standing } from "./inspect.js";
 
@@ -92,8 +92,7 @@ const app = {
 
 function listen() {
   const events = new EventSource("/events");
-  const banner = byId("banner");
-  events.onopen = () => { app.connected = true; banner.hidden = true; };
+  events.onopen = () => { app.connected = true; banner(); };
   events.onmessage = (event) => {
     const { now, sections } = JSON.parse(event.data);
     app.ahead = now - Date.now() / 1000;
@@ -108,9 +107,7 @@ function listen() {
   };
   events.onerror = () => {
     app.connected = false;
-    banner.hidden = false;
-    banner.className = "banner bad";
-    banner.textContent = "The playground has stopped. Start it again in the terminal and open its new link; the conversation continues.";
+    banner("The playground has stopped. Start it again in the terminal and open its new link; the conversation continues.");
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }
