@@ -1,4 +1,5 @@
-"""Both halves together: a conversation hands its data to a node flow, whose wait the next message answers.
+"""A conversation and a node flow together: the flow gets the data of the conversation, and the next message answers
+its question.
 
 Both live in one storage. Kill the bot between any two messages, or in the middle of one that Telegram then
 delivers again: each node runs once, and each answer counts once.

@@ -35,7 +35,7 @@ def talk(ctx: Context, said: str) -> str:
 
 
 def slack_said(payload: dict[str, Any]) -> str | None:
-    """What a person wrote; ``None`` for all else: a reaction, a bot (this one too), the check of the URL."""
+    """Return the text of a user's message; ``None`` for other events: reactions, messages of bots, the URL check."""
     event = payload.get("event", {})
     by_person = "user" in event and "bot_id" not in event and "subtype" not in event
     return event.get("text") if by_person else None
@@ -57,9 +57,9 @@ def slack_bot(storage: Storage | str) -> FSM:
 
 
 async def on_slack_event(fsm: FSM, payload: dict[str, Any]) -> str | None:
-    """What to post; ``None`` for an event that was handled before, or that nobody wrote.
+    """Return the answer to post; ``None`` for a redelivered event and for one without a user's message.
 
-    An answer that was lost on its way is not given again; ``slack_router`` does that.
+    A lost answer is not repeated; ``slack_router`` repeats it.
     """
     said = slack_said(payload)
     if said is None:
@@ -69,9 +69,9 @@ async def on_slack_event(fsm: FSM, payload: dict[str, Any]) -> str | None:
 
 
 def slack_router(fsm: FSM) -> Router:
-    """For answers that must not be lost: they are kept with the state, and given again when the event comes again.
+    """Return a router for answers that must not be lost: it stores them, and repeats them for a redelivered event.
 
-    ``await router.handle(payload)`` gives the calls of Slack's Web API to make, before the event is acknowledged.
+    ``await router.handle(payload)`` returns the calls of Slack's Web API to make before you acknowledge the event.
     """
     router = Router(fsm)
 
@@ -87,7 +87,7 @@ def slack_router(fsm: FSM) -> Router:
 
 
 def whatsapp_messages(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The texts of a notification, each with the number that it came to. A picture is no text, a status no message."""
+    """Yield the text messages of a notification, each with the number that received it; skip pictures and statuses."""
     for value in (change["value"] for entry in payload["entry"] for change in entry["changes"]):
         for message in value.get("messages", []):
             if "text" in message:
@@ -105,7 +105,7 @@ def whatsapp_bot(storage: Storage | str) -> FSM:
 
 
 async def on_whatsapp_notification(fsm: FSM, payload: dict[str, Any]) -> list[tuple[str, str]]:
-    """Whom to answer what. As above, an answer that was lost on its way is given again only by the router."""
+    """Return pairs of recipient and answer. As above, only the router repeats a lost answer."""
     answers = []
     for message in whatsapp_messages(payload):
         try:
@@ -118,7 +118,7 @@ async def on_whatsapp_notification(fsm: FSM, payload: dict[str, Any]) -> list[tu
 
 
 def whatsapp_router(fsm: FSM) -> Router:
-    """``await router.handle(message)`` for each of ``whatsapp_messages`` gives what to send."""
+    """Return a router; ``await router.handle(message)`` returns the calls for one of ``whatsapp_messages``."""
     router = Router(fsm)
 
     @router.on()

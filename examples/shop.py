@@ -14,7 +14,7 @@ WEEK = 7 * 24 * 3600
 
 
 class AskAddress(Flow, name="address"):
-    """Asks for an address, and returns it to the flow that needs it."""
+    """Ask for an address, and return it to the calling flow."""
 
     street = state(to=["city"])
     city = state(to=[])

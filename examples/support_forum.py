@@ -3,8 +3,8 @@
 BOT_TOKEN=... SUPPORT_FORUM=-1001234567890 python examples/support_forum.py
 
 The bot must be an administrator of the forum that may manage topics. Two flows, with two kinds of keys in one
-machine: the person's chat knows its topic, and the topic knows its person. A person's handler may enter the topic's
-conversation, never the other way round: two that wait for each other would wait for long.
+machine: the user's conversation stores the topic, and the topic's conversation stores the user. A handler of the user
+may enter the topic's conversation, but not the reverse: two handlers that wait for each other would be a deadlock.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from stepwell.fsm import FSM, Context, Flow, keys, state
 class Request(Flow, name="request"):
     """The conversation of a user; its data names the topic."""
 
-    asked = state(to=[])
-    default_state = asked
+    waiting = state(to=[])
+    default_state = waiting
 
 
 class Desk(Flow, name="desk"):
@@ -48,7 +48,7 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
 
     @dispatcher.message(private, Command("start"))
     async def start(message: Message) -> None:
-        await message.answer("Write what you need; the team reads it here.")
+        await message.answer("Write your question; the team reads it here.")
 
     @dispatcher.message(private, fsm_flow(None))
     async def first(message: Message, ctx: Context, bot: Bot) -> None:
@@ -61,7 +61,7 @@ def make_dispatcher(storage: Storage | str, forum: int) -> Dispatcher:
             desk.start_flow(Desk)
             desk.update_data(person=message.chat.id)
         await message.copy_to(forum, message_thread_id=topic.message_thread_id)
-        await message.answer("Thank you. Somebody will answer you here.")
+        await message.answer("Thank you. The team will answer you here.")
 
     @dispatcher.message(private, fsm_flow(Request))
     async def more(message: Message, ctx: Context, bot: Bot) -> None:

@@ -1,4 +1,4 @@
-"""A text pipeline: three nodes, one shared state, and an edge for the case that there is nothing to do."""
+"""A text pipeline: three nodes, one shared state, and an edge for an empty text."""
 
 from __future__ import annotations
 

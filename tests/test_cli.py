@@ -36,7 +36,7 @@ def stepwell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, **options)
 
 
-# Without a terminal: scripted and checked
+# Without a terminal
 
 
 def test_the_demo_plays_a_registration_and_shows_the_record_after_each_step() -> None:
@@ -93,7 +93,7 @@ def test_a_closed_pipe_prints_no_traceback() -> None:
     assert done.stderr == ""
 
 
-# What can go wrong
+# Errors
 
 
 def test_a_wrong_url_prints_one_clear_line() -> None:
@@ -131,7 +131,7 @@ def test_the_wheel_contains_the_bot_where_the_demo_looks_for_it() -> None:
 
 
 class Terminal:
-    """The demo on a terminal of its own."""
+    """The demo on its own pseudo terminal."""
 
     def __init__(self, home: Path, *arguments: str, command: str = "demo", path: Path | None = None) -> None:
         import pty
@@ -161,7 +161,7 @@ class Terminal:
                 raise AssertionError(f"{text!r} never came; seen: {self.seen!r}")
             try:
                 self.seen += os.read(self.master, 4096).decode(errors="replace")
-            except OSError:  # it has ended, which Linux says so
+            except OSError:  # Linux raises this when the process has ended
                 raise AssertionError(f"{text!r} never came; seen: {self.seen!r}") from None
         before, self.seen = self.seen.split(text, 1)
         return before
@@ -170,7 +170,7 @@ class Terminal:
         os.write(self.master, text.encode(errors="surrogateescape"))
 
     def interrupt(self) -> None:
-        """Ctrl-C. One that comes just between the prompt and the waiting for a key is not heard before the next."""
+        """Press Ctrl-C until the process ends: a signal just before the read is noticed only at the next one."""
         for _ in range(20):
             os.kill(self.process.pid, signal.SIGINT)
             try:

@@ -38,7 +38,7 @@ async def test_a_process_with_many_waiters_lets_another_in(shared_backend: Backe
     while not order:
         await asyncio.sleep(0.01)
     await hold(other, "other", order)
-    # It looks for others every quarter of a second, and one handler is under way.
+    # It checks for waiters every quarter of a second, and one handler is running.
     assert len(order) <= 8, order
     await asyncio.gather(*waiters)
     assert await other.get_data("bot", 1) == {"hot": 20, "other": 1}
@@ -72,7 +72,7 @@ async def test_two_processes_with_many_waiters_take_turns(shared_backend: Backen
     assert turns >= 3, order
 
 
-async def test_a_waiter_that_died_is_waited_for_no_longer_than_a_moment(shared_backend: Backend) -> None:
+async def test_a_killed_waiter_delays_others_only_briefly(shared_backend: Backend) -> None:
     url = shared_backend.place()
     storage, dead = shared_backend.storage(url), shared_backend.storage(url)
     await asyncio.gather(storage.open(), dead.open())
@@ -82,7 +82,7 @@ async def test_a_waiter_that_died_is_waited_for_no_longer_than_a_moment(shared_b
     while not isinstance(await storage.perform(Claim(turn_of(storage.address("bot", 1)), "probe", 0.001)), Taken):
         await storage.perform(Release(turn_of(storage.address("bot", 1)), "probe"))
         await asyncio.sleep(0.01)
-    # As after kill -9: nothing of it is released.
+    # As after kill -9: it releases nothing.
     await dead.close()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -131,7 +131,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
-async def test_one_update_does_not_wait_for_all_of_another_process(shared_backend: Backend) -> None:
+async def test_one_update_does_not_wait_for_all_updates_of_another_process(shared_backend: Backend) -> None:
     url = shared_backend.place()
     processes = [
         await asyncio.create_subprocess_exec(

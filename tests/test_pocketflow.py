@@ -1,4 +1,4 @@
-"""stepwell.pocketflow beside the real PocketFlow: the same programs, the same outcomes, minus its faults."""
+"""The same programs with stepwell.pocketflow and with PocketFlow: the same results, without PocketFlow's bugs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def names(module):
     return sorted(n for n, value in vars(module).items() if isinstance(value, type) and not n.startswith("_"))
 
 
-def test_the_eleven_names_are_there():
+def test_the_eleven_names_exist():
     assert len(names(theirs)) == 11
     assert sorted(ours.__all__) == names(theirs)
 
 
 @pytest.mark.parametrize("name", names(theirs))
-def test_the_classes_are_related_as_theirs_are(name):
+def test_the_classes_have_the_same_base_classes(name):
     for other in names(theirs):
         expected = issubclass(getattr(theirs, name), getattr(theirs, other))
         assert issubclass(getattr(ours, name), getattr(ours, other)) == expected, (name, other)
 
 
 def outcome(program, *args):
-    """What a program returned or raised, and what it warned of."""
+    """Return the result or the error of a program, and its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -435,7 +435,7 @@ def test_an_async_program_behaves_as_with_pocketflow(program):
 
 
 def orders(pf, lengths, kind, *, retries=1, inside="AsyncParallelBatchFlow"):
-    """The order in which everything happens in flows at once, each with a batch of its own length."""
+    """Return the order of all events of concurrent flows, each with a batch of another length."""
     log = []
     started = 0
     all_started = asyncio.Event()
@@ -488,13 +488,13 @@ def orders(pf, lengths, kind, *, retries=1, inside="AsyncParallelBatchFlow"):
 
 @pytest.mark.parametrize("lengths", [(1, 3, 2, 4), (4, 3, 2, 1), (2, 0, 3, 0, 1)], ids=repr)
 @pytest.mark.parametrize("retries", [1, 2])
-def test_parallel_batches_of_parallel_flows_go_on_in_pocketflows_order(lengths, retries):
+def test_parallel_batches_of_parallel_flows_continue_in_pocketflows_order(lengths, retries):
     expected = orders(theirs, lengths, "AsyncParallelBatchNode", retries=retries)
     assert orders(ours, lengths, "AsyncParallelBatchNode", retries=retries) == expected
 
 
 @pytest.mark.parametrize("inside", ["AsyncParallelBatchFlow", "AsyncBatchFlow"])
-def test_sequential_batches_of_flows_go_on_in_pocketflows_order(inside):
+def test_sequential_batches_of_flows_continue_in_pocketflows_order(inside):
     expected = orders(theirs, (1, 3, 0, 2), "AsyncBatchNode", inside=inside)
     assert orders(ours, (1, 3, 0, 2), "AsyncBatchNode", inside=inside) == expected
 
@@ -611,7 +611,7 @@ async def test_parallel_flows_are_cancelled_and_awaited_after_an_error():
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_subscribers_hear_of_pocketflow_runs_too():
+def test_subscribers_get_the_events_of_pocketflow_runs():
     events = []
 
     class Load(ours.Node):

@@ -13,20 +13,20 @@ import stepwell
 from stepwell.errors import InsideLoop, UsageError
 
 
-def test_sync_runs_an_awaitable_and_gives_its_result() -> None:
+def test_sync_runs_an_awaitable_and_returns_its_result() -> None:
     storage = stepwell.MemoryStorage()
     stepwell.sync(storage.update_data("bot", 1, {"a": 1}))
     assert stepwell.sync(storage.get_data("bot", 1)) == {"a": 1}
     stepwell.sync(storage.close())
 
 
-def test_sync_raises_what_the_awaitable_raises() -> None:
+def test_sync_raises_the_exception_of_the_awaitable() -> None:
     with pytest.raises(stepwell.StepwellError, match="non-empty"):
         stepwell.sync(stepwell.MemoryStorage().get_state("", 1))
 
 
 @pytest.mark.parametrize("wrong", [5, None, asyncio.sleep])
-def test_sync_refuses_what_cannot_be_awaited(wrong: Any) -> None:
+def test_sync_refuses_objects_that_are_not_awaitable(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"sync\(\) takes an awaitable"):
         stepwell.sync(wrong)
 
@@ -45,7 +45,7 @@ async def test_inside_a_running_loop_the_error_says_to_await() -> None:
         stepwell.sync(storage.get_state("bot", 1))
 
 
-def test_ctrl_c_cancels_the_work_and_lets_it_clean_up() -> None:
+def test_ctrl_c_cancels_the_work_and_waits_for_its_cleanup() -> None:
     code = """
 import asyncio, os, signal, stepwell
 async def work():
@@ -63,7 +63,7 @@ stepwell.sync(work())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_gets_a_loop_of_its_own() -> None:
+def test_a_forked_child_gets_its_own_loop() -> None:
     stepwell.sync(asyncio.sleep(0))
     child = os.fork()
     if child == 0:
@@ -72,7 +72,7 @@ def test_a_forked_child_gets_a_loop_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_clean_up_that_takes_long() -> None:
+def test_a_second_ctrl_c_does_not_wait_for_a_long_cleanup() -> None:
     code = """
 import asyncio, os, signal, threading, time, stepwell
 

@@ -36,7 +36,7 @@ async def storage(backend: Backend) -> Storage:
     return storage
 
 
-async def test_what_was_changed_is_written_and_the_rest_is_left_alone(storage: Storage) -> None:
+async def test_only_changed_fields_are_written(storage: Storage) -> None:
     await storage.set_state("bot", 1, State("f", "s", {"a": 1, "list": [1], "gone": 1}))
     async with Slot(storage, "bot", 1) as slot:
         assert (slot.found, slot.flow, slot.state, slot.data) == (True, "f", "s", {"a": 1, "list": [1], "gone": 1})
@@ -48,7 +48,7 @@ async def test_what_was_changed_is_written_and_the_rest_is_left_alone(storage: S
     assert await storage.get_state("bot", 1) == State("f", "t", {"a": "outside", "b": "outside", "list": [1, 2]})
 
 
-async def test_nothing_changed_means_nothing_written(storage: Storage) -> None:
+async def test_a_commit_without_changes_writes_nothing(storage: Storage) -> None:
     await storage.set_state("bot", 1, State("f", "s", {"a": [1]}))
     before = await storage.perform(Get(storage.address("bot", 1)))
     async with Slot(storage, "bot", 1) as slot:
@@ -62,7 +62,7 @@ async def test_nothing_changed_means_nothing_written(storage: Storage) -> None:
     assert await storage.get_state("bot", 2) is None
 
 
-async def test_what_was_not_committed_is_forgotten_and_the_key_is_free(storage: Storage) -> None:
+async def test_uncommitted_changes_are_dropped_and_the_key_is_free(storage: Storage) -> None:
     with pytest.raises(ZeroDivisionError):
         async with Slot(storage, "bot", 1) as slot:
             slot.data["a"] = 1
@@ -97,7 +97,7 @@ async def test_a_commit_that_keeps_can_be_followed_by_another(storage: Storage) 
     assert await storage.get_state("bot", 1) == State(None, "again", {"c": 1})
 
 
-async def test_a_rollback_takes_back_what_was_not_committed(storage: Storage) -> None:
+async def test_a_rollback_drops_uncommitted_changes(storage: Storage) -> None:
     await storage.set_state("bot", 1, State("f", "s", {"list": [1]}))
     async with Slot(storage, "bot", 1) as slot:
         slot.state = "t"
@@ -124,7 +124,7 @@ async def test_a_part_may_be_encoded_ahead_of_its_commit(storage: Storage) -> No
         assert await slot.parts() == {"p": [1, (2,)]}
 
 
-async def test_memo_tags_deadline_and_parts_travel_with_a_commit(storage: Storage) -> None:
+async def test_memo_tags_deadline_and_parts_are_written_with_a_commit(storage: Storage) -> None:
     async with Slot(storage, "bot", 1) as slot:
         assert slot.memo is None
         slot.data["a"] = 1
@@ -140,7 +140,7 @@ async def test_memo_tags_deadline_and_parts_travel_with_a_commit(storage: Storag
         assert (slot.found, slot.memo) == (False, {"ids": [1, 2]})
 
 
-async def test_holders_of_one_key_come_in_the_order_of_their_calls(storage: Storage) -> None:
+async def test_waiters_of_one_key_enter_in_the_order_of_their_calls(storage: Storage) -> None:
     order: list[int] = []
 
     async def hold(number: int) -> None:
@@ -175,7 +175,7 @@ async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> N
 
 async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does(storage: Storage) -> None:
     address = storage.address("bot", 1)
-    await storage.perform(Claim(address, "somebody else", 0.5))
+    await storage.perform(Claim(address, "another token", 0.5))
     with pytest.raises(Busy):
         async with Slot(storage, "bot", 1, wait=0.05):
             pytest.fail("it was held")
@@ -273,7 +273,7 @@ async def test_slots_may_be_left_in_any_order_and_in_another_task() -> None:
         assert len(held_tokens.get()) < 100
 
 
-async def test_opposite_orders_end_in_an_error_and_not_in_a_hang(storage: Storage) -> None:
+async def test_two_tasks_that_claim_two_keys_in_opposite_orders_get_an_error(storage: Storage) -> None:
     async def both(one: int, other: int) -> None:
         async with Slot(storage, "bot", one, wait=0.1):
             await asyncio.sleep(0.01)
@@ -319,7 +319,7 @@ async def test_a_holder_that_blocks_the_loop_past_its_lease_writes_nothing(stora
     assert await storage.get_state("bot", 1) is None
 
 
-async def test_a_holder_whose_claim_was_taken_over_learns_it_at_the_commit() -> None:
+async def test_a_commit_after_the_claim_was_taken_over_raises() -> None:
     async with MemoryStorage() as storage:
         with pytest.raises(LeaseLost):
             async with Slot(storage, "bot", 1, lease=0.1) as slot:
@@ -342,7 +342,7 @@ async def test_a_record_replaced_under_its_holder_is_not_written(storage: Storag
         assert slot.data == {"b": 1}
 
 
-async def test_cancelling_anybody_at_any_point_leaves_no_line_no_task_and_no_claim() -> None:
+async def test_a_cancellation_at_any_point_leaves_no_queue_no_task_and_no_claim() -> None:
     for steps in range(40):
         async with FaultyStorage() as storage:
 
@@ -378,7 +378,7 @@ async def test_many_different_keys_leave_nothing_behind() -> None:
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
 
 
-async def test_a_damaged_record_gives_a_typed_error_a_copy_in_quarantine_and_a_way_out() -> None:
+async def test_a_damaged_record_raises_is_copied_to_quarantine_and_can_be_replaced() -> None:
     async with MemoryStorage() as storage:
         await storage.set_state("bot", 1, State("f", "s", {"a": 1, "b": 2}))
         await storage.set_state("bot", 2, State("f", "s", {"a": 1}))
@@ -411,7 +411,7 @@ async def test_a_storage_that_fails_at_the_release_does_not_fail_the_caller(capl
         storage.before = ()
 
 
-async def test_a_storage_that_is_away_at_the_claim_is_a_typed_error_and_leaves_no_line() -> None:
+async def test_a_storage_that_is_unavailable_at_the_claim_raises_and_leaves_no_queue() -> None:
     async with FaultyStorage(before=range(1, 99), patience=0) as storage:
         with pytest.raises(StorageUnavailable):
             async with Slot(storage, "bot", 1):
@@ -420,7 +420,7 @@ async def test_a_storage_that_is_away_at_the_claim_is_a_typed_error_and_leaves_n
         storage.before = ()
 
 
-async def test_cancelling_among_many_who_wait_leaves_the_line_in_order(backend: Backend) -> None:
+async def test_cancelled_waiters_leave_the_queue_in_order(backend: Backend) -> None:
     storage = backend.storage()
     done: list[int] = []
 
@@ -463,7 +463,7 @@ async def test_a_slot_is_held_once_and_says_so(storage: Storage) -> None:
         await slot.commit()
 
 
-async def test_what_is_set_after_a_delete_is_a_record_of_its_own(storage: Storage) -> None:
+async def test_values_set_after_a_delete_are_a_new_record(storage: Storage) -> None:
     async with Slot(storage, "bot", 1) as slot:
         slot.flow, slot.state, slot.data = "f", "s", {"a": 1}
         await slot.commit(deadline=60.0, parts={"p": None, "q": 1})
@@ -477,12 +477,12 @@ async def test_what_is_set_after_a_delete_is_a_record_of_its_own(storage: Storag
         assert await slot.parts() == {}
 
 
-async def test_parts_of_a_record_that_is_not_ours_any_more_are_not_read(storage: Storage) -> None:
+async def test_parts_of_a_replaced_record_are_not_read(storage: Storage) -> None:
     address = storage.address("bot", 1)
     async with Slot(storage, "bot", 1) as slot:
         await slot.commit(parts={"p": 1})
     async with Slot(storage, "bot", 1) as slot:
-        await storage.update_data("bot", 1, {"merged": "by somebody who holds nothing"})
+        await storage.update_data("bot", 1, {"merged": "by a caller without a claim"})
         assert await slot.parts() == {"p": 1}
         await storage.perform(Release(address, slot._token))
         claimed = await storage.perform(Claim(address, "another", 30.0))
@@ -526,7 +526,7 @@ async def test_wrong_arguments_of_a_commit_are_refused_before_anything_is_writte
     assert await storage.get_state("bot", 1) is None
 
 
-async def test_a_damaged_memo_is_taken_for_empty(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_memo_is_treated_as_empty(caplog: pytest.LogCaptureFixture) -> None:
     async with MemoryStorage() as storage:
         async with Slot(storage, "bot", 1) as slot:
             slot.data["a"] = 1
@@ -550,7 +550,7 @@ async def test_a_claim_whose_answer_was_lost_does_not_block_its_key() -> None:
             pass
 
 
-async def test_a_damaged_run_gives_a_typed_error_too() -> None:
+async def test_a_damaged_run_raises_corrupt_record() -> None:
     async with MemoryStorage() as storage:
         states = StateStorage(storage)
         await states.update_state("r1", {"a": 1})
@@ -574,7 +574,7 @@ async def test_a_merge_into_a_damaged_record_says_that_it_was_made() -> None:
         assert "b" in cell.fields
 
 
-async def test_keys_that_are_equal_but_of_different_types_are_not_taken_for_each_other(storage: Storage) -> None:
+async def test_equal_keys_of_different_types_are_different_keys(storage: Storage) -> None:
     await storage.set_state("bot", 1, State("f", "s", {1: "one thing"}))
     async with Slot(storage, "bot", 1) as slot:
         slot.data = {True: " ".join(["one", "thing"])}

@@ -1,1 +1,1 @@
-"""The registration bot behind a webhook, one framework a file."""
+"""The registration bot behind a webhook, one file per framework."""

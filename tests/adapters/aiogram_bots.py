@@ -1,4 +1,4 @@
-"""Bots of aiogram that talk to nobody, and updates for them."""
+"""aiogram bots without a network, and updates for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ids = count(1)
 
 
 class Silent(BaseSession):
-    """Notes every call, and answers it with nothing."""
+    """Record every call, and return an empty result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""aiogram bots in processes of their own, by polling or by webhook, to be killed.
+"""aiogram bots in separate processes, with polling or a webhook, for tests that kill them.
 
 Importing aiogram takes seconds, so it is done once: a nursery process imports all that workers need, and forks one
 for each line that it is given.
@@ -30,7 +30,7 @@ class Worker:
         self.running = True
 
     def kill(self) -> None:
-        """With no chance to tidy up."""
+        """Kill the process without cleanup."""
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
             self.running = False
@@ -59,7 +59,7 @@ def _nursery() -> _Nursery:
 
 
 def close_nursery() -> None:
-    """End it, and with it all workers; for the end of the tests that use it."""
+    """Stop it and all workers."""
     if _nursery.cache_info().currsize:
         _nursery().close()
         _nursery.cache_clear()

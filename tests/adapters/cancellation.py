@@ -1,4 +1,4 @@
-"""Cancel a task at one of the points where it waits."""
+"""Cancel a task at one of its awaits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _CancelledAt:
 
 
 async def cancel_at(work: Coroutine[Any, Any, Any], point: int) -> bool:
-    """Run it in a task that is cancelled when it waits for the ``point``-th time; whether it was."""
+    """Run it in a task that is cancelled at its ``point``-th wait; return whether it was cancelled."""
 
     async def run() -> None:
         await _CancelledAt(work, point)

@@ -1,4 +1,4 @@
-"""The examples, talked to through the local Bot API."""
+"""The aiogram examples with the local Bot API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def polling(dispatcher: Dispatcher, api: BotAPI, chat: Person) -> AsyncIte
     )
     try:
         yield
-        # What is handled is confirmed; what is not would come again after a restart.
+        # A handled update is confirmed; another one would be delivered again after a restart.
         async with asyncio.timeout(10):
             while chat.bot.updates.pending:
                 await asyncio.sleep(0.01)
@@ -73,7 +73,7 @@ async def test_the_support_bot_in_forum_topics(api: BotAPI, tmp_path: Path, capl
                 await asyncio.sleep(0.01)
 
     async with polling(support_forum.make_dispatcher(storage, forum_id), api, alice):
-        assert (await alice.ask("/start")).startswith("Write what you need")
+        assert (await alice.ask("/start")).startswith("Write your question")
         assert (await alice.ask("It is broken")).startswith("Thank you")
         assert (await bob.ask("Mine too")).startswith("Thank you")
         desk, other = team.topic("Alice"), team.topic("Bob")

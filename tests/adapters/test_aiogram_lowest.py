@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.skipif(os.environ.get("STEPWELL_DOSE") != "large", reason="it is installed in the large dose only")
 def test_the_oldest_release_passes_too() -> None:
-    # Beside the environment, so that it stays for the next time.
+    # In a cache beside the environment, for the next run.
     folder = Path(sys.prefix) / "oldest" / f"aiogram-{MINIMUM}"
     if not folder.exists():
         wanted = f"aiogram=={MINIMUM}.0"
@@ -33,5 +33,5 @@ def test_the_oldest_release_passes_too() -> None:
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def test_the_extra_asks_for_the_release_that_is_checked() -> None:
+def test_the_extra_requires_the_oldest_tested_release() -> None:
     assert f'aiogram = ["aiogram>={MINIMUM}"]' in (ROOT / "pyproject.toml").read_text()

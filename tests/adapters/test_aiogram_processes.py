@@ -1,4 +1,4 @@
-"""aiogram bots in processes of their own: killed between messages, and two behind one webhook."""
+"""aiogram bots in separate processes: killed between messages, and two behind one webhook."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nursery() -> Iterator[None]:
 
 
 class Bots:
-    """The workers of one bot, and the Bot API that they talk to."""
+    """The workers of one bot, and their Bot API."""
 
     def __init__(self, api: BotAPI, folder: Path, transport: str) -> None:
         self.api, self.folder = api, folder
@@ -98,7 +98,7 @@ async def test_a_bot_killed_between_messages_continues(api: BotAPI, bots: Bots, 
             worker.kill()
         await chat.send(said)
         if number in killed_before:
-            # What was said while it was away is answered when it is back.
+            # Messages sent while the bot is down are answered when it is back.
             worker = bots.start(STYLES[style], storage)
         answers.append(await heard(chat, bots))
     assert answers == [answer for _, answer in CONVERSATION]
@@ -108,7 +108,7 @@ async def test_a_bot_killed_between_messages_continues(api: BotAPI, bots: Bots, 
 
 
 async def settled(bots: Bots) -> None:
-    """Every update is confirmed, which is when it was handled."""
+    """Wait until every update is confirmed, which happens when it was handled."""
     async with asyncio.timeout(PATIENCE):
         while bots.bot.updates.pending:
             await asyncio.sleep(0.01)
@@ -155,7 +155,7 @@ async def test_two_workers_behind_one_webhook_make_each_transition_once(
                 await chat.redeliver()
                 again.add(chat.id)
     async with asyncio.timeout(PATIENCE):
-        # Connections stay with the worker that took them: both must be there.
+        # A connection stays with the worker that accepted it, so both must be running first.
         while bots.log().count("listening") != 2:
             await asyncio.sleep(0.02)
     await bots.listen()
@@ -168,7 +168,7 @@ async def test_two_workers_behind_one_webhook_make_each_transition_once(
         record = await storage.get_state("walkers", (chat.id, chat.id))
         assert record is not None, f"seed {seed}: {chat.id} is missing; {bots.log()[-2000:]}"
         assert (record.flow, record.state) == ("walk", "arrived"), f"seed {seed}"
-        # What is delivered again may overtake; everything else keeps its order.
+        # A redelivered update may overtake others; the rest keeps its order.
         steps = sorted(record.data["steps"]) if chat.id in again else record.data["steps"]
         assert steps == [str(number) for number in range(10)], f"seed {seed}"
         workers.update(record.data["by"])

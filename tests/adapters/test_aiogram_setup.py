@@ -1,4 +1,4 @@
-"""Our conversations in aiogram's handlers."""
+"""Stepwell's conversations in aiogram's handlers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_conversation_through_the_dispatcher(fsm: FSM) -> None:
     record = await fsm.storage.get_state("my_bot", (42, 42))
     assert record is not None
     assert (record.flow, record.state, record.data) == ("registration", "get_email", {"name": "Alice"})
-    # Another worker, started later; and what a handler returns is given back.
+    # Another worker, started later. The result of a handler is returned.
     assert await feed(bot_of(fsm), bot, message("a@b.c")) == "Welcome, Alice!"
     assert session.texts == ["What's your name?", "Got it, Alice!", "Welcome, Alice!"]
     assert await fsm.storage.get_state("my_bot", (42, 42)) is None
@@ -145,7 +145,7 @@ async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_ca
     record = await fsm.storage.get_state("my_bot", (42, 42))
     assert record is not None
     assert (record.state, record.data) == ("get_name", {})
-    # It was not handled: when it comes again, it is handled again.
+    # The update was not handled, so its next delivery is handled.
     await feed(dispatcher, bot, message("fail", update_id=5000))
     assert seen == [RuntimeError, RuntimeError]
     assert session.texts == ["What's your name?"]
@@ -159,7 +159,7 @@ async def test_a_redelivered_update_is_handled_once(fsm: FSM) -> None:
     name = message("Alice")
     await asyncio.gather(*(feed(dispatcher, bot, name) for _ in range(5)))
     assert session.texts == ["What's your name?", "Got it, Alice!"]
-    # What ctx.answer() said goes out after the commit, so it may be missing: it is said again.
+    # Calls of ctx.answer() are made after the commit and may be lost, so they are repeated.
     done = message("a@b.c")
     await feed(dispatcher, bot, done)
     await feed(dispatcher, bot, done)
@@ -319,7 +319,7 @@ async def test_each_bot_of_a_dispatcher_has_its_own_namespace(fsm: FSM, storage:
     await feed(dispatcher, second, message("Bob", update_id=2))
     assert [entry.state.state async for entry in storage.scan("my_bot")] == ["get_name"]
     assert [entry.state.state async for entry in storage.scan("my_bot:8")] == ["get_email"]
-    # After a restart, whoever comes first: the names stay.
+    # After a restart the namespaces stay, in any order of the bots.
     dispatcher = bot_of(FSM("my_bot", storage=storage, flows=[Registration]))
     await feed(dispatcher, second, message("b@b.c", update_id=3))
     await feed(dispatcher, first, message("Alice", update_id=2))
@@ -503,7 +503,7 @@ def test_an_unsupported_release_of_aiogram_raises(tmp_path: Path) -> None:
         require("aiogram", "aiogram", minimum="99.1")
     with pytest.raises(MissingExtra):
         require("no_such_package", "aiogram", minimum="1")
-    # As aiogram 2 would be found: without the modules that release 3 has.
+    # Like aiogram 2: without the modules of release 3.
     (tmp_path / "aiogram").mkdir()
     (tmp_path / "aiogram" / "__init__.py").touch()
     (tmp_path / "aiogram-2.25.1.dist-info").mkdir()

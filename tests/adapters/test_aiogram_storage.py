@@ -1,4 +1,4 @@
-"""aiogram's own FSM on our storage: one line for the storage, one for the isolation."""
+"""aiogram's own FSM with StepwellStorage and StepwellIsolation."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_data_that_is_no_mapping_raises_aiograms_error(
         await story()
 
 
-async def test_fifty_updates_of_fifty_fields_leave_fifty(kept: StepwellStorage) -> None:
+async def test_fifty_concurrent_updates_leave_fifty_fields(kept: StepwellStorage) -> None:
     await asyncio.gather(*(kept.update_data(KEY, {f"f{n}": n}) for n in range(50)))
     assert await kept.get_data(KEY) == {f"f{n}": n for n in range(50)}
 
@@ -254,7 +254,7 @@ async def test_a_record_cleared_meanwhile_is_not_written(storage: Storage, kept:
     async def elsewhere() -> None:
         await FSMContext(kept, KEY).clear()
 
-    # A context of its own, as an update of somebody else has it.
+    # In another context, like the update of another user.
     other = contextvars.copy_context()
     with pytest.raises(RecordReplaced):
         async with StepwellIsolation(storage).lock(KEY):
@@ -613,7 +613,7 @@ async def test_a_handler_that_outlives_its_dispatcher_keeps_no_storage_open(capl
     assert not kept.storage.is_open
 
 
-def test_anything_but_a_storage_is_refused() -> None:
+def test_an_argument_that_is_not_a_storage_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Storage or a URL"):
         StepwellStorage(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="lease"):
@@ -621,7 +621,7 @@ def test_anything_but_a_storage_is_refused() -> None:
 
 
 def bot_of(storage: Storage, **options: Any) -> Dispatcher:
-    """A registration bot as people have it, with our storage and isolation."""
+    """A usual registration bot, with StepwellStorage and StepwellIsolation."""
     dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage), **options)
     router = Router()
     dispatcher.include_router(router)

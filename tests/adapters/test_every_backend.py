@@ -59,7 +59,7 @@ async def test_state_and_data_of_a_key_inside_and_outside_of_a_lock(backend: Bac
     assert len(await records(storage)) == 1
 
 
-async def test_the_lock_is_for_one_holder_at_a_time(backend: Backend) -> None:
+async def test_a_lock_has_one_holder_at_a_time(backend: Backend) -> None:
     storage = backend.storage()
     kept, isolation = StepwellStorage(storage), StepwellIsolation(storage)
 

@@ -1,4 +1,4 @@
-"""The names that bots are written against."""
+"""The public names of the adapter and the local Bot API."""
 
 from __future__ import annotations
 

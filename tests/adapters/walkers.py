@@ -1,4 +1,4 @@
-"""Bots for tests with processes. In one of them, every message is a step of a walk, whoever handles it."""
+"""Bots for tests with processes. In one of them, every message is one step of a walk, on any worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.fsm import FSM, Context, Flow, state
 
 
 def make_hasty(storage: str) -> Dispatcher:
-    """The registration bot; what a killed worker held is free again after a second."""
+    """The registration bot with a lease of one second, so that the keys of a killed worker are soon free."""
     return registration(storage, lease=1.0)
 
 

@@ -58,7 +58,7 @@ async def test_on_whatsapp_one_notification_may_bring_several_messages(backend: 
     ]
 
 
-async def test_a_status_is_no_message(backend: Backend) -> None:
+async def test_a_status_is_not_handled_as_a_message(backend: Backend) -> None:
     bot = example.whatsapp_bot(backend.storage())
     notification = whatsapp()
     del notification["entry"][0]["changes"][0]["value"]["messages"]
@@ -86,7 +86,7 @@ async def test_on_slack_events_without_a_user_message_are_not_answered(
     assert await example.slack_router(bot).handle(payload) == []
 
 
-async def test_on_whatsapp_a_picture_or_news_of_the_account_is_not_answered(backend: Backend) -> None:
+async def test_on_whatsapp_pictures_and_account_events_are_not_answered(backend: Backend) -> None:
     bot = example.whatsapp_bot(backend.storage())
     notification = whatsapp(("49123", "wamid.1", "hello"))
     changes = notification["entry"][0]["changes"]
@@ -95,12 +95,12 @@ async def test_on_whatsapp_a_picture_or_news_of_the_account_is_not_answered(back
     assert await example.on_whatsapp_notification(bot, notification) == [("49123", "How was it, from 1 to 5?")]
 
 
-async def test_on_slack_a_router_gives_an_answer_again_that_may_be_lost(backend: Backend) -> None:
+async def test_on_slack_a_router_repeats_the_answer_to_a_redelivered_event(backend: Backend) -> None:
     router = example.slack_router(example.slack_bot(backend.storage()))
-    asked = [{"method": "chat.postMessage", "channel": "D1", "text": "How was it, from 1 to 5?"}]
+    question = [{"method": "chat.postMessage", "channel": "D1", "text": "How was it, from 1 to 5?"}]
     thanked = [{"method": "chat.postMessage", "channel": "D1", "text": "Thank you! Anything else?"}]
     for _ in range(2):
-        assert await router.handle(slack("hello", "Ev1")) == asked
+        assert await router.handle(slack("hello", "Ev1")) == question
     for _ in range(3):
         assert await router.handle(slack("5", "Ev2")) == thanked
     assert await router.handle(slack("hello", "Ev1")) == [], "that one is answered long since"
@@ -108,8 +108,8 @@ async def test_on_slack_a_router_gives_an_answer_again_that_may_be_lost(backend:
     assert noted["text"] == "Noted: 5 stars, 'great'."
 
 
-async def test_on_whatsapp_a_router_gives_an_answer_again_when_a_later_message_failed() -> None:
-    # Of the second message nothing is stored.
+async def test_on_whatsapp_a_router_repeats_an_answer_when_a_later_message_failed() -> None:
+    # Nothing is stored for the second message.
     storage = FaultyStorage(before=range(3, 1000), patience=0)
     router = example.whatsapp_router(example.whatsapp_bot(storage))
     first, second = example.whatsapp_messages(whatsapp(("49123", "wamid.1", "hi"), ("49999", "wamid.2", "hi")))
@@ -122,7 +122,7 @@ async def test_on_whatsapp_a_router_gives_an_answer_again_when_a_later_message_f
     assert await router.handle(second) == [{**answer[0], "to": "49999"}]
 
 
-async def test_an_answer_that_is_no_number_is_asked_again(backend: Backend) -> None:
+async def test_the_question_is_repeated_after_an_answer_that_is_not_a_number(backend: Backend) -> None:
     bot = example.slack_bot(backend.storage())
     for number in range(2):
         assert await example.on_slack_event(bot, slack("hello", f"Ev{number}")) == "How was it, from 1 to 5?"

@@ -1,4 +1,4 @@
-"""The registration bot: the whole conversation, and nobody mixed up. It is killed in tests/reliability."""
+"""The registration bot: the whole conversation, and separate users. tests/reliability kills it."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ async def test_of_several_calls_all_but_the_last_are_sent(
 async def bot_api(
     monkeypatch: pytest.MonkeyPatch, status_of: Callable[[str], int]
 ) -> AsyncIterator[list[tuple[str, int]]]:
-    """A Bot API that answers each text with a status; the texts and statuses so far."""
+    """A Bot API that answers each text with a set status; records the texts and statuses."""
     taken: list[tuple[str, int]] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -259,7 +259,7 @@ def counting() -> Router:
 
 
 @pytest.mark.parametrize("status", [400, 403])
-async def test_a_call_that_is_refused_for_good_is_logged_and_the_rest_is_sent(
+async def test_a_permanently_refused_call_is_logged_and_the_rest_is_sent(
     framework: Framework, monkeypatch: pytest.MonkeyPatch, url: str, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     use(framework, monkeypatch, url, counting())
@@ -312,7 +312,7 @@ def test_the_secret_is_compared_in_constant_time(framework: Framework) -> None:
     assert "hmac.compare_digest(token.encode(" in source
 
 
-async def test_aiohttp_refuses_a_token_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_aiohttp_refuses_a_token_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     use(Framework(aiohttp_app, aiohttp), monkeypatch, "memory://")
     async with TestServer(aiohttp_app.make_app()) as server:

@@ -15,7 +15,7 @@ from playwright.async_api import Browser, async_playwright
 __all__ = ["launched"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-#: Chromium talks to nobody but the page under test.
+#: Chromium makes no requests except those of the page under test.
 FLAGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -66,6 +66,6 @@ def _installed(root: bool) -> str:
 def _run(command: list[str], saying: str, env: dict[str, str] | None = None) -> None:
     if saying:
         print(f"\n{saying}", file=sys.__stderr__, flush=True)
-    # Whether it worked is seen by what is there afterwards.
+    # The caller checks whether the browser exists afterwards.
     with suppress(subprocess.TimeoutExpired):
         subprocess.run(command, check=False, capture_output=True, env={**os.environ, **(env or {})}, timeout=300)

@@ -15,19 +15,19 @@ class Client:
     """A bot's plain HTTP client."""
 
     def __init__(self, api: BotAPI, token: str) -> None:
-        # Straight into the application: sockets are for the tests with real clients.
+        # Without sockets; the tests with real clients use them.
         transport = httpx.ASGITransport(app=api.app)
         self.http = httpx.AsyncClient(base_url=f"{api.url}/bot{token}/", transport=transport, timeout=30)
 
     async def __call__(self, method: str, **params: Any) -> Any:
-        """The result; an error is given as (code, description)."""
+        """Return the result, or (code, description) of an error."""
         body = (await self.http.post(method, json=params)).json()
         return body["result"] if body["ok"] else (body["error_code"], body["description"])
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[BotAPI]:
-    """One that is not served."""
+    """A Bot API that does not listen on a port."""
     api = BotAPI(port=8081, webhook_pause=0.05)
     yield api
     await api.webhooks.close()

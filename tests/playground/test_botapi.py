@@ -1,4 +1,4 @@
-"""The Bot API as a bot sees it, call by call."""
+"""Each method of the Bot API, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_get_me_is_the_bot(call: Client, bot: Bot) -> None:
     assert (me["is_bot"], me["username"]) == (True, "my_bot")
 
 
-async def test_a_message_is_an_update_until_it_is_confirmed(call: Client, chat: Person) -> None:
+async def test_an_update_is_returned_until_it_is_confirmed(call: Client, chat: Person) -> None:
     await chat.send("/start now")
     (update,) = await call("getUpdates")
     message = update["message"]
@@ -34,13 +34,13 @@ async def test_a_message_is_an_update_until_it_is_confirmed(call: Client, chat: 
     assert await call("getUpdates") == []
 
 
-async def test_a_negative_offset_keeps_only_the_last(call: Client, chat: Person) -> None:
+async def test_a_negative_offset_keeps_only_the_last_updates(call: Client, chat: Person) -> None:
     await chat.send_at_once("a", "b", "c")
     assert [each["message"]["text"] for each in await call("getUpdates", offset=-1)] == ["c"]
     assert len(await call("getUpdates")) == 1
 
 
-async def test_get_updates_gives_at_most_its_limit(call: Client, chat: Person) -> None:
+async def test_get_updates_returns_at_most_its_limit(call: Client, chat: Person) -> None:
     await chat.send_at_once(*map(str, range(7)))
     assert [each["message"]["text"] for each in await call("getUpdates", limit=3)] == ["0", "1", "2"]
 
@@ -395,7 +395,7 @@ async def test_a_confirmed_update_can_be_redelivered(call: Client, chat: Person)
     assert await call("getUpdates", offset=update["update_id"] + 1) == []
 
 
-async def test_errors_come_on_demand(call: Client, bot: Bot, chat: Person) -> None:
+async def test_calls_fail_on_demand(call: Client, bot: Bot, chat: Person) -> None:
     bot.limit(3, method="sendMessage", times=2)
     for _ in range(2):
         answer = await call.http.post("sendMessage", json={"chat_id": 42, "text": "x"})
@@ -462,7 +462,7 @@ async def test_it_listens_on_loopback_and_has_no_address_before_it_starts() -> N
         assert (await http.get(f"/bot{api.bot('a').token}/getMe")).json()["ok"] is True
         poll = asyncio.create_task(http.get(f"/bot{api.bot('b').token}/getUpdates?timeout=20"))
         await asyncio.sleep(0.1)
-    # Whoever waits does not keep it.
+    # A waiting poll does not delay the shutdown.
     with contextlib.suppress(httpx.HTTPError):
         await poll
 

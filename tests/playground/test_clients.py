@@ -1,4 +1,4 @@
-"""aiogram, python-telegram-bot and telebot talk to it unmodified."""
+"""aiogram, python-telegram-bot and telebot work with the local Bot API unmodified."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ async def test_aiogram_gets_its_own_error_types(served: BotAPI, client: aiogram.
     with pytest.raises(TelegramMigrateToChat) as moved:
         await client.send_message(-5, "x")
     assert moved.value.migrate_to_chat_id == new.room.id
-    async with aiogram.Bot("1:wrong", session=AiohttpSession(api=TelegramAPIServer.from_base(served.url))) as nobody:
+    async with aiogram.Bot("1:wrong", session=AiohttpSession(api=TelegramAPIServer.from_base(served.url))) as unknown:
         with pytest.raises(TelegramUnauthorizedError):
-            await nobody.get_me()
+            await unknown.get_me()
 
 
 async def test_python_telegram_bot_polls_and_answers_buttons(served: BotAPI, person: Person) -> None:

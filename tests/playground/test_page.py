@@ -24,7 +24,7 @@ REGISTRATION = HERE.parents[1] / "examples" / "registration.py"
 CAFE = HERE / "cafe.py"
 
 
-#: Its batch stops after three items, until it is told to go on.
+#: Its batch stops after three items until a file exists.
 BATCH = """
 import asyncio
 from stepwell.fsm import FSM, Flow, Router, command, keys, state
@@ -68,7 +68,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 class Visit:
-    """A browser at a playground, and what it asked for."""
+    """A browser at a playground, and the requests that it made."""
 
     def __init__(self, play: Playground, context: BrowserContext, page: Page) -> None:
         self.play, self.context, self.page = play, context, page
@@ -98,7 +98,7 @@ class Visit:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
-    """Opens playgrounds; at the end nothing may have gone wrong in a page, and nobody else been asked."""
+    """Open playgrounds; check at the end that no page had errors or made requests to other servers."""
     opened: list[Visit] = []
 
     async def visit(bot: Path = CAFE, *, width: int = 1440, **options: Any) -> Visit:
@@ -150,7 +150,7 @@ async def test_the_whole_registration_with_each_state_highlighted(visits: Any) -
     await expect(visit.page.locator("g.state.visited")).to_have_count(3)
 
 
-async def test_a_first_visit_explains_itself(visits: Any) -> None:
+async def test_the_first_visit_shows_an_introduction(visits: Any) -> None:
     visit = await visits(REGISTRATION)
     await expect(visit.page.locator(".welcome")).to_contain_text(
         "Chat with your bot. Everything stays on this machine."
@@ -198,7 +198,7 @@ async def test_an_update_that_is_sent_twice_changes_the_record_once(visits: Any)
     await visit.hear("Noted 1: hot")
     await visit.page.get_by_role("button", name="Repeat last update").click()
     await expect(visit.page.locator("#timeline li.again")).to_have_count(1)
-    # The same answer again, for the first may have been lost; nothing is stored.
+    # The answer is repeated, because the first one may have been lost; nothing is stored.
     await expect(visit.page.locator(".messages .theirs p", has_text="Noted 1: hot")).to_have_count(2)
     await expect(visit.field("count")).to_contain_text("1")
 
@@ -271,7 +271,7 @@ async def test_an_error_of_a_handler_is_shown_and_the_bot_continues(visits: Any)
     await visit.hear("What will it be?")
 
 
-async def test_what_is_stored_is_shown_as_text_and_secrets_not_at_all(visits: Any) -> None:
+async def test_stored_values_are_shown_as_text_and_secrets_are_masked(visits: Any) -> None:
     visit = await visits(REGISTRATION)
     evil = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
     await visit.say("/register")
@@ -336,7 +336,7 @@ async def test_users_groups_and_topics_have_their_own_records(visits: Any) -> No
     await expect(page.locator(".welcome")).to_be_visible()
     await page.get_by_role("button", name="Open second chat").click()
     await expect(page.locator(".pane")).to_have_count(2)
-    await visit.stands_at("drink")  # Alice's own chat, beside the group
+    await visit.stands_at("drink")  # Alice's private chat, not the group
 
 
 async def test_a_node_flow_shows_its_graph_current_node_and_question(visits: Any) -> None:

@@ -1,4 +1,4 @@
-"""The playground without its page: bots of all kinds in their process, and what is known of them."""
+"""The playground without a browser: bots of all kinds in their process, and the reports from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REGISTRATION = [
     ("alice@example.com", "Please confirm."),
     ("yes", "Registered! Welcome, Alice!"),
 ]
-#: A bot that knows nothing of Stepwell, nor of the playground.
+#: A bot that uses neither Stepwell nor the playground.
 ECHO = """
 import json, os, sys, urllib.request
 

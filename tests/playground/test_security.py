@@ -1,4 +1,4 @@
-"""Every line of what the page promises about who gets in and what it shows."""
+"""Access to the page and the masking of secrets, as docs/playground.md describes them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ ROUTES = [
 
 @pytest.fixture
 def play(tmp_path: Path) -> Playground:
-    """One that is not served, and whose bot does not run."""
+    """A playground that does not listen on a port and whose bot does not run."""
     return Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db", port=8642, hosts=("my.name",))
 
 
 @pytest.fixture
 async def http(play: Playground) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser that has been let in."""
+    """A browser with a session."""
     transport = httpx.ASGITransport(app=play.auth)
     async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as client:
         assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
@@ -49,7 +49,7 @@ async def http(play: Playground) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def allowed(method: str) -> dict[str, str]:
-    """What the page's own requests carry."""
+    """Return the headers that the page sends."""
     writes = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
     return writes if method not in ("GET", "HEAD") else {}
 
@@ -62,13 +62,13 @@ async def status(client: httpx.AsyncClient, route: tuple[str, str], **headers: s
     return response.status_code
 
 
-# Who is let in
+# Access
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 async def test_a_route_refuses_a_request_without_a_token(play: Playground, route: tuple[str, str]) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as nobody:
-        assert await status(nobody, route) == 401
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
+        assert await status(stranger, route) == 401
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
@@ -181,11 +181,11 @@ async def test_a_head_request_does_not_use_the_token(play: Playground) -> None:
 
 
 async def test_the_token_opens_the_page_only(play: Playground) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as nobody:
-        assert (await nobody.get(f"/events?token={play.auth.token}")).status_code == 401
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
+        assert (await stranger.get(f"/events?token={play.auth.token}")).status_code == 401
         headers = allowed("POST")
-        assert (await nobody.post(f"/api/restart?token={play.auth.token}", headers=headers)).status_code == 401
-        assert (await nobody.post(f"/?token={play.auth.token}", headers=headers)).status_code == 401
+        assert (await stranger.post(f"/api/restart?token={play.auth.token}", headers=headers)).status_code == 401
+        assert (await stranger.post(f"/?token={play.auth.token}", headers=headers)).status_code == 401
 
 
 def test_the_token_is_random_and_long(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_a_response_may_take_longer_than_the_request_timeout(
                     break
 
 
-# What is sent
+# Responses
 
 
 async def test_no_response_allows_another_origin_to_read_it(http: httpx.AsyncClient) -> None:
@@ -419,7 +419,7 @@ async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
         ("send", b'{"room": "42", "user": 42, "thread": 5, "text": "x"}'),
         ("press", b'{"room": "42", "user": 42, "message": 1, "row": 0, "column": 0}'),
         ("press", b'{"room": "42", "user": 42, "row": -1, "column": 0}'),
-        ("fire_timer", b'{"bot": "nobody", "key": "x"}'),
+        ("fire_timer", b'{"bot": "unknown", "key": "x"}'),
         ("add_group", b'{"name": ""}'),
         ("nothing", b"{}"),
     ],

@@ -1,4 +1,4 @@
-"""Webhooks: in order, with the secret, again after a failure."""
+"""Webhooks: in order, with the secret, with retries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.playground.conftest import Client
 
 
 class Hook:
-    """A bot's side of a webhook, which can be told what to answer."""
+    """The bot's side of a webhook, with settable responses."""
 
     def __init__(self) -> None:
         self.got: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ async def test_an_unreachable_bot_gets_all_updates_later(call: Client, chat: Per
     assert hook.texts == ["a", "b"]
 
 
-async def test_chats_do_not_wait_for_each_other_but_for_the_connections(
+async def test_chats_are_delivered_concurrently_up_to_max_connections(
     api: BotAPI, call: Client, chat: Person, bot: Bot, hook: Hook
 ) -> None:
     hook.delay = 0.05
