@@ -27,13 +27,15 @@ NAMES = {
         "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
     ],
     "stepwell.nodes": [
-        "BatchNode", "END", "Event", "ExecutorError", "Failed", "FlowChanged", "FlowEdge", "FlowGraph",
-        "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems", "InvalidOption", "KeptError",
-        "LeaseLost", "MergeConflict", "Node", "NodeFlow", "NodeFlowError", "NodeTimeout", "Parallel", "Parked",
-        "ProgressBar", "RecordReplaced", "Run", "RunBusy", "RunExists", "RunFinished", "RunReplaced", "Sleep",
-        "Step", "StorageError", "StoredDataError", "TooLarge", "TooManySteps", "UnknownAction", "UnknownRun",
-        "Unstorable", "UsageError", "Wait", "WorkCancelled", "linear", "new_flow_id", "parallel",
-        "run_async_batch", "step", "subscribe", "with_error_handling", "worker",
+        "AlreadyHeld", "BatchNode", "CorruptRecord", "END", "Event", "ExecutorError", "Failed", "FlowChanged",
+        "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems", "InvalidKey",
+        "InvalidOption", "KeptError", "LeaseLost", "MergeConflict", "MissingExtra", "Node", "NodeFlow",
+        "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar", "RecordReplaced",
+        "Run", "RunBusy", "RunExists", "RunFinished", "RunReplaced", "Sleep", "Step", "StorageError",
+        "StorageUnavailable", "StoredDataError", "TooLarge", "TooManySteps", "UnknownAction", "UnknownRun",
+        "UnknownScheme", "UnknownType", "Unstorable", "Unsupported", "UsageError", "Wait", "WorkCancelled",
+        "WrongLoop", "linear", "new_flow_id", "parallel", "run_async_batch", "step", "subscribe",
+        "with_error_handling", "worker",
     ],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
@@ -54,7 +56,8 @@ NAMES = {
     ],
 }  # fmt: skip
 
-STANDARD = sys.stdlib_module_names | {"stepwell"}
+# Only type checkers import typing_extensions.
+STANDARD = sys.stdlib_module_names | {"stepwell", "typing_extensions"}
 
 
 @pytest.mark.parametrize("module", NAMES)

@@ -1,10 +1,10 @@
 """PocketFlow's eleven classes on Stepwell's runner.
 
-``from stepwell.pocketflow import Node, Flow`` in the place of ``from pocketflow import Node, Flow`` brings a
-PocketFlow program over. Actions, warnings, params and copies are PocketFlow's. Four of its faults are
-gone: parallel items no longer share their retry counter, ``max_retries=0`` is refused where it silently
-skipped ``exec``, an async batch takes ``None`` from ``prep`` as no items, and when one of several parallel
-items fails, the others are cancelled and awaited before the error is raised.
+To move a PocketFlow program to Stepwell, replace ``from pocketflow import Node, Flow`` by
+``from stepwell.pocketflow import Node, Flow``. Actions, warnings, params and copies are those of PocketFlow. Four
+bugs are fixed: parallel items do not share their retry counter, ``max_retries=0`` raises an error and does not skip
+``exec``, an async batch treats ``None`` from ``prep`` as no items, and if one of several parallel items fails, the
+others are cancelled and awaited before the error is raised.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.nodes.engine.attempts import ExecPolicy, attempt_node
 from stepwell.nodes.engine.base import BaseNode as StepwellNode
-from stepwell.nodes.engine.base import Edge, End, Hooks
+from stepwell.nodes.engine.base import Edge, End
 from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.hooks import Hooks, call_hook, hook_of
 from stepwell.nodes.engine.items import BatchSettings, run_items
 from stepwell.nodes.engine.on_error import conclude, inside_cancelled, together
-from stepwell.nodes.engine.plan import Program, compile_flow, hook_of, reach
+from stepwell.nodes.engine.plan import Program, compile_flow, reach
 from stepwell.nodes.engine.position import Cursor, current, enter
 from stepwell.nodes.engine.runner import drive, run_root, walk
 from stepwell.nodes.engine.workgroup import Halt
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _CurRetry:
-    """PocketFlow's ``self.cur_retry``, read from the running attempt: no two items share it."""
+    """PocketFlow's ``self.cur_retry``, taken from the current attempt, so that items do not share it."""
 
     def __get__(self, node: object, owner: type) -> int:
         cursor = current()
@@ -55,7 +55,7 @@ class _CurRetry:
 
 
 class BaseNode(StepwellNode):
-    """Prep, exec and post once each, without retries."""
+    """A node that calls ``prep``, ``exec`` and ``post`` once each, without retries."""
 
     _settings: ClassVar[tuple[str, ...]] = ("successors", "prep", "exec", "post")
     _own_params = False
@@ -98,7 +98,7 @@ class BaseNode(StepwellNode):
         program = programs.get(without_loop)
         if program is None or not program.is_current():
             program = programs[without_loop] = compile_flow(self, without_loop=without_loop)
-            # What is run itself is no copy: only the nodes inside a flow are.
+            # PocketFlow copies the nodes inside a flow, but not the node that is run.
             program.root.copier = _itself
         return program
 
@@ -107,7 +107,7 @@ class BaseNode(StepwellNode):
 
 
 class Node(BaseNode):
-    """A node whose ``exec`` is tried up to ``max_retries`` times."""
+    """A node with up to ``max_retries`` attempts of ``exec``."""
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "max_retries", "wait", "exec_fallback")
 
@@ -115,8 +115,9 @@ class Node(BaseNode):
 
     def __init__(self, max_retries: int = 1, wait: float = 0) -> None:
         super().__init__()
-        self.max_retries = max_retries
-        self.wait = wait
+        self.max_retries: int = max_retries
+        self.wait: float = wait
+        # Raises InvalidOption for an invalid value.
         self._attempts()
 
     def exec_fallback(self, prep_res: Any, exc: Exception, /) -> Any:
@@ -247,7 +248,7 @@ class AsyncFlow(Flow, AsyncNode):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         if build.without_loop:
-            # Run as a plain Flow, it is one: with the plain hooks.
+            # run() of an AsyncFlow uses the hooks of Flow.
             stage.prep, stage.post = hook_of(self, "prep"), hook_of(self, "post")
             return super()._strategy(build, stage)
         return BaseFlow._strategy(self, build, stage)
@@ -283,7 +284,7 @@ async def run_one_by_one(stage: Stage, cursor: Cursor, node: Any, prep_res: Any,
 
 
 async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> None:
-    """Run a flow's graph for all sets of params at once; the first error cancels and awaits the others."""
+    """Run a flow's graph for all sets of params concurrently; the first error cancels and awaits the others."""
     assert stage.graph is not None
     graph, run = stage.graph, cursor.run
     failures: list[Exception] = []
@@ -320,21 +321,16 @@ def _items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
 
 
 def _all_items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
-    """The items of a batch whose items all start at once, so their number must be known."""
+    """Return the items as a list or another sized collection, because all of them start at once."""
     items = _items(stage, prep_res)
     return list(items) if isinstance(items, Iterable) and not isinstance(items, Sized) else items
 
 
 def _or_nothing(prep: Callable[..., Any]) -> Callable[..., Any]:
-    def prep_or_nothing(node: Any, shared: Any) -> Any:
-        result = prep(node, shared)
-        return _awaited_or_nothing(result) if type(result) is CoroutineType else result or []
+    async def prep_or_nothing(node: Any, shared: Any) -> Any:
+        return await call_hook(prep, node, shared) or []
 
     return prep_or_nothing
-
-
-async def _awaited_or_nothing(result: Any) -> Any:
-    return await result or []
 
 
 def _use_run_async(node: Any, shared: Any) -> Any:

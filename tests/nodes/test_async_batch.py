@@ -1,4 +1,4 @@
-"""run_async_batch: a throw-away run whose state can be watched in a storage."""
+"""run_async_batch: a run in a background task, whose state is in a storage while it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Total(Node):
 
 
 class First(Node):
-    """A plain node whose prep gives the items."""
+    """A plain node whose prep returns the items."""
 
     def prep(self, shared):
         return shared["items"]
@@ -76,6 +76,15 @@ async def test_the_items_of_a_plain_node_are_any_iterable(items):
 async def aiter_of(items):
     for item in items:
         yield item
+
+
+async def test_prep_of_a_plain_node_may_be_a_generator():
+    class Yields(First):
+        def prep(self, shared):
+            yield from shared["items"]
+
+    state = await run_async_batch(linear(Yields), {"items": [1, 2]}, storage=MemoryStorage())
+    assert state["seen"] == [1, 2]
 
 
 async def test_no_items_leave_the_state_as_it_was():

@@ -247,7 +247,7 @@ async def test_a_run_that_is_running_is_refused(storage: Storage, monkeypatch: p
     with pytest.raises(RunExists):
         await flow.run(flow_id="r")
     monkeypatch.setattr(runs, "LEASE", -1.8)
-    with pytest.raises(RunBusy, match="still being run elsewhere"):
+    with pytest.raises(RunBusy, match="still running elsewhere"):
         await flow.resume("r")
     go.set()
     assert await task == {"said": ["b"]}
@@ -431,7 +431,7 @@ async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
     monkeypatch.setattr(storage, "perform", late)
     with pytest.raises(RecordReplaced if how == "removed" else LeaseLost) as caught:
         await flow.resume("r")
-    assert any("taken over" in note and "before it went on here" in note for note in caught.value.__notes__)
+    assert any("before this runner could resume it" in note for note in caught.value.__notes__)
     assert "run 'r'" in str(caught.value)
     assert "update" not in str(caught.value).replace("update_state", "")
     assert ran == ["r/a/1", "r/b/1"]
@@ -515,8 +515,8 @@ async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> Non
     ran: list[str] = []
     with pytest.raises(RecordReplaced) as caught:
         await linear(Cancels, Say(ran, "b")).run(storage=storage, flow_id="r")
-    assert any("taken over" in note for note in caught.value.__notes__)
-    assert str(caught.value).startswith("run 'r' was removed or replaced from outside (cleanup, update_state)")
+    assert any("was lost while node 'Cancels' ran here" in note for note in caught.value.__notes__)
+    assert str(caught.value).startswith("run 'r' was removed or replaced (cleanup, update_state)")
     assert ran == []
 
 
@@ -528,10 +528,10 @@ async def test_a_runner_that_was_stopped_for_too_long_is_told_about_its_run(
             await storage.perform(Release(*watching.operations[0][:2]))
 
     watching = Watching(storage, monkeypatch)
-    with pytest.raises(LeaseLost, match="this runner's claim on run 'r' ran out") as caught:
+    with pytest.raises(LeaseLost, match="the lease of run 'r' ended before its commit") as caught:
         await linear(Stops, Say([], "b")).run(storage=storage, flow_id="r")
     assert "lease=" not in str(caught.value)
-    assert any("while 'Stops' ran here" in note for note in caught.value.__notes__)
+    assert any("while node 'Stops' ran here" in note for note in caught.value.__notes__)
 
 
 async def test_fields_that_somebody_else_writes_meanwhile_survive(storage: Storage) -> None:
@@ -579,7 +579,7 @@ async def test_a_changed_graph_is_refused_and_the_difference_named(storage: Stor
     flow = made("a", "b", "c")
     with pytest.raises(Boom):
         await flow.run(flow_id="r")
-    with pytest.raises(FlowChanged, match="node 'c' is gone; node 'd' is new") as caught:
+    with pytest.raises(FlowChanged, match="node 'c' is missing; node 'd' is new") as caught:
         await made("a", "b", "d").resume("r")
     assert "'default' of 'b' led to 'c' and leads to 'd'" in caught.value.differences
     with pytest.raises(FlowChanged, match="'retry' of 'a' led to nothing and leads to 'c'"):

@@ -251,5 +251,5 @@ def test_wrong_arguments_are_refused():
         parallel(A, merge={"x": 3})
     with pytest.raises(InvalidOption, match="on_error"):
         parallel(A, on_error="ignore")
-    with pytest.raises(InvalidGraph, match="is no node"):
+    with pytest.raises(InvalidGraph, match="is not a node"):
         parallel(A, "B")

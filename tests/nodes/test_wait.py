@@ -232,7 +232,7 @@ async def test_an_answer_that_post_fails_on_makes_way_for_another(storage: Stora
     wait = await parked(flow.run(flow_id="r"))
     with pytest.raises(ValueError, match="ten") as caught:
         await flow.resume(wait.id, "ten")
-    assert "the answer to 'x' is kept" in caught.value.__notes__[-1]
+    assert "the answer to 'x' is stored" in caught.value.__notes__[-1]
     run = await flow.status("r")
     assert (run.status, run.errors[0].node, run.errors[0].type) == ("failed", "x", "ValueError")
     assert [(again.node, again.question) for again in run.waits] == [("x", "How much?")]
@@ -435,7 +435,7 @@ async def test_a_sleep_parks_the_run_until_its_time(timed: Storage, clock: Clock
     assert sleep.deadline == pytest.approx(clock() + 3600, abs=5)
     assert (await flow.status("r")).status == "sleeping"
     until = f"{datetime.fromtimestamp(sleep.deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    assert str(sleep) == f"run 'r' sleeps at 'Sleep' until {until}; a worker goes on with it then, or flow.resume('r')"
+    assert str(sleep) == f"run 'r' sleeps at 'Sleep' until {until}; a worker resumes it then, or flow.resume('r')"
     await parked(flow.resume("r"))
     with pytest.raises(UsageError, match="waits for no answer"):
         await flow.resume("r", "wake up")
@@ -524,7 +524,7 @@ async def test_a_worker_leaves_failed_runs_and_unknown_flows_alone(
     assert (await failed.status("f")).status == "failed"
     assert (await unknown.status("u")).status == "sleeping"
     assert ran == ["x/x/1"]
-    assert "'x' has failed with Boom" in caplog.text
+    assert "run 'x' failed with Boom" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -681,7 +681,7 @@ async def test_an_answer_to_a_run_that_is_busy_elsewhere_says_that_it_was_not_st
     await until(asked)
     (wait,) = (await flow.status("r")).waits
     for given in (wait.id, "r"):
-        with pytest.raises(RunBusy, match=r"answer was not stored; send it again when the run has parked") as caught:
+        with pytest.raises(RunBusy, match=r"answer was not stored; send it again when flow.status") as caught:
             await flow.resume(given, "yes")
         assert caught.value.answer
     with pytest.raises(RunBusy, match="leave it to its runner"):

@@ -10,62 +10,66 @@ from stepwell.errors.storage import Busy, CorruptRecord, EncodeError
 
 
 class Unstorable(EncodeError):
-    """What a node of a durable run left behind cannot be kept; the run stands before that node."""
+    """The state after a node of a durable run cannot be stored; a resume runs that node again."""
 
     def __init__(self, node: str, path: str, type_name: str, why: str) -> None:
         super().__init__(path, type_name, why)
-        #: The path of the node; empty for what the run was started with.
+        #: The path of the node; empty for the initial state and the params.
         self.node = node
-        self.args = (f"{f'after node {node!r}' if node else 'at the start'}: {path} ({type_name}) {why}",)
+        self.args: tuple[Any, ...] = (
+            f"{f'after node {node!r}' if node else 'at the start'}: {path} ({type_name}) {why}",
+        )
 
 
 class RunReplaced(CorruptRecord):
-    """The state of a run was replaced from outside, and with it what the run needs to go on."""
+    """The state of a run was replaced from outside, so its position is lost."""
 
     def __init__(self, place: str, flow_id: str) -> None:
-        super().__init__(place, "its graph", "is gone")
+        super().__init__(place, "its graph", "is missing")
         self.flow_id = flow_id
-        self.args = (
-            f"the state of run {flow_id!r} was replaced from outside, not merged, so it cannot go on; remove it with "
-            f"StateStorage(storage).cleanup({flow_id!r}) and run it again, and change fields of a run with "
-            "merge_state(): update_state() replaces all of it",
+        self.args: tuple[Any, ...] = (
+            f"the state of run {flow_id!r} was replaced from outside, not merged, so the run cannot continue; remove "
+            f"it with StateStorage(storage).cleanup({flow_id!r}) and run it again. Use merge_state() to change fields "
+            "of a run: update_state() replaces the whole record",
         )
 
 
 class RunBusy(Busy):
-    """A run is still being run elsewhere; nothing was done to it, and an answer was not stored."""
+    """Another runner holds the run; nothing was changed, and an answer was not stored."""
 
     def __init__(self, flow_id: str, waited: float, *, answer: bool = False) -> None:
         super().__init__(flow_id, waited)
         self.flow_id = flow_id
-        #: Whether an answer to a wait was given, which was not stored.
+        #: Whether the call had an answer to a wait, which was not stored.
         self.answer = answer
-        self.args = (
-            f"run {flow_id!r} is still being run elsewhere after {waited:g} s, so the answer was not stored; send it "
-            "again when the run has parked, which flow.status() shows"
+        self.args: tuple[Any, ...] = (
+            f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; send it "
+            "again when flow.status() shows that the run has parked"
             if answer
-            else f"run {flow_id!r} is still being run elsewhere after {waited:g} s, longer than a dead runner's claim "
-            "lasts; leave it to its runner, and ask flow.status() how far it is",
+            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, longer than the lease of a dead "
+            "runner; leave it to its runner, flow.status() shows its progress",
         )
 
 
 class NodeFlowError(StepwellError):
-    """A node flow, or what one of its nodes gave, cannot be worked with."""
+    """The base of the errors of node flows and their runs."""
 
 
 class InvalidGraph(NodeFlowError, ValueError):
-    """A flow's graph cannot be run; nothing of it has run."""
+    """The graph of a flow is invalid; no node has run."""
 
     def __init__(self, flow: str, problems: list[str]) -> None:
-        self.flow, self.problems = flow, problems
+        self.flow = flow
+        self.problems = problems
         super().__init__(f"flow {flow!r} cannot run: {'; '.join(problems)}")
 
 
 class InvalidAction(NodeFlowError, TypeError):
-    """A node's ``post`` returned something that is no action."""
+    """``post`` of a node returned something that is not an action."""
 
     def __init__(self, node: str, type_name: str) -> None:
-        self.node, self.type_name = node, type_name
+        self.node = node
+        self.type_name = type_name
         super().__init__(
             f"post of node {node!r} returned {type_name}; return an action (a string, END or None), "
             "or a pair (action, {field: value}) to change the shared state"
@@ -73,29 +77,34 @@ class InvalidAction(NodeFlowError, TypeError):
 
 
 class UnknownAction(NodeFlowError, LookupError):
-    """A node returned a named action that no edge leads away for."""
+    """A node returned an action that has no edge."""
 
     def __init__(self, node: str, action: str, known: list[str]) -> None:
-        self.node, self.action, self.known = node, action, known
+        self.node = node
+        self.action = action
+        self.known = known
         super().__init__(
-            f"node {node!r} returned {action!r}, but its edges are {known}; connect that action, "
+            f"node {node!r} returned {action!r}, but its edges are {known}; add an edge for it, "
             "return END to end the flow, or give the flow on_unknown_action='end' or 'default'"
         )
 
 
 class InvalidItems(NodeFlowError, TypeError):
-    """A batch's ``prep`` returned something that is not a collection of items."""
+    """``prep`` of a batch returned something that is not a collection of items."""
 
     def __init__(self, node: str, type_name: str, hint: str) -> None:
-        self.node, self.type_name, self.hint = node, type_name, hint
-        super().__init__(f"prep of batch {node!r} returned {type_name}, which is no collection of items; {hint}")
+        self.node = node
+        self.type_name = type_name
+        self.hint = hint
+        super().__init__(f"prep of batch {node!r} returned {type_name}, which is not a collection of items; {hint}")
 
 
 class NodeTimeout(NodeFlowError, TimeoutError):
     """One attempt of a node's ``exec`` took longer than its timeout."""
 
     def __init__(self, node: str, timeout: float) -> None:
-        self.node, self.timeout = node, timeout
+        self.node = node
+        self.timeout = timeout
         super().__init__(f"exec of node {node!r} took longer than its timeout of {timeout:g} s")
 
 
@@ -103,69 +112,76 @@ class TooManySteps(NodeFlowError, RuntimeError):
     """A flow visited more nodes than its ``max_steps``."""
 
     def __init__(self, flow: str, max_steps: int, node: str) -> None:
-        self.flow, self.max_steps, self.node = flow, max_steps, node
+        self.flow = flow
+        self.max_steps = max_steps
+        self.node = node
         super().__init__(
-            f"flow {flow!r} has visited {max_steps} nodes and would go on with {node!r}; "
-            "if that is no endless loop, raise max_steps"
+            f"flow {flow!r} has visited {max_steps} nodes, and the next one is {node!r}; "
+            "if this is not an endless loop, increase max_steps"
         )
 
 
 class MergeConflict(NodeFlowError, ValueError):
-    """Two parallel branches changed the same field, and nothing says how to merge it."""
+    """Two parallel branches changed the same field to different values, and it has no merge function."""
 
     def __init__(self, node: str, field: object, branches: list[str]) -> None:
-        self.node, self.field, self.branches = node, field, branches
+        self.node = node
+        self.field = field
+        self.branches = branches
         super().__init__(
-            f"branches {branches} of {node!r} all changed {field!r}; let one of them write it, or say how to "
-            f"merge it: parallel(..., merge={{{field!r}: function_of_the_list_of_values}})"
+            f"branches {branches} of {node!r} all changed {field!r}; let only one of them write it, or give "
+            f"a merge function: parallel(..., merge={{{field!r}: function_of_the_list_of_values}})"
         )
 
 
 class WorkCancelled(NodeFlowError, RuntimeError):
-    """A node, an item or a branch ended by a cancellation that came from inside its own work."""
+    """A node, an item or a branch awaited something that was cancelled, but the run was not."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        super().__init__(f"{place} awaited something that was cancelled, while the run itself was not")
+        super().__init__(f"{place} awaited something that was cancelled, but the run was not cancelled")
 
 
 class KeptError(NodeFlowError):
-    """An error that was kept with a run: the name of its type, and its message."""
+    """An error that was stored with a run: the name of its type, and its message."""
 
     def __init__(self, type_name: str, message: str) -> None:
-        self.type_name, self.message = type_name, message
+        self.type_name = type_name
+        self.message = message
         super().__init__(f"{type_name}: {message}")
 
 
 class ExecutorError(NodeFlowError, RuntimeError):
-    """An item's value or error cannot travel to an executor's worker or back."""
+    """A node, an item, a result or an error cannot be pickled for an executor."""
 
     def __init__(self, node: str, what: str, why: str) -> None:
-        self.node, self.what, self.why = node, what, why
+        self.node = node
+        self.what = what
+        self.why = why
         super().__init__(
-            f"{what} of node {node!r} cannot travel between processes ({why}); "
-            "keep it picklable, or use threads: executor=ThreadPoolExecutor()"
+            f"{what} of node {node!r} cannot be sent between processes ({why}); "
+            "make it picklable, or use threads: executor=ThreadPoolExecutor()"
         )
 
 
 class Parked(NodeFlowError):
-    """A run waits, durably: for somebody's answer, or for its time. Nothing is lost, and nothing is final yet."""
+    """A run waits for an answer or for time to pass. Its state is stored, and it can be resumed."""
 
     def __init__(self, id: str, flow_id: str, node: str, question: Any, deadline: float | None) -> None:  # noqa: A002
-        #: Answers this very wait, once: ``flow.resume(parked.id, value)``.
+        #: The id of this wait, for ``flow.resume(parked.id, value)``; empty for a sleep.
         self.id = id
         self.flow_id = flow_id
         #: The path of the node that waits.
         self.node = node
-        #: What the node's ``prep`` returned.
+        #: The result of the node's ``prep``.
         self.question = question
-        #: When it times out, in seconds since 1970 on the storage's clock.
+        #: When the wait times out, in seconds since 1970 on the storage's clock.
         self.deadline = deadline
         super().__init__(
-            f"run {flow_id!r} waits at {node!r}; go on with flow.resume({id!r}, answer), "
+            f"run {flow_id!r} waits at {node!r}; continue it with flow.resume({id!r}, answer), "
             "in this process or in another one"
             if id
-            else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker goes on with it then, "
+            else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker resumes it then, "
             f"or flow.resume({flow_id!r})"
         )
 
@@ -178,7 +194,7 @@ def _until(deadline: float | None) -> str:
 
 
 class RunExists(NodeFlowError, ValueError):
-    """A run of this id exists already, or a state that is no run; it was left alone."""
+    """The id belongs to an existing run, or to a state that is not a run; nothing was changed."""
 
     def __init__(self, flow_id: str, *, state_only: bool = False) -> None:
         self.flow_id = flow_id
@@ -187,8 +203,8 @@ class RunExists(NodeFlowError, ValueError):
         super().__init__(
             f"{_only_a_state(flow_id)}, or give another flow_id"
             if state_only
-            else f"run {flow_id!r} exists already; go on with flow.resume({flow_id!r}) or run(if_exists='resume'), "
-            "or give another flow_id"
+            else f"run {flow_id!r} exists already; continue it with flow.resume({flow_id!r}) or "
+            "run(if_exists='resume'), or give another flow_id"
         )
 
 
@@ -209,32 +225,33 @@ class UnknownRun(NodeFlowError, LookupError):
 
 def _only_a_state(flow_id: str) -> str:
     return (
-        f"there is no run {flow_id!r} in this storage, only a state that update_state() or merge_state() made; "
+        f"there is no run {flow_id!r} in this storage, only a state from update_state() or merge_state(); "
         f"remove it with StateStorage(storage).cleanup({flow_id!r})"
     )
 
 
 class RunFinished(NodeFlowError, RuntimeError):
-    """The run has ended: there is nothing left to answer or to resume."""
+    """The run has ended, so it cannot be answered or resumed."""
 
     def __init__(self, flow_id: str, wait_id: str | None = None) -> None:
         self.flow_id = flow_id
-        #: The question that was answered too late, if another run of the same id has begun since.
+        #: The id of the wait that was answered too late, if another run of the same id has begun since.
         self.wait_id = wait_id
         super().__init__(
             f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume"
             if wait_id is None
-            else f"{wait_id!r} belongs to an earlier run {flow_id!r}, which has ended, so nothing was answered; "
-            f"flow.status({flow_id!r}) tells what the present run waits for"
+            else f"{wait_id!r} belongs to an earlier run {flow_id!r}, which has ended, so the answer was not stored; "
+            f"flow.status({flow_id!r}) shows the waits of the current run"
         )
 
 
 class FlowChanged(NodeFlowError, ValueError):
-    """A run was begun with another graph than the flow has now; it was left as it was."""
+    """A stored run belongs to another graph than the flow has now; the run was not changed."""
 
     def __init__(self, flow_id: str, differences: list[str]) -> None:
-        self.flow_id, self.differences = flow_id, differences
+        self.flow_id = flow_id
+        self.differences = differences
         super().__init__(
-            f"run {flow_id!r} was begun with another graph: {'; '.join(differences)}; finish it with the graph "
-            "it was begun with (give the new one another name), or remove it with StateStorage(storage).cleanup()"
+            f"run {flow_id!r} was started with another graph: {'; '.join(differences)}; finish it with that graph "
+            "(give the new flow another name), or remove it with StateStorage(storage).cleanup()"
         )

@@ -1,16 +1,19 @@
-"""``run_async_batch``: a throw-away run in the background, whose state can be watched in a storage."""
+"""``run_async_batch``: a run in a background task, whose state is in a storage while it runs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes.batch import BatchNode, checked_items
 from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.ids import new_flow_id
+from stepwell.nodes.engine.items import close_source
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.position import Cursor, enter, leave
 from stepwell.nodes.engine.runner import copy_node, run_root
@@ -31,25 +34,25 @@ def run_async_batch(
 ) -> asyncio.Task[dict[str, Any]]:
     """Start a flow over the items of its first node, and return the task that gives the final state.
 
-    If the first node is a :class:`BatchNode`, the flow runs once: its items, then its ``post`` and the nodes
-    after it. If it is a plain node, its ``prep`` gives the items, and the whole flow runs once per item, in
-    order, with the item in the state as ``current_batch_item``; the state goes on from item to item.
+    If the first node is a :class:`BatchNode`, the flow runs once: the items, then ``post`` and the nodes after it.
+    If it is another node, its ``prep`` returns the items, and the whole flow runs once per item, in order, on one
+    state, with the item as ``current_batch_item``.
 
-    While it runs, its state is in the storage under the run's flow id (``step().flow_id``, the task's
-    name), with ``batch_progress`` as long as a batch is under way. When it has ended, in whatever way,
-    the state is removed: what must survive a crash is no case for this function.
+    While it runs, its state is in the storage under the flow id of the run (``step().flow_id``, and the name of the
+    task), with ``batch_progress`` while a batch runs. The state is removed when the run ends or fails. It does not
+    survive a crash: for that, use ``flow.run(shared, storage=...)``.
     """
     if not isinstance(flow, NodeFlow):
-        raise InvalidOption(f"run_async_batch() runs a NodeFlow, not {type(flow).__name__}")
+        raise InvalidOption(f"run_async_batch() needs a NodeFlow, not {type(flow).__name__}")
     if storage is None:
         states = default_state_storage()
     elif isinstance(storage, StateStorage):
         states = storage
     else:
         states = StateStorage(storage)
-    program = flow._program(without_loop=False)
     flow_id = new_flow_id(flow.name or type(flow).__name__)
-    work = _Throwaway(flow, program, flow_id, states, dict(initial_state), closes=isinstance(storage, str))
+    program = flow._program(without_loop=False)
+    work = _BackgroundRun(flow, program, flow_id, dict(initial_state), states, closes=isinstance(storage, str))
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -59,33 +62,24 @@ def run_async_batch(
     return loop.create_task(work.run(), name=flow_id)
 
 
-class _Throwaway:
-    """One such run."""
+@dataclass(slots=True, eq=False)
+class _BackgroundRun:
+    """One run of :func:`run_async_batch`."""
 
-    def __init__(
-        self,
-        flow: NodeFlow,
-        program: Program,
-        flow_id: str,
-        states: StateStorage,
-        state: dict[str, Any],
-        *,
-        closes: bool,
-    ) -> None:
-        self._flow = flow
-        self._program = program
-        self._flow_id = flow_id
-        self._states = states
-        self._state = state
-        #: The storage was made from a URL for this run.
-        self._closes = closes
+    flow: NodeFlow
+    program: Program
+    flow_id: str
+    state: dict[str, Any]
+    states: StateStorage
+    #: Whether the storage was made from a URL for this run.
+    closes: bool
 
     async def run(self) -> dict[str, Any]:
+        graph = self.program.root.graph
+        assert graph is not None
+        assert graph.start is not None
         try:
-            await self._states.update_state(self._flow_id, self._state)
-            graph = self._program.root.graph
-            assert graph is not None
-            assert graph.start is not None
+            await self._save()
             if isinstance(graph.start.node, BatchNode):
                 await self._run_batch()
             else:
@@ -93,48 +87,48 @@ class _Throwaway:
         except BaseException as error:
             try:
                 await self._clean_up()
-            except Exception as failure:  # noqa: BLE001 - it must not hide why the run ended
+            except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
                 attach(error, [failure])
             raise
         await self._clean_up()
-        return self._state
+        return self.state
+
+    async def _save(self, **progress: Any) -> None:
+        await self.states.update_state(self.flow_id, {**self.state, **progress})
 
     async def _clean_up(self) -> None:
-        removal = asyncio.ensure_future(self._states.cleanup(self._flow_id))
+        removal = asyncio.ensure_future(self.states.cleanup(self.flow_id))
         await settled(removal)
         try:
             removal.result()
         finally:
-            if self._closes:
-                await self._states.storage.close()
+            if self.closes:
+                await self.states.storage.close()
 
     async def _run_per_item(self, first: Stage) -> None:
-        root = self._program.root
-        run = Execution(self._program, name=root.name, without_loop=False, flow_id=self._flow_id)
+        root = self.program.root
+        run = Execution(self.program, name=root.name, without_loop=False, flow_id=self.flow_id)
         async with aclosing(_each(await self._items(run, first))) as items:
             async for item in items:
-                self._state["current_batch_item"] = item
-                await self._states.update_state(self._flow_id, self._state)
-                result = await run_root(root, run, self._state, {})
+                self.state["current_batch_item"] = item
+                await self._save()
+                result = await run_root(root, run, self.state, {})
                 if isinstance(result, tuple):
-                    self._flow._take_updates(root, result, self._state)
-        await self._states.update_state(self._flow_id, self._state)
+                    self.flow._take_updates(root, result, self.state)
+        await self._save()
 
-    async def _items(self, run: Execution, first: Stage) -> Any:
+    async def _items(self, run: Execution, first: Stage) -> Iterable[Any] | AsyncIterable[Any]:
         token = enter(Cursor(run, first.path))
         try:
-            items = first.prep(copy_node(first, self._flow.params), self._state)
-            if asyncio.iscoroutine(items):
-                items = await items
+            return checked_items(first, await call_hook(first.prep, copy_node(first, self.flow.params), self.state))
         finally:
             leave(token)
-        return checked_items(first, items)
 
     async def _run_batch(self) -> None:
         changed = asyncio.Event()
         progress: dict[str, Any] = {}
 
-        def watch(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if event.kind == "node.progress":
                 progress["batch_progress"] = {"done": event.done, "total": event.total}
             elif event.kind == "node.finished":
@@ -143,38 +137,38 @@ class _Throwaway:
                 return
             changed.set()
 
-        async def keep() -> None:
-            # As often as the storage keeps up, never once per item of a quick batch.
+        async def save_changes() -> None:
+            # One save at a time: a quick batch finishes many items between two of them.
             while True:
                 await changed.wait()
                 changed.clear()
-                await self._states.update_state(self._flow_id, {**self._state, **progress})
+                await self._save(**progress)
 
-        runner = asyncio.ensure_future(self._flow._run_unkept(self._state, self._flow_id, on_event=watch))
-        keeper = asyncio.ensure_future(keep())
+        runner = asyncio.ensure_future(self.flow._run_unkept(self.state, self.flow_id, on_event=on_event))
+        saver = asyncio.ensure_future(save_changes())
         try:
-            await asyncio.wait((runner, keeper), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((runner, saver), return_when=asyncio.FIRST_COMPLETED)
         except BaseException as error:
-            attach(error, [*await _end(runner), *await _end(keeper)])
+            attach(error, [*await _cancel(runner), *await _cancel(saver)])
             raise
         if runner.done() and runner.cancelled():
-            await _end(keeper)
-            raise WorkCancelled(f"the flow of run {self._flow_id!r}")
-        errors = [*await _end(runner), *await _end(keeper)]
+            await _cancel(saver)
+            raise WorkCancelled(f"the flow of run {self.flow_id!r}")
+        errors = [*await _cancel(runner), *await _cancel(saver)]
         if errors:
             attach(errors[0], errors[1:])
             raise errors[0]
 
 
-async def _end(task: asyncio.Future[Any]) -> list[BaseException]:
-    """End a task, and give the error that it ended with, unless that is its cancellation."""
+async def _cancel(task: asyncio.Future[Any]) -> list[BaseException]:
+    """Cancel a task, wait for its end, and return its error, unless it was cancelled."""
     task.cancel()
     await settled(task)
     error = None if task.cancelled() else task.exception()
     return [] if error is None else [error]
 
 
-async def _each(items: Any) -> AsyncGenerator[Any, None]:
+async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     try:
         if isinstance(items, Iterable):
             for item in items:
@@ -183,7 +177,4 @@ async def _each(items: Any) -> AsyncGenerator[Any, None]:
             async for item in items:
                 yield item
     finally:
-        if isinstance(items, Generator):
-            items.close()
-        elif isinstance(items, AsyncGenerator):
-            await items.aclose()
+        await close_source(items)

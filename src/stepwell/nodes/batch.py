@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 
 from stepwell.errors import InvalidItems, InvalidOption
+from stepwell.nodes.engine.base import Exec, Prep
 from stepwell.nodes.engine.durable_batch import run_batch_durable
 from stepwell.nodes.engine.execution import check_concurrency
+from stepwell.nodes.engine.hooks import is_async
 from stepwell.nodes.engine.items import BatchSettings, run_items
 from stepwell.nodes.engine.on_error import OnError, check_on_error
 from stepwell.nodes.node import Node
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.base import PostResult
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
+
+#: The result of ``prep`` of a batch.
+Items: TypeAlias = Iterable[Prep] | AsyncIterable[Prep] | None
 
 __all__ = ["BatchNode", "checked_items"]
 
 
-class BatchNode(Node):
+class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
     """A node whose ``prep`` returns items and whose ``exec`` gets them one by one.
 
-    ``post`` gets the list of results, in the order of the items. Items are taken from ``prep``'s
-    iterable or async iterable as they are needed, so a generator is never held in memory. Retries,
-    timeout and fallback are those of :class:`Node`, for each item by itself.
+    ``post`` gets the list of results, in the order of the items. ``prep`` returns an iterable or an async
+    iterable. Its items are taken when they are needed, so the items of a generator are not all in memory.
+    Retries, timeout and fallback of :class:`Node` apply to each item.
+
+    ``BatchNode[Item, Result]`` names the types of one item and of one result for type checkers; with
+    ``on_error="skip"``, use ``BatchNode[Item, Result | Failed]``.
 
     :param concurrency: how many items run at once.
-    :param on_error: what happens when an item has failed for good. ``"stop"``: the others are cancelled
-        and awaited, and its error is raised. ``"collect"``: all others run, then an ``ExceptionGroup`` is
-        raised. ``"skip"``: all others run, and :class:`Failed` stands in its place.
+    :param on_error: what to do after the last attempt of an item has failed. ``"stop"``: cancel and await
+        the other items, and raise its error. ``"collect"``: run all other items, then raise an
+        ``ExceptionGroup``. ``"skip"``: run all other items, and put :class:`Failed` in the place of its result.
     :param executor: a ``concurrent.futures.Executor`` that runs a ``def exec`` (threads, processes, a
-        cluster) in chunks of items, ``concurrency`` chunks at once. The node and its items must then be
-        picklable unless it is a ``ThreadPoolExecutor``. It is never shut down.
+        cluster) in chunks of items, ``concurrency`` chunks at once. The node and its items must be picklable
+        unless it is a ``ThreadPoolExecutor``. The node does not shut it down.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*Node._settings, "concurrency", "on_error", "executor")
@@ -69,21 +78,31 @@ class BatchNode(Node):
             if not isinstance(executor, Executor):
                 raise InvalidOption(f"executor={executor!r}: give a concurrent.futures.Executor")
             if inline or timeout is not None:
-                raise InvalidOption("an executor's work can be neither inline nor interrupted: drop inline=, timeout=")
-        self.concurrency = concurrency
+                raise InvalidOption("an executor supports neither inline= nor timeout=: remove them, or the executor")
+        self.concurrency: int = concurrency
         self.on_error: OnError = on_error
-        self.executor = executor
+        self.executor: Executor | None = executor
+
+    if TYPE_CHECKING:
+
+        def prep(self, shared: Any, /) -> Items[Prep] | Awaitable[Items[Prep]]: ...
+
+        def exec(self, item: Prep, /) -> Exec | Awaitable[Exec]: ...
+
+        def exec_fallback(self, item: Prep, error: Exception, /) -> Exec | Awaitable[Exec]: ...
+
+        def post(self, shared: Any, prep_res: Any, exec_res: list[Exec], /) -> PostResult: ...
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         super()._strategy(build, stage)
         check_concurrency(self.concurrency)
         check_on_error(self.on_error)
         if self.concurrency > 1:
-            build.want_loop(f"{stage.path} runs {self.concurrency} items at once")
+            build.want_loop_for.append(f"{stage.path} runs {self.concurrency} items at once")
         if self.executor is not None:
-            build.want_loop(f"{stage.path} has an executor")
-            if stage.is_async("exec"):
-                build.problem(f"{stage.path} has an executor, which runs a def exec only, no async def")
+            build.want_loop_for.append(f"{stage.path} has an executor")
+            if is_async(stage.exec):
+                build.problems.append(f"{stage.path} has an executor, which runs a def exec only, not an async def")
         stage.extra = BatchSettings(self.concurrency, self.on_error, self.executor)
         stage.items = checked_items
         if build.durable:
@@ -92,7 +111,7 @@ class BatchNode(Node):
 
 
 def checked_items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:
-    """What ``prep`` returned, if it is a collection of items."""
+    """Return the items that ``prep`` returned; raise ``InvalidItems`` if it returned something else."""
     if prep_res is None:
         return ()
     if isinstance(prep_res, str | bytes | bytearray):

@@ -1,4 +1,4 @@
-"""A flow drawn as Mermaid text."""
+"""The graph of a flow as Mermaid text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["mermaid"]
 
 
 def mermaid(root: Stage) -> str:
-    """A flowchart: nodes as boxes, flows inside as frames, edges with their actions."""
+    """Return a flowchart: nodes as boxes, nested flows and branches as subgraphs, edges with their actions."""
     assert root.graph is not None
     lines = ["flowchart TD"]
     _draw_graph(root.graph, lines, "    ")
@@ -37,12 +37,11 @@ def _draw_graph(graph: Graph, lines: list[str], indent: str) -> None:
 
 
 def _draw_stage(stage: Stage, lines: list[str], indent: str) -> None:
-    inside = [stage.graph] if stage.graph is not None else [] if stage.leaf else stage.extra
-    if not inside:
+    if not stage.inside:
         lines.append(f"{indent}n{stage.index}[{_quoted(stage.name)}]")
         return
     lines.append(f"{indent}subgraph n{stage.index}[{_quoted(stage.name)}]")
-    for graph in inside:
+    for graph in stage.inside:
         _draw_graph(graph, lines, indent + "    ")
     lines.append(f"{indent}end")
 

@@ -1,4 +1,4 @@
-"""Events: what happens in a run, passed to subscribers."""
+"""Events of runs, and their subscribers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened in a run.
+    """An event of a run.
 
     Kinds: ``run.started run.finished run.failed run.parked``, ``node.started node.retried node.progress node.finished
     node.failed``, ``item.started item.retried item.finished item.failed``.
     """
 
     kind: str
-    #: When, in seconds since the epoch.
+    #: The time in seconds since 1970.
     at: float
     #: The name of the outermost flow.
     flow: str
@@ -41,15 +41,15 @@ class Event:
     #: The item's index in its batch.
     item: int | None
     attempt: int
-    #: Why it failed, or why it is tried again.
+    #: The error of a failed run, node, item or attempt.
     error: BaseException | None = None
     #: How many items of the batch are done (of ``node.progress``).
     done: int | None = None
-    #: How many items the batch has, where that is known.
+    #: The number of items of the batch, if it is known.
     total: int | None = None
-    #: Seconds since the node or the run started here (of the events that end one).
+    #: Seconds since the node or the run started in this process (of the events that end one).
     duration: float | None = None
-    #: The node, question and deadline that the run waits with (of ``run.parked``).
+    #: The node, the question and the deadline of the wait (of ``run.parked``).
     parked: Parked | None = None
     #: The nodes and edges of the flow (of ``run.started``).
     graph: FlowGraph | None = None
@@ -63,8 +63,8 @@ _subscribers: list[Subscriber] = []
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     """Call ``subscriber(event)`` for every run of the process, and return a function that ends the subscription.
 
-    Subscribers are called on the run's own thread, in the order of the events, and must be quick. If one raises, that
-    is logged and the run continues. Runs that have already started do not call it.
+    Subscribers are called in the thread of the run, in the order of the events, and must be quick. If one raises, the
+    error is logged and the run continues. Runs that have already started do not call it.
     """
     return add_subscriber(_subscribers, subscriber)
 
@@ -81,7 +81,7 @@ def add_subscriber(subscribers: list[Subscriber], subscriber: Subscriber) -> Cal
 
 
 def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber] = ()) -> Emit | None:
-    """Return the function that emits the events of a run, or ``None`` without subscribers: then events cost nothing."""
+    """Return the function that emits the events of a run, or ``None`` if there are no subscribers."""
     if extra is None and not own and not _subscribers:
         return None
     subscribers = (*_subscribers, *own) if extra is None else (*_subscribers, *own, _checked(extra))
@@ -119,7 +119,7 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
                 subscriber(event)
             except Exception as failure:  # noqa: BLE001 - a subscriber must not change the run
                 if id(subscriber) not in failed:
-                    # Once: a batch has thousands of events.
+                    # Logged once, because a batch has thousands of events.
                     failed.add(id(subscriber))
                     name = type(failure).__name__
                     logger.warning("subscriber %r failed on %s with %s; logged once per run", subscriber, kind, name)
@@ -130,7 +130,7 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
 
 def _checked(subscriber: Subscriber) -> Subscriber:
     if not callable(subscriber):
-        raise InvalidOption(f"a subscriber is a function that takes the event, not {subscriber!r}")
+        raise InvalidOption(f"a subscriber must be a function that takes the event, not {subscriber!r}")
     if any(map(inspect.iscoroutinefunction, (subscriber, type(subscriber).__call__))):
-        raise InvalidOption(f"{subscriber!r} is an async def, which is never awaited; let a def put events in a queue")
+        raise InvalidOption(f"{subscriber!r} is an async def, which is not supported; put events in a queue from a def")
     return subscriber

@@ -1,4 +1,4 @@
-"""The graph of a :class:`NodeFlow`: how it is built and validated, and which edge an action takes."""
+"""The graph of a :class:`NodeFlow`: building and validating it, and choosing the edge of an action."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNNAMED = "flow"
 
 
 class NodeGraph(BaseFlow):
-    """A graph of nodes with the edges that were made in it, and those of the nodes themselves."""
+    """A graph of nodes, with edges of its own and the edges of its nodes."""
 
     _settings: ClassVar[tuple[str, ...]] = (
         *BaseNode._settings,
@@ -46,7 +46,7 @@ class NodeGraph(BaseFlow):
         self._revision = 0
 
     def add_node(self, node: BaseNode | type[BaseNode]) -> Self:
-        """Add a node that must be reachable when the flow runs. A class stands for one instance of it."""
+        """Add a node, which must be reachable when the flow runs. A class is the same node in all calls."""
         self._node(node)
         return self
 
@@ -56,7 +56,7 @@ class NodeGraph(BaseFlow):
         target: BaseNode | type[BaseNode] | End,
         action: str = "default",
     ) -> Self:
-        """Lead ``action`` of one node to another, in this flow only."""
+        """Add an edge from a node to another for ``action``, in this flow only."""
         origin = self._node(source)
         goal = target if isinstance(target, End) else self._node(target)
         check_edge(origin, goal, action)
@@ -65,13 +65,13 @@ class NodeGraph(BaseFlow):
         return self
 
     def start(self, node: BaseNode | type[BaseNode]) -> Self:
-        """Say where runs begin."""
+        """Set the first node."""
         self._start = self._node(node)
         self._revision += 1
         return self
 
     def diagram(self) -> str:
-        """The graph as Mermaid text, for documents and for ``mermaid.live``."""
+        """Return the graph as Mermaid text, for documents and for ``mermaid.live``."""
         return mermaid(self._program(without_loop=False).root)
 
     def _node(self, node: BaseNode | type[BaseNode]) -> BaseNode:
@@ -80,7 +80,7 @@ class NodeGraph(BaseFlow):
                 self._of_class[node] = self._made(node)
             node = self._of_class[node]
         if not isinstance(node, BaseNode):
-            raise InvalidGraph(self._title(), [f"{node!r} is no node; give a Node or a NodeFlow"])
+            raise InvalidGraph(self._title(), [f"{node!r} is not a node; give a Node or a NodeFlow"])
         if not hasattr(node, "successors"):
             cls = type(node).__name__
             raise InvalidGraph(self._title(), [f"{cls}.__init__ does not call super().__init__()"])
@@ -93,7 +93,7 @@ class NodeGraph(BaseFlow):
         try:
             return cls()
         except TypeError as error:
-            problem = f"{cls.__name__} cannot be made without arguments ({error}); give an instance"
+            problem = f"{cls.__name__}() raised TypeError ({error}); give an instance"
             raise InvalidGraph(self._title(), [problem]) from error
 
     def _title(self) -> str:
@@ -101,8 +101,6 @@ class NodeGraph(BaseFlow):
 
     def _given_name(self) -> str | None:
         return None if self.name == UNNAMED else self.name
-
-    # What the compiler asks
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         strategy = super()._strategy(build, stage)
@@ -120,16 +118,16 @@ class NodeGraph(BaseFlow):
 
     def _problems(self) -> list[str]:
         if self._start is None:
-            return ["it has no start: NodeFlow(start=node) or flow.start(node)"]
+            return ["it has no start; give NodeFlow(start=node), or call flow.start(node)"]
         nodes = self._reachable()
         reached = {id(node) for node in nodes}
         problems = [
-            f"{node.name or type(node).__name__} is not reachable from the start: connect it, or leave it out"
+            f"{node.name or type(node).__name__} is not reachable from the start: connect it, or remove it"
             for key, node in self._added.items()
             if key not in reached
         ]
         problems.extend(
-            f"the edge {action!r} of {node.name or type(node).__name__} leads to nothing: "
+            f"the edge {action!r} of {node.name or type(node).__name__} has no target: "
             f"write node - {action!r} >> target, or >> END"
             for node in nodes
             for action in sorted(node._dangling - self._edges_of(node).keys())
@@ -161,7 +159,7 @@ class NodeGraph(BaseFlow):
         raise UnknownAction(stage.path, str(action), known)
 
     def _take_updates(self, stage: Stage, result: tuple[Any, ...], shared: Any) -> Any:
-        """Put the updates of ``(action, updates)`` into the shared state, and return the action."""
+        """Apply the updates of ``(action, updates)`` to the shared state, and return the action."""
         if not _is_pair(result):
             raise InvalidAction(stage.path, f"a tuple of {', '.join(type(part).__name__ for part in result)}")
         shared.update(result[1])

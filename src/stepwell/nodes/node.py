@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from stepwell.nodes.engine.attempts import ExecPolicy, Setting, attempt_node
-from stepwell.nodes.engine.base import END, BaseNode, End
+from stepwell.nodes.engine.base import END, BaseNode, End, Exec, Prep
+from stepwell.nodes.engine.hooks import is_async
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.base import PostResult
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
 __all__ = ["END", "BaseNode", "End", "Node"]
 
 
-class Node(BaseNode):
+class Node(BaseNode, Generic[Prep, Exec]):
     """One step: ``prep`` reads the shared state, ``exec`` works, ``post`` writes and chooses the edge.
 
     Each hook is ``def`` or ``async def``. Only ``exec`` is retried, and only ``exec`` leaves the event
     loop: a ``def exec`` runs in a thread unless the node is ``inline``. Every visit runs on a shallow
-    copy of the node, so what ``prep`` puts on ``self`` is seen by ``exec`` and ``post`` of that visit only.
+    copy of the node, so ``exec`` and ``post`` see the attributes that ``prep`` sets, and later visits do not.
 
-    :param max_retries: how often ``exec`` is tried in all, at least 1.
+    ``Node[Prep, Exec]`` names the results of ``prep`` and ``exec`` for type checkers; plain ``Node`` is
+    ``Node[Any, Any]``::
+
+        class CountWords(Node[str, int]):
+            def prep(self, shared):
+                return shared["text"]
+
+            def exec(self, text):
+                return len(text.split())
+
+            def post(self, shared, text, count):
+                shared["words"] = count
+
+    :param max_retries: the number of attempts of ``exec`` in all, at least 1.
     :param wait: seconds between two attempts.
-    :param backoff: what ``wait`` is multiplied with after each further attempt.
-    :param jitter: up to so many seconds are added to each wait, at random.
-    :param retry_on: the exception class, or a tuple of them, that is worth another attempt.
+    :param backoff: the factor by which ``wait`` grows with each further attempt.
+    :param jitter: the most seconds that are added to each wait, at random.
+    :param retry_on: the exception class, or a tuple of them, to retry on.
     :param timeout: seconds that one attempt may take. The thread of a ``def exec`` cannot be stopped:
-        its result is ignored, and it runs on to its end.
-    :param inline: run a ``def exec`` on the event loop itself; for quick work.
+        it runs to its end, and its result is ignored.
+    :param inline: run a ``def exec`` on the event loop; for quick work.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "_policy", "exec", "exec_fallback")
 
-    max_retries = Setting()
-    wait = Setting()
-    backoff = Setting()
-    jitter = Setting()
-    retry_on = Setting()
-    timeout = Setting()
-    inline = Setting()
+    max_retries: Setting[int] = Setting()
+    wait: Setting[float] = Setting()
+    backoff: Setting[float] = Setting()
+    jitter: Setting[float] = Setting()
+    retry_on: Setting[type[Exception] | tuple[type[Exception], ...]] = Setting()
+    timeout: Setting[float | None] = Setting()
+    inline: Setting[bool] = Setting()
 
     def __init__(
         self,
@@ -55,21 +71,28 @@ class Node(BaseNode):
         super().__init__(name=name)
         self._policy = ExecPolicy(max_retries, wait, backoff, jitter, retry_on, timeout, inline)
 
-    def exec(self, prep_res: Any, /) -> Any:
-        """Do the work, without the shared state: it may run again, and in a thread."""
+    if TYPE_CHECKING:
 
-    def exec_fallback(self, prep_res: Any, error: Exception, /) -> Any:
-        """Give a result after the last attempt has failed, or raise."""
+        def prep(self, shared: Any, /) -> Prep | Awaitable[Prep]: ...
+
+        def post(self, shared: Any, prep_res: Prep, exec_res: Exec, /) -> PostResult: ...
+
+    def exec(self, prep_res: Prep, /) -> Exec | Awaitable[Exec]:
+        """Do the work, without the shared state: it may run again, and in a thread."""
+        return None  # type: ignore[return-value]  # the result of a node without exec
+
+    def exec_fallback(self, prep_res: Prep, error: Exception, /) -> Exec | Awaitable[Exec]:
+        """Return a result after the last attempt has failed, or raise."""
         raise error
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         stage.policy = policy = self._policy
         stage.has_fallback = type(self).exec_fallback is not Node.exec_fallback or "exec_fallback" in vars(self)
-        stage.threaded = not (stage.is_async("exec") or policy.inline or build.without_loop)
+        stage.threaded = not (is_async(stage.exec) or policy.inline or build.without_loop)
         if policy.timeout is not None:
-            build.want_loop(f"{stage.path} has a timeout")
-            if policy.inline and not stage.is_async("exec"):
-                build.problem(f"{stage.path} is inline, where no timeout can interrupt it: drop one of the two")
+            build.want_loop_for.append(f"{stage.path} has a timeout")
+            if policy.inline and not is_async(stage.exec):
+                build.problems.append(f"{stage.path} is inline, where no timeout can interrupt it: drop one of the two")
         if policy.plain and not stage.has_fallback and not stage.threaded and not build.concurrent:
             return None
         return attempt_node

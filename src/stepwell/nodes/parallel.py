@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell.codec.values import encode
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Parallel", "parallel"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Merge = Mapping[str, Callable[[list[Any]], Any]]
 
 
 class Parallel(BaseNode):
-    """The node that :func:`parallel` makes. Its ``post`` gets the branches' last actions."""
+    """The node that :func:`parallel` returns. Its ``post`` gets the last actions of the branches."""
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")
     _shape: ClassVar[str] = "parallel"
@@ -54,13 +55,13 @@ class Parallel(BaseNode):
             raise InvalidGraph(name or "Parallel", ["parallel() needs at least one branch"])
         check_on_error(on_error)
         if not all(callable(function) for function in (merge or {}).values()):
-            raise InvalidOption("merge= maps a field to a function of the list of values that the branches gave it")
-        self.branches = tuple(NodeFlow(start=branch) for branch in branches)
+            raise InvalidOption("merge= needs a function for each field, which takes the list of the branches' values")
+        self.branches: tuple[NodeFlow, ...] = tuple(NodeFlow(start=branch) for branch in branches)
         self.merge: Merge = dict(merge or {})
         self.on_error: OnError = on_error
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        build.want_loop(f"{stage.path} runs branches at once")
+        build.want_loop_for.append(f"{stage.path} runs branches concurrently")
         stage.leaf = False
         outside, build.concurrent = build.concurrent, True
         stage.extra = [
@@ -79,28 +80,28 @@ def parallel(
     merge: Merge | None = None,
     on_error: OnError = "stop",
 ) -> Parallel:
-    """A node that runs several branches at once and goes on when all have ended.
+    """Return a node that runs several branches concurrently and completes when all have ended.
 
-    A branch is a node, with whatever its edges lead to, or a flow. Each works on its own shallow copy of
-    the shared state; at the join, the fields that it changed or deleted are put into the shared state. A
-    field that several branches changed to different values needs a function in ``merge``, which is called
-    with the list of their values, in the order of the branches; without one it is a :class:`MergeConflict`.
+    A branch is a node with the nodes that its edges lead to, or a flow. Each branch works on its own shallow
+    copy of the shared state. When all have ended, the fields that they changed or deleted are merged into the
+    shared state. If several branches changed a field to different values, the function in ``merge`` is called
+    with the list of the values, in the order of the branches; without one, :class:`MergeConflict` is raised.
     Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ.
 
     :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
-        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` goes on with those
-        that succeeded.
+        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` continues with the
+        branches that succeeded.
     """
     return Parallel(*branches, name=name, merge=merge, on_error=on_error)
 
 
 async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
-    """Run all branches, merge what they changed, and return their last actions in their order."""
+    """Run all branches, merge their changes, and return their last actions in the order of the branches."""
     return await _run_branches(stage, cursor, node, shared)
 
 
 async def run_branches_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """Run the branches of a durable run, each from its own position; return what ``prep`` returned, and the actions."""
+    """Run the branches of a durable run, each from its own position; return the result of ``prep`` and the actions."""
     assert cursor.branch is not None
     prep_res = await cursor.branch.prep(stage, cursor.visit, node, shared, inside)
     return prep_res, await _run_branches(stage, cursor, node, shared)
@@ -141,7 +142,7 @@ async def _run_branches(stage: Stage, cursor: Cursor, node: Any, shared: Any) ->
         except Park as park:
             parked.append(park)
             return
-        except Exception as error:  # noqa: BLE001 - conclude() decides what becomes of it
+        except Exception as error:  # noqa: BLE001 - conclude() applies on_error
             failure = error
         except asyncio.CancelledError as cancelled:
             if run.cancelling():
@@ -153,20 +154,20 @@ async def _run_branches(stage: Stage, cursor: Cursor, node: Any, shared: Any) ->
         if node.on_error == "stop":
             raise Halt
         if node.on_error == "skip":
-            # The joined state does not show it; a post() of one's own may, and this does.
+            # Without a post() that reads the actions, only the log shows it.
             name, kind = _branch_name(graphs[number]), type(failure).__name__
-            logger.warning("branch %r of %s failed with %s, and is skipped", name, stage.path, kind)
+            logger.warning("skipped branch %r of %s, which failed with %s", name, stage.path, kind)
 
     await together([branch(number) for number in range(len(graphs))], failures)
     if parked:
-        # Nothing can be joined yet; what has failed is tried again when the run goes on.
+        # The branches are merged when the last one has ended; a resume runs failed ones again.
         conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}")
         raise parked[0]
     conflict: Exception | None = None
     if node.on_error != "stop" or not failures:
         try:
-            _join(stage, node.merge, shared, {_branch_name(graphs[n]): states[n] for n in sorted(states)})
-        except Exception as error:  # noqa: BLE001 - conclude() raises it, together with the branches' errors
+            _merge(stage, node.merge, shared, {_branch_name(graphs[n]): states[n] for n in sorted(states)})
+        except Exception as error:  # noqa: BLE001 - conclude() raises it with the errors of the branches
             conflict = error
     conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}", fatal=conflict)
     return outcomes
@@ -177,38 +178,38 @@ def _branch_name(graph: Graph) -> str:
     return graph.start.path
 
 
-_GONE: Any = object()
+_DELETED: Any = object()
 
 
-def _join(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[str, dict[Any, Any]]) -> None:
-    """Put what the branches changed into the shared state: all of it, or nothing if two are in conflict."""
+def _merge(stage: Stage, merge: Merge, shared: dict[Any, Any], states: Mapping[str, dict[Any, Any]]) -> None:
+    """Merge the changes of the branches into the shared state; change nothing if two of them conflict."""
     changes: dict[Any, dict[str, Any]] = {}
     for name, state in states.items():
         for field, value in state.items():
             if field not in shared or not _same(shared[field], value):
                 changes.setdefault(field, {})[name] = value
         for field in shared.keys() - state.keys():
-            changes.setdefault(field, {})[name] = _GONE
-    joined: dict[Any, Any] = {}
+            changes.setdefault(field, {})[name] = _DELETED
+    merged: dict[Any, Any] = {}
     for field, values in changes.items():
         first, *others = values.values()
         if field in merge:
-            joined[field] = merge[field]([value for value in values.values() if value is not _GONE])
+            merged[field] = merge[field]([value for value in values.values() if value is not _DELETED])
         elif all(_same(first, other) for other in others):
-            joined[field] = first
+            merged[field] = first
         else:
             raise MergeConflict(stage.path, field, list(values))
-    for field, value in joined.items():
-        if value is _GONE:
+    for field, value in merged.items():
+        if value is _DELETED:
             del shared[field]
         else:
             shared[field] = value
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether a storage would give back the same for both: equal values of equal types, at every level.
+    """Return whether both have the same stored form: equal values of equal types, at every level.
 
-    After a resume the values are decoded copies, so the identity of an object decides nothing.
+    Identity is not enough, because a resumed run has decoded copies.
     """
     try:
         return _alike(one, other)
@@ -237,12 +238,7 @@ def _alike(one: Any, other: Any) -> bool:
     try:
         return encode(one, Limits()) == encode(other, Limits())
     except EncodeError:
-        # Only in a run without a storage.
-        return _equal(one, other)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - arrays, and whatever else cannot say: they differ
+        # Only in a run without a storage. The comparison of arrays has no truth value.
+        with suppress(Exception):
+            return bool(one == other)
         return False

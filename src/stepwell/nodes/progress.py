@@ -1,4 +1,4 @@
-"""A progress bar: a subscriber that draws how far the batches of a run are."""
+"""A progress bar: a subscriber that draws the progress of the batches of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _WIDTH = 30
 
 
 class ProgressBar:
-    """Draws the running batch as one line of a terminal: ``run(shared, on_event=ProgressBar())``.
+    """Draw the progress of the running batch on one line of a terminal: ``run(shared, on_event=ProgressBar())``.
 
-    On a stream that is no terminal it writes one line when a batch ends and nothing before.
+    On a stream that is not a terminal, write one line when a batch ends.
+
+    :param stream: the stream to write to; by default ``sys.stderr``.
+    :param interval: the least seconds between two updates of the line.
     """
 
     def __init__(self, stream: TextIO | None = None, *, interval: float = 0.1) -> None:
@@ -47,7 +50,7 @@ class ProgressBar:
             after_bar += f"  failed: {type(event.error).__name__}"
         name, bar = event.node, ""
         if self._stream.isatty():
-            # A line that wraps would be drawn below itself each time: first the bar gets shorter, then the name.
+            # A line that wraps cannot be redrawn, so first the bar is shortened, then the name.
             room = shutil.get_terminal_size().columns - 1 - len(after_bar) - 2
             width = max(0, min(_WIDTH, room - len(name) - 2))
             name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"

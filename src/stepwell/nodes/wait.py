@@ -1,13 +1,13 @@
-"""Durable waits: for an answer, or for time to pass. The process may exit meanwhile."""
+"""Durable waits, for an answer or for time to pass. The process may exit meanwhile."""
 
 from __future__ import annotations
 
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.nodes.engine.base import BaseNode
+from stepwell.nodes.engine.base import BaseNode, PostResult
 from stepwell.nodes.engine.branch import Park
+from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.ids import WaitId
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Sleep", "Wait"]
 
-#: Stands for the answer when the time was over first.
+#: Takes the place of the answer after a timeout.
 _TIMED_OUT: Final = object()
 
 
 class Wait(BaseNode):
-    """A node whose ``exec`` is a person: the run parks here until ``flow.resume(parked.id, answer)``.
+    """A node that parks the run until ``flow.resume(parked.id, answer)``.
 
-    ``prep`` makes the question. ``post(shared, question, answer)`` chooses the edge; by default it sets
-    ``shared[name] = answer``. When ``timeout`` seconds have passed without an answer, the action is
-    ``"timeout"`` and ``post`` is not called.
+    ``prep`` returns the question. ``post(shared, question, answer)`` chooses the edge; by default it sets
+    ``shared[name] = answer``. After ``timeout`` seconds without an answer, the action is ``"timeout"`` and
+    ``post`` is not called.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout")
@@ -35,23 +35,24 @@ class Wait(BaseNode):
         super().__init__(name=name)
         if timeout is not None:
             _check_seconds("timeout", timeout)
-        self.timeout = timeout
+        self.timeout: float | None = timeout
 
-    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
-        """Take the answer into the shared state, and choose the edge."""
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
+        """Write the answer to the shared state, and choose the edge."""
         shared[self.name] = exec_res
+        return None
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         build.want_storage(f"{stage.path} waits")
         if build.durable:
             stage.durable = _wait
         stage.extra = (self.timeout, True)
-        _time_out_with("timeout", stage)
-        return _nowhere_to_wait
+        _set_timeout_action("timeout", stage)
+        return _needs_storage
 
 
 class Sleep(BaseNode):
-    """A node that lets ``seconds`` pass, durably: the run parks, and a worker or a later resume goes on."""
+    """A node that parks the run for ``seconds``. A worker, or a later ``flow.resume()``, continues it."""
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "seconds")
     _shape: ClassVar[str] = "sleep"
@@ -59,23 +60,23 @@ class Sleep(BaseNode):
     def __init__(self, seconds: float, *, name: str | None = None) -> None:
         super().__init__(name=name)
         _check_seconds("seconds", seconds)
-        self.seconds = seconds
+        self.seconds: float = seconds
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         build.want_storage(f"{stage.path} sleeps")
         if build.durable:
             stage.durable = _wait
         stage.extra = (self.seconds, False)
-        _time_out_with("default", stage)
-        return _nowhere_to_wait
+        _set_timeout_action("default", stage)
+        return _needs_storage
 
 
 def _check_seconds(name: str, seconds: object) -> None:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
-        raise InvalidOption(f"{name}={seconds!r}: give seconds above 0")
+        raise InvalidOption(f"{name}={seconds!r}: give a number of seconds above 0")
 
 
-def _time_out_with(action: str, stage: Stage) -> None:
+def _set_timeout_action(action: str, stage: Stage) -> None:
     post = stage.post
 
     def choose(node: Any, shared: Any, question: Any, answer: Any) -> Any:
@@ -85,14 +86,12 @@ def _time_out_with(action: str, stage: Stage) -> None:
 
 
 async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """Return the question and its answer; without an answer the branch parks."""
+    """Return the question and its answer; park the branch if there is no answer yet."""
     branch = cursor.branch
     assert branch is not None
     journal, path = branch.journal, stage.path
     if not inside:
-        question = stage.prep(node, shared)
-        if type(question) is CoroutineType:
-            question = await question
+        question = await call_hook(stage.prep, node, shared)
         journal.seal(path, "question", question, "the question{}".format)
         seconds, answerable = stage.extra
         wait = {
@@ -102,7 +101,7 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
         }
         branch.begin(stage, cursor.visit, None, wait)
         if branch.parent is not None:
-            # The other branches may take long, and a crash meanwhile must not ask the question twice.
+            # The other branches may take long, and the question must not be asked twice after a crash.
             await branch.save(path)
         raise Park
     wait = journal.open[path]
@@ -113,5 +112,5 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
     raise Park
 
 
-async def _nowhere_to_wait(stage: Stage, cursor: Any, node: Any, prep_res: Any, shared: Any) -> Any:
-    raise UsageError(f"{stage.path} waits durably, so its run needs a storage: run(shared, storage=...)")
+async def _needs_storage(stage: Stage, cursor: Any, node: Any, prep_res: Any, shared: Any) -> Any:
+    raise UsageError(f"{stage.path} waits, so its run needs a storage: run(shared, storage=...)")

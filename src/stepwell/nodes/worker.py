@@ -1,4 +1,4 @@
-"""A worker: goes on with runs whose runner died, and with those whose time has come."""
+"""A worker: resumes runs whose runner died, and runs whose sleep or timeout has ended."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["worker"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
-#: Seconds before a run that is busy, or that could not be resumed, is tried again: the first pause, and the longest.
+#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is tried again.
 PAUSES = (0.5, 8.0)
-#: The same for a run that this worker cannot run: its flow is not here, or has another graph.
+#: The same for a run that this worker cannot run, because it does not have the flow or has it with another graph.
 FOREIGN_PAUSES = (8.0, 300.0)
 
 
 def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32) -> RunWorker:
-    """``async with worker([flow], storage=storage):`` looks after the runs of these flows while the block lasts.
+    """Resume the runs of these flows in the background: ``async with worker([flow], storage=storage):``.
 
-    It resumes runs whose runner died and fires sleeps and timeouts of waits. Any number of workers, in any
-    number of processes, may look after the same flows: each run has one runner at a time. A run that has
-    failed is left alone: it is resumed by hand, when its cause is fixed.
+    It resumes runs whose runner died, and fires sleeps and the timeouts of waits. Any number of workers, in any
+    number of processes, may have the same flows: each run has one runner at a time. It does not resume a run that
+    has failed: fix the cause, then call ``flow.resume()``.
 
-    :param storage: where the runs are kept; without one, the flows' own storage, else the configured one. One that is
-        given as a URL is opened and closed with the block.
+    :param storage: the storage of the runs; by default that of the flows, else the configured one. A URL is opened
+        and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     """
     return RunWorker(flows, storage, concurrency)
@@ -63,33 +63,32 @@ class RunWorker:
         known = list(flows)
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
-            raise InvalidOption("worker() takes flows with different names, at least one")
-        bare = [name for name, flow in self._flows.items() if flow.storage is None]
-        if storage is None and bare and not is_configured():
+            raise InvalidOption("worker() needs at least one flow, and flows with different names")
+        unstored = [name for name, flow in self._flows.items() if flow.storage is None]
+        if storage is None and unstored and not is_configured():
             raise InvalidOption(
-                f"worker() has no storage to look for runs of {bare[0]!r}: give worker(..., storage=...), "
+                f"worker() has no storage for the runs of {unstored[0]!r}: give worker(..., storage=...), "
                 "NodeFlow(..., storage=...) or stepwell.configure(storage=...)"
             )
         self._storage = runs.storage_of(known[0], storage)
         self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
-            raise InvalidOption("these flows are kept in different storages: give one, or make a worker for each")
-        lines = self._storage.queues
-        # What this process runs already needs nobody to look after it.
+            raise InvalidOption("these flows have different storages: make a worker for each storage")
         self._due = DueTasks(
             self._storage,
             RUNS,
-            self._go_on,
+            self._handle,
             what="runs",
             waits=False,
             pauses=PAUSES,
-            skip=lines.__contains__,
+            # This process runs them already.
+            skip=self._storage.queues.__contains__,
             at_once=concurrency,
         )
 
     async def __aenter__(self) -> Self:
         await self._storage.open()
-        # A storage that cannot find deadlines says so here.
+        # Raises here if the storage does not support deadlines.
         await self._storage.due(RUNS, limit=1)
         self._due.start()
         return self
@@ -97,46 +96,46 @@ class RunWorker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End. What is under way here is interrupted after its last committed node, for others to go on with."""
+        """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
         await self._due.stop()
         if self._closes:
             await self._storage.close()
 
-    async def _go_on(self, address: Address) -> bool:
+    async def _handle(self, address: Address) -> bool:
+        pauses = await self._resume(address)
+        if pauses is None:
+            self._due.unpause(address)
+        else:
+            self._due.pause(address, pauses)
+        return pauses is None
+
+    async def _resume(self, address: Address) -> tuple[float, float] | None:
+        """Resume a run; return the pauses before the next attempt, or ``None`` if there is nothing left to do."""
         flow_id: Any = address.key
         try:
             flow_id = decode_key(address.key)
             flow = await self._flow_at(address)
             if flow is None:
-                self._due.pause(address, FOREIGN_PAUSES)
-                return False
-            await runs.resume(
-                flow, flow_id, ..., storage=self._storage, new_execution=flow._execution_factory(None, None), wait=0
-            )
+                return FOREIGN_PAUSES
+            await runs.resume(flow, flow_id, ..., storage=self._storage, new_execution=flow._new_execution, wait=0)
         except (Parked, RunFinished, UnknownRun):
-            pass
+            return None
         except RunBusy:
             # Its runner is alive, in the middle of a long node.
-            self._due.pause(address)
-            return False
+            return PAUSES
         except (FlowChanged, RunReplaced) as changed:
             logger.warning("%s", changed)
-            self._due.pause(address, FOREIGN_PAUSES)
-            return False
+            return FOREIGN_PAUSES
         except StoredDataError as damaged:
             logger.warning("run %r could not be read: %s", flow_id, damaged)
-            self._due.pause(address, FOREIGN_PAUSES)
-            return False
+            return FOREIGN_PAUSES
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
-            self._due.pause(address)
-            return False
-        except Exception as error:  # noqa: BLE001 - the run keeps its error
-            logger.warning("run %r has failed with %s; its status tells more", flow_id, type(error).__name__)
-            self._due.pause(address)
-            return False
-        self._due.unpause(address)
-        return True
+            return PAUSES
+        except Exception as error:  # noqa: BLE001 - the record of the run has the error
+            logger.warning("run %r failed with %s; see flow.status()", flow_id, type(error).__name__)
+            return PAUSES
+        return None
 
     async def _flow_at(self, address: Address) -> NodeFlow | None:
         stored = await self._storage.perform(Get(address))

@@ -1,4 +1,4 @@
-"""Attempts: how often an ``exec`` is tried, how long each may take, and what happens after the last."""
+"""The attempts of an ``exec``: retries, timeout and fallback."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from stepwell.errors import InvalidOption, NodeTimeout
+from stepwell.nodes.engine.hooks import call_hook, is_async
 from stepwell.nodes.engine.threads import in_thread
 
 if TYPE_CHECKING:
@@ -19,17 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "ExecPolicy", "Setting", "attempt", "attempt_node", "call_once"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Call = Callable[["Stage", "Cursor", Any, Any], Awaitable[Any]]
 
-#: Beyond this many doublings a wait only overflows.
+#: With a larger exponent a wait would overflow.
 _MOST_BACKOFFS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ExecPolicy:
-    """How a node's ``exec`` is called: its settings, checked."""
+    """The validated settings of a node for its ``exec``."""
 
     max_retries: int
     wait: float
@@ -41,7 +44,9 @@ class ExecPolicy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 1:
-            raise InvalidOption(f"max_retries={self.max_retries!r}: it counts all attempts, so it is at least 1")
+            raise InvalidOption(
+                f"max_retries={self.max_retries!r}: it counts all attempts, so give a whole number of at least 1"
+            )
         for name, least in (("wait", 0), ("backoff", 1), ("jitter", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
@@ -54,57 +59,55 @@ class ExecPolicy:
 
     @property
     def plain(self) -> bool:
-        """One attempt, however long it takes."""
+        """Whether there is one attempt, without a timeout."""
         return self.max_retries == 1 and self.timeout is None
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after the attempt of that number, counted from 1, has failed."""
+        """Return the seconds to wait after a failed attempt; the first attempt is 1."""
         wait = self.wait * self.backoff ** min(attempt - 1, _MOST_BACKOFFS)
         return wait + random.random() * self.jitter if self.jitter else wait
 
 
-class Setting:
-    """An attribute of a node that lives in its :class:`ExecPolicy`: one object to compare and to copy."""
+class Setting(Generic[T]):
+    """An attribute of a node that is stored in its :class:`ExecPolicy`, so that a run compares one object."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
+    @overload
+    def __get__(self, node: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, node: object, owner: type) -> T: ...
     def __get__(self, node: Any, owner: type) -> Any:
         return self if node is None else getattr(node._policy, self._name)
 
-    def __set__(self, node: Any, value: Any) -> None:
+    def __set__(self, node: Any, value: T) -> None:
         node._policy = replace(node._policy, **{self._name: value})
 
 
 async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
-    """Work off a plain node's ``exec``, with its attempts, timeout and fallback."""
-    limiter = cursor.run.limiter(stage)
-    if limiter is None:
-        return await attempt(stage, cursor, node, prep_res)
-    async with limiter:
+    """Run the ``exec`` of a node that is no batch, with its attempts, timeout and fallback."""
+    async with cursor.run.limiter(stage):
         return await attempt(stage, cursor, node, prep_res)
 
 
 async def call_once(stage: Stage, cursor: Cursor, node: Any, value: Any) -> Any:
-    """Call ``exec`` once, where it belongs, and no longer than its timeout."""
+    """Call ``exec`` once, on the loop or in a thread, with its timeout."""
     timeout = stage.policy.timeout
     if stage.threaded:
         result = await in_thread(stage.path, cursor, stage.exec, node, value, timeout=timeout)
-    elif timeout is not None:
-        timer = asyncio.timeout(timeout)
-        try:
-            async with timer:
-                return await stage.exec(node, value)
-        except TimeoutError:
-            if timer.expired():
-                raise NodeTimeout(stage.path, timeout) from None
-            raise
-    else:
-        result = stage.exec(node, value)
-    # A def that gives a coroutine (a decorated async def) is as good as an async def.
-    if type(result) is CoroutineType:
-        return await result
-    return result
+        # A decorated async def is a def that returns a coroutine.
+        return await result if type(result) is CoroutineType else result
+    if timeout is None:
+        return await call_hook(stage.exec, node, value)
+    timer = asyncio.timeout(timeout)
+    try:
+        async with timer:
+            return await stage.exec(node, value)
+    except TimeoutError:
+        if timer.expired():
+            raise NodeTimeout(stage.path, timeout) from None
+        raise
 
 
 async def attempt(
@@ -116,15 +119,15 @@ async def attempt(
     call: Call = call_once,
     failed: Exception | None = None,
 ) -> Any:
-    """Try until an attempt succeeds, the attempts are used up, or an error is not worth another one.
+    """Call ``exec`` until it succeeds, the attempts are used up, or its error is not one to retry.
 
-    The number of the attempt is a local of this call: items that fail side by side never share it.
-    ``failed`` is the error of a first attempt that was made elsewhere.
+    The number of the attempt is a local variable, so concurrent items do not share it. ``failed`` is the error of a
+    first attempt that a chunk has made.
     """
     run = cursor.run
     policy = stage.policy
     number = 1
-    unsettled: Exception | None = None
+    last_error: Exception | None = None
     try:
         while True:
             cursor.attempt = number
@@ -135,9 +138,9 @@ async def attempt(
                 result = await call(stage, cursor, node, value)
             except Exception as error:
                 if run.cancelling(error):
-                    # Cancelled work that fails on its way out must not start again.
+                    # Cancelled work that fails must not be retried.
                     raise
-                unsettled = error
+                last_error = error
                 if number >= policy.max_retries or not isinstance(error, policy.retry_on):
                     if not stage.has_fallback:
                         raise
@@ -146,31 +149,30 @@ async def attempt(
                 cursor.attempt = 1
                 return result
             delay = policy.delay(number)
-            _report(stage, cursor, unsettled, delay)
+            _report(stage, cursor, last_error, delay)
             if delay > 0:
                 await run.sleep(delay)
             number += 1
     except asyncio.CancelledError as cancelled:
-        # Cancelled between two attempts, or before the fallback: the error so far must not vanish.
-        if unsettled is not None and cancelled.__context__ is None:
-            cancelled.__context__ = unsettled
+        # Cancelled between two attempts or before the fallback: keep the last error.
+        if last_error is not None and cancelled.__context__ is None:
+            cancelled.__context__ = last_error
         raise
 
 
 async def _fall_back(stage: Stage, cursor: Cursor, node: Any, value: Any, error: Exception) -> Any:
-    if stage.threaded and not stage.is_async("fallback"):
+    if stage.threaded and not is_async(stage.fallback):
         result = await in_thread(stage.path, cursor, stage.fallback, node, value, error)
+        result = await result if type(result) is CoroutineType else result
     else:
-        result = stage.fallback(node, value, error)
-    if type(result) is CoroutineType:
-        result = await result
+        result = await call_hook(stage.fallback, node, value, error)
     cursor.attempt = 1
     return result
 
 
 def _report(stage: Stage, cursor: Cursor, error: Exception, delay: float) -> None:
     logger.info(
-        "%s: attempt %d of %d failed with %s, the next one follows in %.3g s",
+        "%s: attempt %d of %d failed with %s, next attempt in %.3g s",
         stage.path,
         cursor.attempt,
         stage.policy.max_retries,

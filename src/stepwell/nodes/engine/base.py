@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from stepwell.errors import InvalidGraph, InvalidOption
+from stepwell.nodes.engine.hooks import Hooks
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
 
-__all__ = ["END", "BaseNode", "Edge", "End", "Hooks", "add_edge", "check_edge"]
+__all__ = ["END", "Action", "BaseNode", "Edge", "End", "Exec", "PostResult", "Prep", "add_edge", "check_edge"]
 
 Target = TypeVar("Target", bound="BaseNode | End")
+if TYPE_CHECKING:
+    # Defaults of type variables, so that plain ``Node`` is ``Node[Any, Any]``. Type checkers know typing_extensions
+    # without an installation, and at run time the defaults are not needed.
+    import typing_extensions
+
+    Prep = typing_extensions.TypeVar("Prep", default=Any)
+    Exec = typing_extensions.TypeVar("Exec", default=Any)
+else:
+    Prep, Exec = TypeVar("Prep"), TypeVar("Exec")
 
 
 class End:
@@ -32,44 +43,40 @@ class End:
         return "END"
 
 
-#: Ends the flow: as what ``post`` returns, or as the target of an edge.
-END: Final = End()
+#: Ends the flow: return it from ``post``, or use it as the target of an edge.
+END: Final[End] = End()
 
-
-class Hooks(NamedTuple):
-    """The names of the methods that the runner calls on a class of nodes."""
-
-    prep: str = "prep"
-    exec: str = "exec"
-    post: str = "post"
-    fallback: str = "exec_fallback"
+#: Chooses the edge; ``None`` is the action ``"default"``.
+Action: TypeAlias = str | End | None
+#: What ``post`` returns: an action, or an action and fields for the shared state; a ``def`` or an ``async def``.
+PostResult: TypeAlias = Action | tuple[Action, Mapping[str, Any]] | Awaitable[Action | tuple[Action, Mapping[str, Any]]]
 
 
 class BaseNode:
-    """What nodes and flows have in common: a name, params, ``prep`` and ``post``, and edges.
+    """The base class of nodes and flows: a name, params, ``prep`` and ``post``, and edges.
 
     ``a >> b`` adds the edge for the action ``"default"``, ``a - "retry" >> b`` one for a named
-    action. Such edges belong to the node and count in every flow that reaches it.
+    action. Such edges belong to the node and apply in every flow that reaches it.
     """
 
-    #: The name given by ``name=``; without one, flows make one from the class's name.
+    #: The argument ``name``; without one, a flow derives a name from the class.
     name: str | None
-    #: Read-only values for ``prep``, ``exec`` and ``post``. A flow's params win over its nodes'.
+    #: Read-only values for ``prep``, ``exec`` and ``post``. The params of a flow override those of its nodes.
     params: dict[str, Any]
-    #: Where each action leads.
+    #: The target of each action.
     successors: dict[str, BaseNode | End]
 
-    #: The attributes that a compiled flow depends on: when one changes, it is compiled again.
+    #: The attributes that a compiled flow depends on. If one changes, the flow is compiled again.
     _settings: ClassVar[tuple[str, ...]] = ("name", "successors", "_dangling", "prep", "post")
     _hooks: ClassVar[Hooks] = Hooks()
-    #: Whether a visit sees the node's own params too, or only those that come from above.
+    #: Whether a visit gets the node's own params too, or only those of the run and of the flows around it.
     _own_params: ClassVar[bool] = True
-    #: What kind of node it is, for telling whether a graph has changed.
+    #: The kind of node; stored with a run to detect that the graph has changed.
     _shape: ClassVar[str] = "node"
 
     def __init__(self, *, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "/" in name or name.isdigit()):
-            raise InvalidOption(f"name={name!r}: a node's name is a text that is no number and has no '/'")
+            raise InvalidOption(f"name={name!r}: give a non-empty text that is not a number and has no '/'")
         self.name = name
         self.params = {}
         self.successors = {}
@@ -78,7 +85,7 @@ class BaseNode:
     def prep(self, shared: Any, /) -> Any:
         """Read the shared state and return what ``exec`` needs."""
 
-    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Write to the shared state and return the action, or ``(action, updates)``."""
 
     def next(self, node: Target, action: str = "default") -> Target:
@@ -94,21 +101,21 @@ class BaseNode:
     def __sub__(self, action: str) -> Edge:
         if not isinstance(action, str) or not action:
             raise TypeError(f"an action is a non-empty string, not {action!r}")
-        # An edge that is begun and never led anywhere is found when the flow is validated.
+        # The validation of the flow reports an edge without a target.
         if action not in self.successors:
             self._dangling.add(action)
         return Edge(self, action)
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        """How the runner gets from what ``prep`` returned to what ``post`` is given."""
+        """Complete the stage, and return the function that runs ``exec``; ``None`` calls ``exec`` directly."""
         raise NotImplementedError
 
     def _given_name(self) -> str | None:
-        """The name that somebody chose for it."""
+        """Return the name that the user chose."""
         return self.name
 
     def _kind(self) -> str:
-        """What flows call it when nobody chose a name."""
+        """Return the name to use if the user chose none."""
         return type(self).__name__
 
 
@@ -124,18 +131,18 @@ class Edge:
 
 
 def check_edge(source: BaseNode, target: object, action: object) -> None:
-    """Raise unless an edge for ``action`` can lead from ``source`` to ``target``."""
+    """Raise ``TypeError`` or ``InvalidGraph`` unless this can be an edge."""
     if not isinstance(action, str) or not action:
         raise TypeError(f"an action is a non-empty string, not {action!r}")
     if not isinstance(target, BaseNode | End):
         raise InvalidGraph(
             type(source).__name__,
-            [f"the edge {action!r} leads to {target!r}, which is no node; give a node, a flow or END"],
+            [f"the edge {action!r} leads to {target!r}, which is not a node; give a node, a flow or END"],
         )
 
 
 def add_edge(edges: dict[str, BaseNode | End], target: BaseNode | End, action: str) -> None:
-    """Enter an edge, and warn when that takes the place of another one."""
+    """Add an edge, and warn if it replaces another one."""
     if edges.get(action, target) is not target:
         warnings.warn(f"Overwriting successor for action '{action}'", stacklevel=4)
     edges[action] = target

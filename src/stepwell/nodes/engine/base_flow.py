@@ -1,11 +1,11 @@
-"""The base of every kind of flow: a graph that is compiled once, and is a node itself."""
+"""The base of every flow: a graph that is compiled once, and is a node itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.nodes.engine.base import BaseNode, End
+from stepwell.nodes.engine.base import BaseNode, End, PostResult
 from stepwell.nodes.engine.plan import Program, Stage, compile_flow
 from stepwell.nodes.engine.runner import run_nested
 
@@ -16,34 +16,34 @@ __all__ = ["BaseFlow"]
 
 
 class BaseFlow(BaseNode):
-    """What every kind of flow has: a graph of nodes, and the fact that it is a node itself."""
+    """The base class of flows. A flow is a graph of nodes, and a node itself."""
 
-    #: How many nodes a run of it may visit.
+    #: How many nodes one run may visit.
     max_steps: int | None = None
     #: How many ``exec`` calls inside it may run at once.
     concurrency: int | None = None
 
-    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> Any:
-        """Choose the edge of the enclosing flow: by default by the last action inside."""
-        return exec_res
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
+        """Choose the edge of the enclosing flow; by default the last action inside."""
+        return exec_res  # type: ignore[no-any-return]
 
     def _problems(self) -> list[str]:
-        """What is wrong with the graph."""
+        """Return what is wrong with the graph."""
         return []
 
     def _reachable(self) -> list[BaseNode]:
-        """The nodes of the graph, the first one first, in the order in which they are walked."""
+        """Return the nodes of the graph, breadth first from the start."""
         raise NotImplementedError
 
     def _edges_of(self, node: BaseNode) -> Mapping[str, BaseNode | End]:
         return node.successors
 
     def _table(self, edges: dict[str, Stage | None]) -> dict[Any, Stage | None]:
-        """Where each value leads that ``post`` may return; what is missing goes to :meth:`_leave`."""
+        """Return the next stage for each value that ``post`` may return; :meth:`_leave` handles all others."""
         raise NotImplementedError
 
     def _leave(self, stage: Stage, result: Any, shared: Any) -> tuple[Any, Stage | None]:
-        """The action and the next stage, for a returned value that is not in the table."""
+        """Return the action and the next stage for a value that is not in the table."""
         raise NotImplementedError
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
+from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.journal import Journal, is_inside
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class Park(Exception):
-    """The branch waits for an answer or for its time. It never leaves the engine."""
+    """Raised by a wait to park its branch. It never leaves the engine."""
 
 
 class Branch:
-    """The progress of one branch. Every method takes the journal from one consistent point to the next."""
+    """The position of one branch. Every method leaves the journal consistent."""
 
     def __init__(self, journal: Journal, name: str, state: dict[Any, Any], parent: Branch | None = None) -> None:
         self.journal = journal
@@ -59,17 +59,15 @@ class Branch:
         """Call ``prep`` and begin the node, or return the stored result if the run was interrupted inside it."""
         if inside:
             return self.journal.part(stage.key, "prep")
-        prep_res = stage.prep(node, shared)
-        if type(prep_res) is CoroutineType:
-            prep_res = await prep_res
+        prep_res = await call_hook(stage.prep, node, shared)
         self.begin(stage, visit, prep_res)
         return prep_res
 
     def begin(self, stage: Stage, visit: int, prep_res: Any, inside: Any = True) -> None:
-        """Note that a node which commits before it completes has begun."""
+        """Record that a node which commits before it completes has begun."""
         journal = self.journal
         if self.parent is not None:
-            self._note_fields(stage.path)
+            self._store_fields(stage.path)
         if stage.keeps_prep and prep_res is not None:
             journal.put(stage.key, "prep", 0, prep_res)
         journal.visits[stage.index] = visit
@@ -81,7 +79,7 @@ class Branch:
             journal.open[stage.path] = inside
 
     def end(self, stage: Stage, action: Any) -> None:
-        """Note that the nodes inside a flow have completed; its ``post`` has not run yet."""
+        """Record that the nodes inside a flow have completed; its ``post`` has not run yet."""
         if stage.key:
             self.journal.positions[self.name] = stage.path
         self.journal.open[stage.key] = action
@@ -89,13 +87,13 @@ class Branch:
     def complete(
         self, graph: Graph, stage: Stage, visit: int, following: Stage | None
     ) -> Coroutine[Any, Any, None] | None:
-        """Note that a node has completed, and return the commit to await.
+        """Record that a node has completed, and return the commit to await.
 
-        The last node of a graph has none: the caller of the walk commits it together with what follows the graph.
+        The last node of a graph has no commit: the caller of ``walk`` commits it together with the next step.
         """
         journal, path = self.journal, stage.path
         if self.parent is not None:
-            self._note_fields(path)
+            self._store_fields(path)
         journal.visits[stage.index] = visit
         journal.trail.append(path)
         if journal.open:
@@ -104,58 +102,53 @@ class Branch:
             for name in [name for name in journal.positions if name and is_inside(name, path)]:
                 del journal.positions[name]
         if len(journal.parts) > 1:
-            # The parts of the run itself are always there.
+            # There are parts beside those of the run itself.
             journal.drop(path)
         if following is not None:
             journal.positions[self.name] = following.path
             return journal.save(path) if self.parent is None else journal.save_whole(path)
         return journal.check(path) if graph is journal.program.root.graph else None
 
-    async def save(self, node: str) -> None:
-        """Commit the position of the run."""
-        if self.parent is None:
-            await self.journal.save(node)
-        else:
-            await self.journal.save_whole(node)
-
-    # Of a parallel branch
+    def save(self, node: str) -> Coroutine[Any, Any, None]:
+        """Return the commit of the position to await."""
+        return self.journal.save(node) if self.parent is None else self.journal.save_whole(node)
 
     def ended(self) -> bool:
         """Return whether this branch had ended when the run was interrupted."""
         return self.name in self.journal.open
 
     def end_branch(self, action: Any) -> None:
-        """Note that the branch has ended."""
-        self._note_fields(self.name)
+        """Record that the branch has ended."""
+        self._store_fields(self.name)
         self.journal.positions.pop(self.name, None)
         self.journal.open[self.name] = action
 
     def _restore(self) -> None:
         for part in self.journal.parts_of(self.name, "field"):
             key, *rest = part
-            value = _GONE if not rest else rest[0] if len(rest) == 1 else _AS_BEFORE
-            if value is _GONE:
+            value = _DELETED if not rest else rest[0] if len(rest) == 1 else _UNCHANGED
+            if value is _DELETED:
                 self.state.pop(key, None)
-            elif value is not _AS_BEFORE:
+            elif value is not _UNCHANGED:
                 self.state[key] = value
             self._fields[key] = _StoredField(len(self._fields), None, value)
 
-    def _note_fields(self, node: str) -> None:
+    def _store_fields(self, node: str) -> None:
         """Store the fields that this branch has set or deleted, each as a part."""
         assert self.parent is not None
         base, state = self.parent.state, self.state
         for key, value in state.items():
             known = self._fields.get(key)
-            if base.get(key, _GONE) is not value:
+            if base.get(key, _DELETED) is not value:
                 if known is None or known.value is not value or type(value) not in _IMMUTABLE:
                     self._store(node, key, known, value, [key, value])
-            elif known is not None and known.value is not _AS_BEFORE:
-                self._store(node, key, known, _AS_BEFORE, [key, None, True])
+            elif known is not None and known.value is not _UNCHANGED:
+                self._store(node, key, known, _UNCHANGED, [key, None, True])
         if base.keys() - state.keys() or self._fields:
             for key in [*base, *self._fields]:
                 known = self._fields.get(key)
-                if key not in state and (known is None or known.value is not _GONE):
-                    self._store(node, key, known, _GONE, [key])
+                if key not in state and (known is None or known.value is not _DELETED):
+                    self._store(node, key, known, _DELETED, [key])
 
     def _store(self, node: str, key: Any, known: _StoredField | None, value: Any, part: list[Any]) -> None:
         journal = self.journal
@@ -167,17 +160,14 @@ class Branch:
         self._fields[key] = _StoredField(number, text, value)
 
 
-class _StoredField:
+class _StoredField(NamedTuple):
     """A field of a branch as it was last stored."""
 
-    __slots__ = ("number", "text", "value")
-
-    def __init__(self, number: int, text: Sealed | None, value: Any) -> None:
-        self.number = number
-        self.text = text
-        self.value = value
+    number: int
+    text: Sealed | None
+    value: Any
 
 
-_GONE: Any = object()
-#: A field that has the value again that it had before the branch began.
-_AS_BEFORE: Any = object()
+_DELETED: Any = object()
+#: A field that was changed, and then got the value back that it had before the branch.
+_UNCHANGED: Any = object()

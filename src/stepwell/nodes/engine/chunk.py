@@ -1,4 +1,4 @@
-"""Items that run outside the event loop: in threads or in any executor, several to a hop."""
+"""Chunks of items that run outside the event loop, in threads or in an executor."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunks"]
 
-#: Items, each with its place in the batch.
+#: Items with their indexes.
 Pairs = list[tuple[int, Any]]
 
-#: A chunk stops taking further items after so many seconds: long items stay evenly spread.
+#: A chunk runs no further items after so many seconds, so that slow items are spread over all workers.
 _BUDGET = 0.02
-#: A chunk grows while chunks are quick, so that a hop is paid once for many short items.
+#: The most items in a chunk. Chunks grow while they are quick, so that many short items share one thread switch.
 _LARGEST = 1024
 
 
 class Outcome(NamedTuple):
-    """How one item of a chunk ended. A chunk ends with its first failed item."""
+    """The result or the error of one item. A chunk ends with its first failed item."""
 
     ok: bool
     value: Any
@@ -47,27 +47,27 @@ def _raise_failure(outcomes: list[Outcome]) -> None:
 
 
 class Chunks:
-    """Sends the items of one batch to a pool in chunks."""
+    """Sends the items of one batch to threads or to an executor, in chunks."""
 
     def __init__(self, stage: Stage, node: Any, executor: Executor | ThreadPool | None) -> None:
         self._stage = stage
         self._node = node
         self._executor = executor
-        #: Threads share memory with us; everything else gets bytes.
+        #: Whether items are pickled: only threads share the memory of this process.
         self._remote = executor is not None and not isinstance(executor, ThreadPoolExecutor | ThreadPool)
         self._blob: bytes | None = None
         self._broken = False
 
     async def work(self, batch: BatchRun, cursor: Cursor) -> None:
-        """Be one worker of the batch: at most one chunk under way at a time."""
+        """Run one worker of the batch, one chunk after the other."""
         try:
             await self._work(batch, cursor)
         except ExecutorFailed as failure:
             if batch.fatal is None:
                 batch.fatal = failure.error
                 batch.fatal.add_note(
-                    f"the executor of batch {self._stage.path!r} failed; no item is marked as failed by this. "
-                    "Give the node another executor; a durable run has kept its results and can be resumed"
+                    f"the executor of batch {self._stage.path!r} failed, not one of the items; give the node another "
+                    "executor. A durable run has stored the results so far, and can be resumed"
                 )
             raise batch.halt() from None
 
@@ -85,7 +85,7 @@ class Chunks:
                 return
             chunk = [pending.popleft() for _ in range(min(size, len(pending)))]
             began = time.perf_counter()
-            outcomes = await self._gated(batch, cursor, chunk)
+            outcomes = await self._run(batch, cursor, chunk)
             if outcomes is None:
                 continue
             took = time.perf_counter() - began
@@ -94,10 +94,10 @@ class Chunks:
                     batch.succeed(index, value)
                     continue
                 cursor.item = index
-                await batch.settle(cursor, item, self._again(batch, cursor, item, ok, value))
+                await batch.settle(cursor, item, self._retry(batch, cursor, item, ok, value))
             pending.extendleft(reversed(chunk[len(outcomes) :]))
             if self._stage.policy.timeout is not None:
-                # The timeout of each item is measured from here, so each gets a hop of its own.
+                # Each item has its own timeout, so each is a chunk of its own.
                 continue
             if took < _BUDGET / 2:
                 size = min(size * 2, _LARGEST)
@@ -105,7 +105,7 @@ class Chunks:
                 size = max(1, len(outcomes) // 2)
 
     def _fair_share(self, batch: BatchRun) -> int:
-        """The largest chunk that neither waits for items to come nor leaves other workers without any."""
+        """Return the size of the largest chunk that leaves enough items to the other workers."""
         if batch.streaming:
             return 1
         largest = batch.largest_chunk or _LARGEST
@@ -114,14 +114,12 @@ class Chunks:
             return largest
         return min(largest, max(1, left // batch.settings.concurrency))
 
-    async def _again(self, batch: BatchRun, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
-        """Give an item the attempts that it has left; the first one was made in the chunk."""
+    async def _retry(self, batch: BatchRun, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
+        """Make the remaining attempts of an item; the chunk has made the first one."""
         if ok:
             return await value
         if not isinstance(value, Exception):
             raise value
-        if batch.limiter is None:
-            return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
         async with batch.limiter:
             return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
 
@@ -131,60 +129,55 @@ class Chunks:
         _raise_failure([outcome])
         return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
-    async def _gated(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
-        """Send a chunk when the limiter lets it pass; ``None`` when the chunk has failed as a whole."""
+    async def _run(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
+        """Run a chunk under the limiter; return ``None`` if the chunk has failed as a whole."""
         cursor.item, cursor.attempt = chunk[0][0], 1
 
-        def salvage(outcomes: list[Outcome]) -> None:
-            # A sibling has ended the batch while this chunk ran: its error must not vanish.
+        def record_errors(outcomes: list[Outcome]) -> None:
+            # Another item has ended the batch while this chunk ran: keep the errors of this one too.
             for (index, item), (ok, value) in zip(chunk, outcomes, strict=False):
                 if not ok and isinstance(value, Exception):
                     batch.record(index, item, value)
 
         try:
-            if batch.limiter is None:
-                return await self._send(cursor, chunk, salvage)
             async with batch.limiter:
-                return await self._send(cursor, chunk, salvage)
+                return await self._send(cursor, chunk, record_errors)
         except NodeTimeout as error:
             return [Outcome(False, error)]
         except Exception as error:  # noqa: BLE001 - it becomes the error of its items
-            # The node cannot travel to the executor: no item of the chunk has a result or another attempt.
+            # The node cannot be pickled, so no item of the chunk can run.
             for index, item in chunk:
                 batch.fail(index, item, error)
             return None
 
-    async def _send(self, cursor: Cursor, chunk: Pairs, salvage: Callable[[list[Outcome]], None]) -> list[Outcome]:
+    async def _send(self, cursor: Cursor, chunk: Pairs, late: Callable[[list[Outcome]], None]) -> list[Outcome]:
+        """Run a chunk elsewhere; ``late`` gets its outcomes if this call is cancelled meanwhile."""
         stage = self._stage
         if not self._remote:
             outcomes: list[Outcome] = await in_thread(
                 stage.path,
                 cursor,
-                *(run_here, stage.exec, self._node, chunk),
+                *(run_in_thread, stage.exec, self._node, chunk),
                 timeout=stage.policy.timeout,
                 pool=self._executor,
-                salvage=salvage,
+                late=late,
             )
             return outcomes
-        return await self._send_away(cursor, chunk, salvage)
-
-    async def _send_away(self, cursor: Cursor, chunk: Pairs, salvage: Callable[[list[Outcome]], None]) -> list[Outcome]:
         assert isinstance(self._executor, Executor)
-        stage = self._stage
         blobs: list[tuple[int, bytes]] = []
         refused: list[Outcome] = []
         for index, item in chunk:
             try:
-                blobs.append((index, _dumps(item)))
+                blobs.append((index, pickle.dumps(item)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the item's class raises
-                refused.append(Outcome(False, _untravelled(stage.path, f"item {index}", error)))
+                refused.append(Outcome(False, _not_picklable(stage.path, f"item {index}", error)))
                 break
         if not blobs:
             return refused
         if self._blob is None:
             self._blob = self._pickled_node()
         try:
-            job = self._executor.submit(run_away, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
+            job = self._executor.submit(run_in_worker, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
         except Exception as error:
             raise ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)
@@ -192,14 +185,14 @@ class Chunks:
             await wait_for(future)
         except asyncio.CancelledError:
             if not self._broken:
-                # A broken pool ends all its futures, and its thread fails on one that is cancelled meanwhile.
+                # The thread of a broken process pool fails on a future that is cancelled.
                 job.cancel()
             await settled(future)
             if not future.cancelled() and future.exception() is None:
-                salvage(self._unpacked(future.result()))
+                late(self._unpickled(future.result()))
             raise
         try:
-            outcomes = self._unpacked(result_of(future, stage.path))
+            outcomes = self._unpickled(result_of(future, stage.path))
         except BrokenExecutor as error:
             self._broken = True
             raise ExecutorFailed(error) from error
@@ -209,35 +202,30 @@ class Chunks:
     def _pickled_node(self) -> bytes:
         stage = self._stage
         bare = stage.cls.__new__(stage.cls)
-        # Without the rest of the graph, and without the executor, which cannot travel.
+        # The rest of the graph is not needed there, and an executor cannot be pickled.
         bare.__dict__ = {**self._node.__dict__, "successors": {}, "executor": None}
         try:
-            return _dumps(bare)
+            return pickle.dumps(bare)
         except Exception as error:
-            raise _untravelled(stage.path, "the node itself", error) from error
+            raise _not_picklable(stage.path, "the node itself", error) from error
 
-    def _unpacked(self, outcomes: list[tuple[bool, bytes]]) -> list[Outcome]:
-        unpacked = []
+    def _unpickled(self, outcomes: list[tuple[bool, bytes]]) -> list[Outcome]:
+        unpickled = []
         for ok, blob in outcomes:
             try:
-                unpacked.append(Outcome(ok, _loads(blob)))
+                unpickled.append(Outcome(ok, _loads(blob)))
             except Exception as error:  # noqa: BLE001 - unpickling raises whatever the value's class raises
-                unpacked.append(Outcome(False, _untravelled(self._stage.path, "a result", error)))
+                unpickled.append(Outcome(False, _not_picklable(self._stage.path, "a result", error)))
                 break
-        return unpacked
-
-
-def _dumps(value: Any) -> bytes:
-    """A value on its way to another process of this run, as executors send theirs; never to a storage."""
-    return pickle.dumps(value)
+        return unpickled
 
 
 def _loads(blob: bytes) -> Any:
-    """A value that :func:`_dumps` sent to or from an executor. Nothing stored ever gets here."""
-    return pickle.loads(blob)  # noqa: S301 - made by this very run, a moment ago
+    """Unpickle a value that this run sent to its executor or got back; never data from a storage."""
+    return pickle.loads(blob)  # noqa: S301 - pickled by this run
 
 
-def run_here(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[Outcome]:
+def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[Outcome]:
     """Run a chunk in this thread."""
     cursor = current()
     assert cursor is not None
@@ -247,7 +235,7 @@ def run_here(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[
         cursor.item = index
         try:
             outcomes.append(Outcome(True, exec_(node, item)))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the chunk is awaited
+        except BaseException as error:  # noqa: BLE001 - raised where the chunk is awaited
             outcomes.append(Outcome(False, error))
             break
         if time.perf_counter() > until:
@@ -255,20 +243,17 @@ def run_here(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[
     return outcomes
 
 
-class _Elsewhere(NamedTuple):
+class _RemoteRun(NamedTuple):
+    """The part of an ``Execution`` that ``step()`` needs in another process."""
+
     flow_id: str
 
 
-def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
-    """Run a chunk in an executor's worker, which may be another process."""
+def run_in_worker(node_blob: bytes, name: str, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
+    """Run a chunk in a worker of an executor, which may be another process."""
     node = _loads(node_blob)
-    cursor = Cursor(
-        _Elsewhere(step.flow_id),  # type: ignore[arg-type]
-        step.node,
-        step.visit,
-        None,
-        step.attempt,
-    )
+    run: Any = _RemoteRun(step.flow_id)
+    cursor = Cursor(run, step.node, step.visit, None, step.attempt)
     token = enter(cursor)
     outcomes: list[tuple[bool, bytes]] = []
     until = time.perf_counter() + _BUDGET
@@ -276,15 +261,15 @@ def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int
         for index, blob in blobs:
             cursor.item = index
             try:
-                result = getattr(node, exec_name)(_loads(blob))
-            except Exception as error:  # noqa: BLE001 - it is raised where the chunk is awaited
-                outcomes.append((False, _packed(error, step.node)))
+                result = getattr(node, name)(_loads(blob))
+            except Exception as error:  # noqa: BLE001 - raised where the chunk is awaited
+                outcomes.append((False, _pickled_error(error, step.node)))
                 break
             try:
-                outcomes.append((True, _dumps(result)))
+                outcomes.append((True, pickle.dumps(result)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the result's class raises
-                failure = _untravelled(step.node, f"the result of item {index}", error)
-                outcomes.append((False, _packed(failure, step.node)))
+                failure = _not_picklable(step.node, f"the result of item {index}", error)
+                outcomes.append((False, _pickled_error(failure, step.node)))
                 break
             if time.perf_counter() > until:
                 break
@@ -293,20 +278,20 @@ def run_away(node_blob: bytes, exec_name: str, step: Step, blobs: list[tuple[int
     return outcomes
 
 
-def _packed(error: Exception, node: str) -> bytes:
-    # A traceback does not travel, so its text does.
+def _pickled_error(error: Exception, node: str) -> bytes:
+    # A traceback cannot be pickled, so its text becomes a note.
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:
-        blob = _dumps(error)
+        blob = pickle.dumps(error)
         _loads(blob)
     except Exception:  # noqa: BLE001
-        stand_in = ExecutorError(node, f"the error {type(error).__name__}", "it does not pickle")
-        stand_in.add_note("\n".join(error.__notes__))
-        return _dumps(stand_in)
+        replacement = ExecutorError(node, f"the error {type(error).__name__}", "it does not pickle")
+        replacement.add_note("\n".join(error.__notes__))
+        return pickle.dumps(replacement)
     return blob
 
 
-def _untravelled(node: str, what: str, error: Exception) -> ExecutorError:
+def _not_picklable(node: str, what: str, error: Exception) -> ExecutorError:
     failure = ExecutorError(node, what, f"{type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

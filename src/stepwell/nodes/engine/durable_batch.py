@@ -1,13 +1,13 @@
-"""Batches of durable runs: items are stored before they run, and results in groups as they finish."""
+"""Batches of durable runs: all items are stored before the first one runs, results in groups as they finish."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import KeptError, TooLarge
+from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.items import BatchRun
 from stepwell.nodes.engine.on_error import Failed, attach, kept_error
 from stepwell.nodes.engine.threads import settled
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["run_batch_durable"]
 
-#: How many items go into one part, and how many parts into one commit.
+#: The most items in one part, and parts in one commit.
 ITEMS_A_PART, PARTS_A_COMMIT = 256, 40
-#: So many results at most wait for their commit: what a crash makes run again, beside the items under way.
+#: The most results that are not committed yet. After a crash, their items and those under way run again.
 UNSAVED = 25
-#: A result waits at most so many seconds for others to share a commit with.
+#: The most seconds that a result waits for others, to share one commit.
 DELAY = 0.01
 
 
 async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """Run a batch, or what is left of it; the items, and the results in their order."""
+    """Run a batch, or the rest of it; return the items, and the results in their order."""
     branch = cursor.branch
     assert branch is not None
     journal, path = branch.journal, stage.path
@@ -40,16 +40,13 @@ async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any
             for index, result, *error in part:
                 done[index] = Failed(items[index], KeptError(*error)) if error else result
     else:
-        prep_res = stage.prep(node, shared)
-        if type(prep_res) is CoroutineType:
-            prep_res = await prep_res
-        items = await _all_of(stage.items(stage, prep_res))
-        await _store(branch, stage, cursor.visit, items)
+        items = await _as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
+        await _store_items(branch, stage, cursor.visit, items)
     batch = _DurableBatchRun(stage, cursor, node, items, done=done, branch=branch)
     return items, await batch.run_all()
 
 
-async def _all_of(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
+async def _as_list(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
     if isinstance(source, list):
         return source
     if isinstance(source, Iterable):
@@ -57,8 +54,8 @@ async def _all_of(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
     return [item async for item in source]
 
 
-async def _store(branch: Branch, stage: Stage, visit: int, items: list[Any]) -> None:
-    """Write all items. The last commit says that they are complete: before it, nothing has run."""
+async def _store_items(branch: Branch, stage: Stage, visit: int, items: list[Any]) -> None:
+    """Write all items. The last commit marks them as complete, and no item runs before it."""
     journal, path = branch.journal, stage.path
     begin, number, size = 0, 0, ITEMS_A_PART
     while begin < len(items):
@@ -84,40 +81,33 @@ async def _store(branch: Branch, stage: Stage, visit: int, items: list[Any]) -> 
 
 
 def _item_at(at: str, first: int) -> str:
-    """``[3].price`` in the part that begins with item 256 is ``item 259: $.price``."""
+    """Translate ``[3].price`` in the part that begins with item 256 to ``item 259: $.price``."""
     number, _, rest = at.removeprefix("[").partition("]")
     return f"item {first + int(number)}: ${rest}"
 
 
 class _DurableBatchRun(BatchRun):
-    """A batch that keeps its results as parts of the run; each part is written once."""
+    """A batch that stores its results as parts of the run; each part is written once."""
 
     def __init__(
         self, stage: Stage, cursor: Cursor, node: Any, items: list[Any], *, done: dict[int, Any], branch: Branch
     ) -> None:
         super().__init__(stage, cursor, node, items)
-        self.limiter = cursor.run.limiter(stage)
-        self.direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
-        # What threads have finished and not brought back yet is not kept either.
+        # The results of a chunk in a thread are not committed before the chunk ends.
         self.largest_chunk = max(8, UNSAVED // (self.settings.concurrency or UNSAVED))
         self._journal = branch.journal
-        self._items = items
-        self._left = iter([index for index in range(len(items)) if index not in done])
-        self._not_taken = len(items) - len(done)
+        self._iterator = iter([pair for pair in enumerate(items) if pair[0] not in done])
+        self._taken = len(done)
         self.results = [done.get(index) for index in range(len(items))]
         self.done = len(done)
         self._succeeded = len(done)
         self._parts = len(branch.journal.parts_of(stage.path, "done"))
         self._unsaved: list[tuple[int, Any]] = []
         self._in_flight = 0
-        self._lock = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
         self._save_failed = False
-
-    @property
-    def left(self) -> int:
-        return self._not_taken
 
     async def run_all(self) -> list[Any]:
         try:
@@ -129,7 +119,7 @@ class _DurableBatchRun(BatchRun):
                 attach(error, [failure])
             raise
         await self._end_saving()
-        # The last few need not be kept; but a batch must not stand or fall with how many they are.
+        # The commit of the node replaces these last results; encode them only to raise if one cannot be stored.
         await self._seal(self._unsaved, self._parts)
         return results
 
@@ -141,30 +131,18 @@ class _DurableBatchRun(BatchRun):
                 self.fatal = self.fatal or error
                 self._save_failed = True
                 raise self.halt() from None
-        if self._halted or self._exhausted:
-            return None
-        if self.run.cancelling():
-            raise asyncio.CancelledError
-        index = next(self._left, None)
-        if index is None:
-            self._exhausted = True
-            return None
-        self._not_taken -= 1
-        self._widen()
-        if self.run.emit is not None:
-            self._tell("item.started", index)
-        return index, self._items[index]
+        return await super().take()
 
     def succeed(self, index: int, result: Any) -> None:
         super().succeed(index, result)
-        self._keep(index)
+        self._queue_save(index)
 
     def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
         super().fail(index, item, error, attempt)
         if self.settings.on_error == "skip":
-            self._keep(index)
+            self._queue_save(index)
 
-    def _keep(self, index: int) -> None:
+    def _queue_save(self, index: int) -> None:
         self._unsaved.append((index, self.results[index]))
         if self._timer is None and self._saving is None:
             self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
@@ -186,8 +164,8 @@ class _DurableBatchRun(BatchRun):
                 self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
 
     async def _save(self) -> None:
-        """Commit the results that are not kept yet, as one part; one at a time."""
-        async with self._lock:
+        """Commit the results that are not stored yet; one commit at a time."""
+        async with self._save_lock:
             results, self._unsaved = self._unsaved, []
             self._in_flight = len(results)
             try:
@@ -202,11 +180,11 @@ class _DurableBatchRun(BatchRun):
             journal.put(path, "done", self._parts, part)
             self._parts += 1
         self._succeeded += len(results)
-        journal.open[path] = [self._succeeded, len(self._items)]
+        journal.open[path] = [self._succeeded, self.total]
         await journal.save_whole(path)
 
     async def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
-        """Results as parts, numbered from here on: one, or more where they are large. Raises what cannot be kept."""
+        """Encode results as one part, or as several if they are large; raise if one cannot be stored."""
         path = self.stage.path
         rows = [_row(index, result) for index, result in results]
         try:
@@ -221,7 +199,7 @@ class _DurableBatchRun(BatchRun):
         return [*first, *await self._seal(results[half:], number + len(first))]
 
     async def _save_at_the_end(self) -> None:
-        """What has succeeded need not run again, whatever has failed."""
+        """Commit the last results of a batch that failed, so that these items do not run again."""
         await self._end_saving()
         if not self._save_failed:
             await self._save()
@@ -239,7 +217,7 @@ class _DurableBatchRun(BatchRun):
 
 
 def _row(index: int, result: Any) -> list[Any]:
-    """A result as it is kept. Of an item that failed only its error is: it is among the items already, as it was."""
+    """Return the stored form of a result; of a failed item only the error, since the item is stored already."""
     if not isinstance(result, Failed):
         return [index, result]
     error = kept_error(result.error)
@@ -247,6 +225,6 @@ def _row(index: int, result: Any) -> list[Any]:
 
 
 def _result_at(at: str, results: list[tuple[int, Any]]) -> str:
-    """``[3][1].price`` in a part of results is the ``.price`` of the item that its fourth entry names."""
+    """Translate ``[3][1].price`` in a part of results to the item of the fourth result and ``$.price``."""
     number, _, rest = at.removeprefix("[").partition("]")
     return f"the result of item {results[int(number)][0]}: ${rest.removeprefix('[1]')}"

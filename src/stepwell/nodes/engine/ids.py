@@ -26,7 +26,7 @@ class WaitId(NamedTuple):
     visit: int
     #: The mark of the run: a flow id may be used again, and an old answer must not reach the new run.
     run: str
-    #: The number of the answer it asks for, from 1; above 1 only if ``post`` failed on the previous answer.
+    #: The number of the answer, from 1; above 1 only if ``post`` failed on the previous answer.
     attempt: int = 1
 
     @property

@@ -1,9 +1,9 @@
-"""The items of a batch: a window of concurrent ones, and results in their order."""
+"""The items of a batch: a limited number at once, and the results in the order of the items."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sized
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,19 +16,20 @@ from stepwell.nodes.engine.chunk import Chunks
 from stepwell.nodes.engine.on_error import Failed, OnError, attach, conclude, inside_cancelled
 from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
-from stepwell.nodes.engine.workgroup import CANCELLATIONS_ARE_COUNTED_RIGHT, Halt, WorkGroup
+from stepwell.nodes.engine.workgroup import TASK_GROUPS_UNCANCEL, Halt, WorkGroup
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.execution import Execution, Limiter
     from stepwell.nodes.engine.plan import Stage
 
-__all__ = ["BatchRun", "BatchSettings", "run_items"]
+__all__ = ["BatchRun", "BatchSettings", "close_source", "run_items"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How the items of a batch run."""
+    """The settings of a batch for its items."""
 
-    #: How many at once; ``None`` is all of them.
+    #: How many run at once; ``None`` is all of them.
     concurrency: int | None
     on_error: OnError
     executor: Executor | None
@@ -39,24 +40,19 @@ async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shar
     run = cursor.run
     settings: BatchSettings = stage.extra
     source = stage.items(stage, prep_res)
-    limiter = run.limiter(stage)
-    direct = stage.policy.plain and not stage.has_fallback and not stage.threaded
-    if (
-        direct
-        and settings.concurrency == 1
-        and settings.on_error == "stop"
-        and limiter is None
-        and run.emit is None
-        and isinstance(source, Iterable)
-    ):
-        return await _one_by_one(stage, cursor, node, source)
-    batch = BatchRun(stage, cursor, node, source)
-    batch.limiter, batch.direct = limiter, direct
-    return await batch.run_all()
+    simple = settings.concurrency == 1 and settings.on_error == "stop" and run.emit is None
+    if simple and isinstance(source, Iterable) and _is_direct(stage, run.limiter(stage)):
+        return await _run_in_loop(stage, cursor, node, source)
+    return await BatchRun(stage, cursor, node, source).run_all()
 
 
-async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
-    """The same as :class:`BatchRun` for the plainest of batches, at the cost of a loop."""
+def _is_direct(stage: Stage, limiter: Limiter) -> bool:
+    """Return whether ``exec`` needs no attempts, no thread and no limiter."""
+    return stage.policy.plain and not (stage.has_fallback or stage.threaded or limiter.semaphores)
+
+
+async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
+    """Do the same as :class:`BatchRun` for the simplest batches, at the cost of a ``for`` loop."""
     run = cursor.run
     results: list[Any] = []
     add = results.append
@@ -70,7 +66,7 @@ async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[
                 result = await result
             add(result)
     except Exception as error:
-        # Fewer results than items begun: the item has failed, not the iterable.
+        # With as many results as items, the iterable has failed, not an item.
         if len(results) == index:
             error.add_note(f"item {index} of batch {stage.path!r}")
         raise
@@ -79,49 +75,48 @@ async def _one_by_one(stage: Stage, cursor: Cursor, node: Any, source: Iterable[
             raise
         raise inside_cancelled(f"item {index} of batch {stage.path!r}", cancelled) from cancelled
     finally:
-        if isinstance(source, Generator):
-            source.close()
+        await close_source(source)
     return results
 
 
 class BatchRun:
     """One run of one batch.
 
-    Workers, never more than the window, take items as they come; each item's result goes to its
-    place in ``results`` as soon as it has one.
+    Up to ``concurrency`` workers take items one after the other, and write their results to ``results``.
     """
 
     def __init__(self, stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any] | AsyncIterable[Any]) -> None:
-        settings: BatchSettings = stage.extra
-        self.run = run = cursor.run
+        self.run: Execution = cursor.run
         self.stage = stage
         self.node = node
-        self.settings = settings
-        self.limiter: Any = None
-        self.direct = False
+        self.settings: BatchSettings = stage.extra
+        self.limiter: Limiter = cursor.run.limiter(stage)
+        self._direct = _is_direct(stage, self.limiter)
         self.results: list[Any] = []
         self.failures: list[Exception] = []
+        #: The error of the batch as a whole: its items could not be read, or its results not be stored.
         self.fatal: Exception | None = None
-        self.done = 0
-        self.total = len(source) if isinstance(source, Sized) else None
-        #: Items may come slowly: none waits for the next one.
-        self.streaming = not isinstance(source, Iterable)
-        #: The most items that go to a thread or an executor together.
+        self.done: int = 0
+        self.total: int | None = len(source) if isinstance(source, Sized) else None
+        #: The next item of an async iterable may take long, so a chunk does not wait for it.
+        self.streaming: bool = not isinstance(source, Iterable)
+        #: The most items in one chunk.
         self.largest_chunk: int | None = None
         self._cursor = cursor
         self._source = source
         self._workers = 0
+        self._taken = 0
         self._exhausted = False
         self._halted = False
         self._group: WorkGroup | None = None
         self._chunks: Chunks | None = None
+        self._async_iterator = None
         if isinstance(source, Iterable):
-            self._iterator = iter(source)
-            self._async_iterator = None
+            self._iterator: Iterator[tuple[int, Any]] = enumerate(source)
         else:
-            if run.without_loop:
+            if cursor.run.without_loop:
                 raise UsageError(
-                    f"prep of batch {stage.path!r} gave an async iterable, which needs an event loop: "
+                    f"prep of batch {stage.path!r} returned an async iterable, which needs an event loop: "
                     "declare prep as async def, or await flow.run()"
                 )
             self._async_iterator = aiter(source)
@@ -129,11 +124,11 @@ class BatchRun:
 
     @property
     def left(self) -> int | None:
-        """How many items nobody has taken yet, where that is known."""
-        return None if self.total is None else self.total - len(self.results)
+        """The number of items that no worker has taken yet, if it is known."""
+        return None if self.total is None else self.total - self._taken
 
     async def run_all(self) -> list[Any]:
-        """Run every item, then raise what the policy says or return the results."""
+        """Run every item, then return the results or raise according to ``on_error``."""
         pool: ThreadPool | None = None
         if self.stage.threaded:
             executor: Executor | ThreadPool | None = self.settings.executor
@@ -141,14 +136,14 @@ class BatchRun:
                 executor = pool = ThreadPool(self.settings.concurrency or SIZE, "stepwell-batch")
             self._chunks = Chunks(self.stage, self.node, executor)
         try:
-            await self._work_off()
+            await self._start_workers()
         except BaseException as error:
             attach(error, self.failures)
             raise
         finally:
             if pool is not None:
                 pool.close()
-            await self._close_source()
+            await close_source(self._source)
         conclude(
             self.settings.on_error,
             self.failures,
@@ -157,28 +152,26 @@ class BatchRun:
         )
         return self.results
 
-    async def _work_off(self) -> None:
+    async def _start_workers(self) -> None:
         left = self.left
         if left == 0:
             return
-        if self.settings.concurrency == 1 and (self.run.without_loop or CANCELLATIONS_ARE_COUNTED_RIGHT):
+        if self.settings.concurrency == 1 and (self.run.without_loop or TASK_GROUPS_UNCANCEL):
             with suppress(Halt):
                 await self._work(self._cursor)
         else:
             async with WorkGroup() as self._group:
                 if left is None:
-                    self._widen()
+                    self._add_worker()
                 else:
-                    # All in one turn of the loop: items that take equally long then end in their order.
+                    # Started in one turn of the loop, items that take equally long end in their order.
                     for _ in range(min(self.settings.concurrency or left, left)):
                         self._group.create_task(self._work_in_task())
 
-    def _widen(self) -> None:
-        """Add a worker if there may be another item and the window has room; the number of items is not known."""
-        window = self.settings.concurrency
-        if self.total is not None:
-            return
-        if self._group is None or self._exhausted or self._halted or (window is not None and self._workers >= window):
+    def _add_worker(self) -> None:
+        """Add a worker, if the number of items is unknown and ``concurrency`` allows it."""
+        most = self.settings.concurrency
+        if self.total is not None or self._group is None or (most is not None and self._workers >= most):
             return
         self._workers += 1
         self._group.create_task(self._work_in_task())
@@ -198,42 +191,42 @@ class BatchRun:
             await self.settle(cursor, item, self._result(cursor, item))
 
     async def _result(self, cursor: Cursor, item: Any) -> Any:
-        if self.limiter is not None:
-            async with self.limiter:
-                return await attempt(self.stage, cursor, self.node, item)
-        if self.direct:
+        if self._direct:
             result = self.stage.exec(self.node, item)
             return await result if type(result) is CoroutineType else result
-        return await attempt(self.stage, cursor, self.node, item)
+        async with self.limiter:
+            return await attempt(self.stage, cursor, self.node, item)
 
     async def take(self) -> tuple[int, Any] | None:
-        """The next item and its place, or ``None`` when there is none or the batch has ended."""
+        """Return the index of the next item and the item, or ``None`` if the batch has no more or has ended."""
         if self._halted or self._exhausted:
             return None
         if self.run.cancelling():
-            # The item before has swallowed its cancellation; the worker must not.
+            # The previous item suppressed the cancellation; the worker must end all the same.
             raise asyncio.CancelledError
         try:
             if self._async_iterator is None:
-                item = next(self._iterator)
+                index, item = next(self._iterator)
             else:
                 async with self._lock:
                     item = await anext(self._async_iterator)
+                index = self._taken
         except (StopIteration, StopAsyncIteration):
             self._exhausted = True
             return None
         except Exception as error:  # noqa: BLE001 - conclude() raises it
             self.fatal = error
             raise self.halt() from None
-        index = len(self.results)
-        self.results.append(None)
-        self._widen()
+        self._taken += 1
+        if index == len(self.results):
+            self.results.append(None)
+        self._add_worker()
         if self.run.emit is not None:
-            self._tell("item.started", index)
+            self._emit("item.started", index)
         return index, item
 
     async def settle(self, cursor: Cursor, item: Any, work: Any) -> None:
-        """Await an item's work and put down how it ended."""
+        """Await the work on an item, and record its result or its error."""
         index = cursor.item
         assert index is not None
         try:
@@ -243,7 +236,7 @@ class BatchRun:
         except asyncio.CancelledError as cancelled:
             if self.run.cancelling():
                 if isinstance(cancelled.__context__, Exception):
-                    # It waited for another attempt or for its fallback: this is its last error.
+                    # It waited for another attempt or for its fallback.
                     self.record(index, item, cancelled.__context__, cursor.attempt)
                 raise
             inside = inside_cancelled(f"item {index} of batch {self.stage.path!r}", cancelled)
@@ -255,11 +248,11 @@ class BatchRun:
         self.results[index] = result
         self.done += 1
         if self.run.emit is not None:
-            self._tell("item.finished", index)
-            self._tell("node.progress", None, done=self.done, total=self.total)
+            self._emit("item.finished", index)
+            self._emit("node.progress", None, done=self.done, total=self.total)
 
     def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
-        """Put down an item's last error; under ``"stop"`` that ends the batch."""
+        """Record the last error of an item; ``"stop"`` then ends the batch."""
         self.record(index, item, error, attempt)
         if self.settings.on_error == "stop":
             raise self.halt()
@@ -270,20 +263,23 @@ class BatchRun:
         self.results[index] = Failed(item, error)
         self.done += 1
         if self.run.emit is not None:
-            self._tell("item.failed", index, error=error, attempt=attempt)
-            self._tell("node.progress", None, done=self.done, total=self.total)
+            self._emit("item.failed", index, error=error, attempt=attempt)
+            self._emit("node.progress", None, done=self.done, total=self.total)
 
     def halt(self) -> Halt:
+        """Let no worker take another item, and return the exception that ends the other workers."""
         self._halted = True
         return Halt()
 
-    def _tell(self, kind: str, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
+    def _emit(self, kind: str, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
         assert self.run.emit is not None
-        place = Cursor(self.run, self.stage.path, self.run.visits[self.stage.index], index, attempt)
-        self.run.emit(kind, place, **fields)
+        cursor = Cursor(self.run, self.stage.path, self.run.visits[self.stage.index], index, attempt)
+        self.run.emit(kind, cursor, **fields)
 
-    async def _close_source(self) -> None:
-        if isinstance(self._source, Generator):
-            self._source.close()
-        elif isinstance(self._source, AsyncGenerator):
-            await self._source.aclose()
+
+async def close_source(items: Iterable[Any] | AsyncIterable[Any]) -> None:
+    """Close the items if they are a generator, so that its ``finally`` runs now."""
+    if isinstance(items, Generator):
+        items.close()
+    elif isinstance(items, AsyncGenerator):
+        await items.aclose()

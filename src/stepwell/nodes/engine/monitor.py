@@ -20,7 +20,7 @@ Status = Literal["running", "parked", "sleeping", "failed", "finished"]
 class RunError(NamedTuple):
     """An error of a run."""
 
-    #: When, in seconds since 1970 on the storage's clock.
+    #: The time in seconds since 1970, on the storage's clock.
     at: float
     #: The path of the node.
     node: str
@@ -30,16 +30,16 @@ class RunError(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a batch is, as of its last commit."""
+    """The progress of a batch at its last commit."""
 
     done: int
     total: int
 
 
 class OpenWait(NamedTuple):
-    """A question that nobody has answered yet, or that its node has failed on the answer to."""
+    """A wait without an answer, or with an answer that its node failed on."""
 
-    #: Answers it: ``flow.resume(id, value)``. Empty for a sleep.
+    #: The id for ``flow.resume(id, value)``; empty for a sleep.
     id: str
     node: str
     question: Any
@@ -48,24 +48,24 @@ class OpenWait(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as its last commit left it."""
+    """One run at its last commit."""
 
     flow_id: str
     #: The flow's name.
     flow: str
-    #: ``running`` is also a run whose runner died: a worker, or ``resume``, takes it over.
+    #: A run whose runner died is ``running`` too, until a worker or ``resume`` continues it.
     status: Status
     #: The path of the node to run next; ``None`` when it has finished.
     node: str | None
-    #: Of each parallel branch that is under way: the node to run next.
+    #: The next node of each parallel branch that is running.
     branches: Mapping[str, str]
     #: The last nodes that completed, the newest last.
     path: tuple[str, ...]
     #: The last errors, newest first.
     errors: tuple[RunError, ...]
-    #: Of each batch that is under way.
+    #: The progress of each batch that is running.
     progress: Mapping[str, Progress]
-    #: What it waits for.
+    #: The waits that need an answer or a deadline.
     waits: tuple[OpenWait, ...]
     #: Times are seconds since 1970 on the storage's clock.
     started_at: float
@@ -76,13 +76,13 @@ class Run:
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
-    """One run; ``UnknownRun`` if there is none, ``RunReplaced`` if its state was replaced from outside."""
+    """Return one run; raise ``UnknownRun`` if there is none, ``RunReplaced`` if its state was replaced."""
     address = storage.address(RUNS, flow_id)
     seal = storage.seal(address)
     stored: Stored | None = await storage.perform(Get(address))
     try:
-        if stored is not None and not _is_its_own(seal.open_head(stored.head), address, stored.base):
-            # A copied run has another base too: its parts tell.
+        if stored is not None and not _is_unreplaced(seal.open_head(stored.head), address, stored.base):
+            # A copied run has another base too, but it has its parts.
             stored = await storage.perform(Get(address, parts=True))
         if stored is None:
             raise UnknownRun(flow_id)
@@ -99,7 +99,7 @@ async def status(storage: Storage, flow_id: str) -> Run:
 
 
 async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncIterator[Run]:
-    """The runs of a flow: those that have not finished, or those of one status."""
+    """Yield the runs of a flow that have not finished, or those of one status."""
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
     async for entry in storage.scan(RUNS, flow=flow):
@@ -108,8 +108,8 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
             yield run
 
 
-def _is_its_own(place: Place, address: Address, base: str) -> bool:
-    """Whether this is known to be as its runners have left it."""
+def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
+    """Return whether only runners have written the record, as far as its base shows."""
     table = table_of(place, address)
     return table is None or table["status"] == "finished" or table.get("base", "") == base
 

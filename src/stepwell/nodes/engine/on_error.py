@@ -1,4 +1,4 @@
-"""The ``on_error`` policies of batches and parallel branches. No error is lost under any of them."""
+"""The ``on_error`` policies of batches and parallel branches. Every policy raises or keeps all errors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MESSAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Stands in the results where an item or a branch failed, under ``on_error="skip"``."""
+    """The result of an item or a branch that failed, with ``on_error="skip"``."""
 
     #: The item, or the name of the branch.
     item: Any
-    #: After a resume a ``KeptError`` with the name of its type and its message.
+    #: After a resume, a :class:`KeptError` with the name of the type and the message.
     error: Exception
 
 
@@ -45,12 +45,12 @@ def kept_error(error: Exception) -> KeptError:
 
 
 def message_of(error: Exception) -> str:
-    """Return the message of an error as it is stored: cut if it is long."""
+    """Return the message of an error as it is stored: cut to :data:`MESSAGE` characters."""
     try:
         text = str(error)[:MESSAGE]
     except Exception:  # noqa: BLE001 - __str__ may raise; the type is stored in any case
         return ""
-    # A file name may have lone surrogates, and no storage keeps them.
+    # A file name may have lone surrogates, which no storage accepts.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -74,9 +74,9 @@ def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCance
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:
-    """Run all at once until the last has ended; a ``Halt`` from one cancels and awaits the others.
+    """Run coroutines concurrently until the last has ended; a ``Halt`` from one cancels and awaits the others.
 
-    ``failures`` are the errors collected so far: a cancellation from outside carries them too.
+    ``failures`` are the errors so far, which are attached to a cancellation from outside.
     """
     try:
         async with WorkGroup() as group:
@@ -88,31 +88,28 @@ async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequenc
 
 
 def check_on_error(on_error: object) -> None:
-    """Raise unless this is one of the three policies."""
+    """Raise ``InvalidOption`` unless this is one of the policies."""
     if on_error not in get_args(OnError):
         raise InvalidOption(f"on_error={on_error!r}: choose one of {', '.join(map(repr, get_args(OnError)))}")
 
 
 def attach(error: BaseException, others: Sequence[BaseException]) -> None:
     """Attach further errors to the context of a raised one, where tracebacks show them."""
-    further: list[BaseException] = []
-    for other in others:
-        if other is not error and not any(other is known for known in further):
-            further.append(other)
+    further = list({id(other): other for other in others if other is not error}.values())
     if not further:
         return
     last, seen = error, {id(error)}
     while last.__context__ is not None and id(last.__context__) not in seen:
         last = last.__context__
         seen.add(id(last))
-    last.__context__ = BaseExceptionGroup("failed as well", further)
+    last.__context__ = BaseExceptionGroup("further errors", further)
 
 
 def conclude(on_error: OnError, failures: Sequence[Exception], what: str, *, fatal: Exception | None = None) -> None:
-    """Raise what the policy says, once everything has ended.
+    """Raise according to the policy, after everything has ended.
 
-    ``failures`` come in the order in which they happened; ``fatal`` is an error of the work as a
-    whole (its items could not be read), which ends it under every policy.
+    ``failures`` are in the order in which they happened. ``fatal`` is an error of the batch or the branches as a
+    whole, which is raised under every policy.
     """
     if on_error == "collect" and failures:
         errors = [*failures, fatal] if fatal is not None else failures
@@ -127,6 +124,6 @@ def _raise_with(error: Exception, others: Sequence[Exception]) -> NoReturn:
     try:
         raise error
     except Exception:
-        # Only now: raising inside an ``except`` block overwrites the context.
+        # After ``raise``, which may have overwritten the context.
         attach(error, others)
         raise

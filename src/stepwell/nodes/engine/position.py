@@ -1,4 +1,4 @@
-"""The position of a run, and ``step()``, which returns it to the code of a node."""
+"""The position of a run, and ``step()``, which returns it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Step:
 
     #: The id of the run.
     flow_id: str
-    #: The node's name; inside a nested flow with that flow's name and a slash before it.
+    #: The path of the node: its name, after the names of the nested flows around it.
     node: str
     #: The visit number of this node in the run, from 1.
     visit: int
@@ -38,31 +38,20 @@ class Step:
         return place if self.item is None else f"{place}/{self.item}"
 
 
+@dataclass(slots=True, eq=False)
 class Cursor:
-    """The position of one branch of an execution: cheap to move, and turned into a :class:`Step` on demand."""
+    """The position of one branch of an execution, which the runner moves; :meth:`step` makes a value of it."""
 
-    __slots__ = ("attempt", "branch", "item", "node", "run", "visit")
-
-    def __init__(
-        self,
-        run: Execution,
-        node: str,
-        visit: int = 1,
-        item: int | None = None,
-        attempt: int = 1,
-        *,
-        branch: Branch | None = None,
-    ) -> None:
-        self.run = run
-        self.node = node
-        self.visit = visit
-        self.item = item
-        self.attempt = attempt
-        #: In a durable run: the branch whose position this is.
-        self.branch = branch
+    run: Execution
+    node: str
+    visit: int = 1
+    item: int | None = None
+    attempt: int = 1
+    #: The branch of a durable run.
+    branch: Branch | None = None
 
     def copy(self) -> Cursor:
-        return Cursor(self.run, self.node, self.visit, self.item, self.attempt, branch=self.branch)
+        return Cursor(self.run, self.node, self.visit, self.item, self.attempt, self.branch)
 
     def step(self) -> Step:
         return Step(self.run.flow_id, self.node, self.visit, self.item, self.attempt)
@@ -72,7 +61,7 @@ _current: ContextVar[Cursor] = ContextVar("stepwell.nodes.engine.position")
 
 
 def enter(cursor: Cursor) -> Token[Cursor]:
-    """Make this the position of the running context."""
+    """Make this the position of the current context."""
     return _current.set(cursor)
 
 
@@ -84,13 +73,13 @@ def leave(token: Token[Cursor]) -> None:
 
 
 def current() -> Cursor | None:
-    """Return the position of the running context, or ``None`` outside a run."""
+    """Return the position of the current context, or ``None`` outside a run."""
     return _current.get(None)
 
 
 def step() -> Step:
-    """Return the step that the calling code belongs to, in threads and executors too."""
+    """Return the current step of the calling node, in threads and executors too."""
     cursor = current()
     if cursor is None:
-        raise UsageError("step() is called outside a run; call it in prep, exec or post of a node")
+        raise UsageError("step() was called outside a run; call it in prep, exec or post of a node")
     return cursor.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from stepwell.codec.values import conform
@@ -10,9 +11,9 @@ from stepwell.errors import CorruptRecord
 from stepwell.nodes.engine.ids import WaitId
 from stepwell.record import Address, Place
 
-__all__ = ["GRAPH", "Retention", "VisitCounts", "problem_of_part", "table_of", "unpack"]
+__all__ = ["GRAPH", "Retention", "packed", "problem_of_part", "table_of", "unpack"]
 
-#: ``False``: gone when it has finished. ``True``: kept. A number: kept for so many seconds.
+#: ``False``: remove a finished run. ``True``: keep it. A number: keep it for so many seconds.
 Retention = bool | float
 
 #: The part that every run has until it has finished.
@@ -20,7 +21,7 @@ GRAPH = "graph::"
 
 
 def table_of(place: Place, address: Address) -> dict[str, Any] | None:
-    """The table of a run; ``None`` if this is not the place of a run, ``CorruptRecord`` if it has another form."""
+    """Return the table of a run, or ``None`` if the record is not a run; raise ``CorruptRecord`` if it is damaged."""
     table = place.stack[0] if place.stack else None
     if not (isinstance(table, dict) and "status" in table and "graph" in table):
         return None
@@ -48,7 +49,7 @@ class _Table(TypedDict):
 
 
 class _Wait(TypedDict):
-    """The form of a wait among what is under way."""
+    """The form of a wait in ``Journal.open``."""
 
     id: str
     question: Any
@@ -57,7 +58,7 @@ class _Wait(TypedDict):
     again: NotRequired[str]
 
 
-#: The forms of parts, by kind. What ``prep`` returned may be anything.
+#: The forms of parts, by kind. The result of ``prep`` may have any form.
 _PARTS: Final[Mapping[str, Any]] = {
     "graph": dict[str, tuple[str, dict[str, str | None]]],
     "params": dict[str, Any],
@@ -68,7 +69,7 @@ _PARTS: Final[Mapping[str, Any]] = {
 
 
 def _problem_inside(inside: Any) -> str | None:
-    """What is wrong with a value of ``Journal.open``: a wait, the progress of a batch, an action, or ``True``."""
+    """Return what is wrong with a value of ``Journal.open``: a wait, a batch's progress, an action, or ``True``."""
     if isinstance(inside, dict):
         problem = conform(inside, _Wait)[1]
         ids = [] if problem is not None else [inside["id"], inside.get("again", "")]
@@ -79,7 +80,7 @@ def _problem_inside(inside: Any) -> str | None:
 
 
 def problem_of_part(name: str, value: Any) -> str | None:
-    """What is wrong with the form of a part."""
+    """Return what is wrong with the form of a part, or ``None``."""
     kind = name.partition(":")[0]
     problem = conform(value, _PARTS[kind])[1] if kind in _PARTS else None
     if problem is None and kind == "done":
@@ -103,59 +104,21 @@ def _hashable(key: Any) -> bool:
     return True
 
 
-class VisitCounts:
-    """Counts that only grow, and their text, of which only what comes after a change is made again.
-
-    ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``: equal neighbours together, without the zeros at the end.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._counts = [0] * length
-        #: Each count and how often it is repeated, up to ``_known``; what comes after has changed, or is zero.
-        self._runs: list[tuple[int, int]] = []
-        self._known = 0
-        #: Behind the last count that is not zero.
-        self._end = 0
-
-    def __getitem__(self, index: int) -> int:
-        return self._counts[index]
-
-    def __setitem__(self, index: int, count: int) -> None:
-        assert count > 0
-        self._counts[index] = count
-        self._end = max(self._end, index + 1)
-        runs = self._runs
-        while self._known > index:
-            known, times = runs.pop()
-            self._known -= times
-            if self._known < index:
-                runs.append((known, index - self._known))
-                self._known = index
-
-    def copy(self) -> list[int]:
-        """The counts."""
-        return self._counts.copy()
-
-    @property
-    def text(self) -> str:
-        """The counts as a text."""
-        runs = self._runs
-        for count in self._counts[self._known : self._end]:
-            if runs and runs[-1][0] == count:
-                runs[-1] = count, runs[-1][1] + 1
-            else:
-                runs.append((count, 1))
-        self._known = self._end
-        return ",".join([f"{count}x{times}" if times > 1 else str(count) for count, times in runs])
+def packed(counts: list[int]) -> str:
+    """Return visit counts as a text: ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``, without the zeros at the end."""
+    runs = [(count, len(list(same))) for count, same in groupby(counts)]
+    if runs and runs[-1][0] == 0:
+        runs.pop()
+    return ",".join([f"{count}x{times}" if times > 1 else str(count) for count, times in runs])
 
 
 def unpack(text: str, length: int) -> list[int]:
-    """The counts of a text, without the zeros at the end; ``ValueError`` if it is no text of so many counts."""
+    """Return the counts of a text, without the zeros at the end; raise ``ValueError`` if there are too many."""
     counts: list[int] = []
     for part in text.split(",") if text else ():
         count, repeated, times = part.partition("x")
         repeat = int(times) if repeated else 1
         if not 0 < repeat <= length - len(counts) or int(count) < 0:
-            raise ValueError("not a tally of this length")
+            raise ValueError(f"not {length} visit counts")
         counts.extend([int(count)] * repeat)
     return counts

@@ -1,4 +1,4 @@
-"""The runner: walks a compiled flow, one node after the other, in plain and in durable runs."""
+"""The runner: walks the stages of a compiled flow, in plain and in durable runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stepwell.errors import TooManySteps, UsageError
 from stepwell.nodes.engine.base import END, BaseNode
 from stepwell.nodes.engine.branch import Branch, Park
 from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.on_error import inside_cancelled
 from stepwell.nodes.engine.plan import Graph, Stage
@@ -26,10 +27,10 @@ _new = object.__new__
 async def run_root(
     root: Stage, run: Execution, shared: Any, params: Mapping[str, Any], journal: Journal | None = None
 ) -> Any:
-    """Run the outermost stage, from ``prep`` to ``post``, and return what its ``post`` returned.
+    """Run the outermost stage, from ``prep`` to ``post``, and return the result of its ``post``.
 
-    A durable run begins where its journal says. Its caller emits ``run.finished`` and ``run.parked``, once that is
-    committed.
+    A durable run begins at the position in its journal. Its caller emits ``run.finished`` and ``run.parked`` after the
+    commit.
     """
     cursor, branch = Cursor(run, root.path), None
     if journal is not None:
@@ -49,7 +50,7 @@ async def run_root(
         raise
     except BaseException as error:
         if journal is not None:
-            journal.blame(root, error)
+            journal.note_error(root, error)
         run.end("run.failed", error=error)
         raise
     finally:
@@ -64,22 +65,16 @@ async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[
     inside = visits[root.index] > 0
     visits[root.index] = 1
     node = copy_node(root, params)
-    if root.durable is None:
-        prep_res = root.prep(node, shared)
-        if type(prep_res) is CoroutineType:
-            prep_res = await prep_res
+    if root.durable is not None:
+        prep_res, exec_res = await root.durable(root, cursor, node, shared, inside)
+    else:
+        prep_res = await call_hook(root.prep, node, shared)
         if root.execute is None:
-            exec_res = root.exec(node, prep_res)
-            if type(exec_res) is CoroutineType:
-                exec_res = await exec_res
+            exec_res = await call_hook(root.exec, node, prep_res)
         else:
             exec_res = await root.execute(root, cursor, node, prep_res, shared)
-    else:
-        prep_res, exec_res = await root.durable(root, cursor, node, shared, inside)
     cursor.node, cursor.visit, cursor.item, cursor.attempt = root.path, 1, None, 1
-    result = root.post(node, shared, prep_res, exec_res)
-    if type(result) is CoroutineType:
-        result = await result
+    result = await call_hook(root.post, node, shared, prep_res, exec_res)
     if branch is not None:
         await branch.journal.check(root.path)
     return result
@@ -100,8 +95,8 @@ def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
 async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
     """Run a graph to its end on a shared state, and return the last action.
 
-    Between two nodes the whole position is ``stage``, ``run.visits`` and ``shared``. A durable run begins at the node
-    at which it was interrupted, and commits after each node.
+    A durable run begins at the node at which it was interrupted, and commits after each node. Hooks are called here,
+    without helper functions: a call more is 5 % of a node.
     """
     run, branch = cursor.run, cursor.branch
     stage, inside = graph.start, False
@@ -109,7 +104,9 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         stage, inside = branch.enter(graph)
     visits = run.visits
     emit = run.emit
-    max_steps, most = run.bound(graph), run.max_steps
+    most = run.max_steps
+    # check_steps() limits the outermost graph.
+    max_steps = None if graph is run.program.root.graph else graph.flow.max_steps
     steps, began = 0, 0.0
     action: Any = None
     while stage is not None:
@@ -128,8 +125,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         if emit is not None:
             began = emit("node.started", cursor)
         try:
-            if stage.copier is None and stage.own_params:
-                # copy_node() for nearly every node, without the call.
+            if stage.plainly_copied:
+                # copy_node() without the call, for nearly every node.
                 source = stage.node
                 node = _new(stage.cls)
                 node.__dict__ = source.__dict__.copy()
@@ -168,7 +165,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         except BaseException as error:
             failure = failure_of(stage, run, error)
             if branch is not None:
-                branch.journal.blame(stage, failure)
+                branch.journal.note_error(stage, failure)
             trace(stage, cursor, failure, began)
             if failure is error:
                 raise
@@ -186,7 +183,7 @@ async def run_nested(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, sha
 
 
 async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
-    """Run a flow of a durable run, or the rest of it; return what its ``prep`` returned, and its last action."""
+    """Run a nested flow of a durable run, or the rest of it; return the result of ``prep`` and the last action."""
     branch = cursor.branch
     assert branch is not None
     assert stage.graph is not None
@@ -195,21 +192,21 @@ async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: An
         return prep_res, branch.journal.open[stage.key]
     action = await walk(stage.graph, cursor, shared, node.params)
     if not stage.bare:
-        # If its own post fails, the last node inside must not run again.
+        # If its own post fails, the last node inside does not run again.
         branch.end(stage, action)
         await branch.save(stage.path)
     return prep_res, action
 
 
 def failure_of(stage: Stage, run: Execution, error: BaseException) -> BaseException:
-    """Return the error of a node: a cancellation that does not come from outside the run becomes ``WorkCancelled``."""
+    """Return the error of a node; a cancellation from inside the run becomes ``WorkCancelled``."""
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
     return error
 
 
 def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> None:
-    """Add the node to a leaf's error as a note, and emit ``node.failed``."""
+    """Add a note to the error of a leaf, and emit ``node.failed``."""
     run = cursor.run
     if stage.leaf and isinstance(error, Exception):
         error.add_note(f"in node {stage.path!r} of flow {run.name!r}, visit {run.visits[stage.index]}")
@@ -219,7 +216,7 @@ def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> N
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits, in the caller's thread and without a loop."""
+    """Run a coroutine that never suspends, in the calling thread and without a loop."""
     try:
         work.send(None)
     except StopIteration as end:

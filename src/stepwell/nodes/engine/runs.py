@@ -1,4 +1,4 @@
-"""Starting and resuming durable runs, and recording how they end."""
+"""Starts and resumes durable runs, and commits their end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from stepwell.errors import (
     RunFinished,
     StorageError,
     UnknownRun,
-    UsageError,
 )
+from stepwell.nodes.engine import waits
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.run_format import Retention, table_of
 from stepwell.nodes.engine.runner import run_root
+from stepwell.nodes.engine.stored_run import load
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -54,12 +55,12 @@ T = TypeVar("T")
 IfExists = Literal["raise", "resume"]
 NewExecution = Callable[["Program", str], "Execution"]
 
-#: A runner that dies holds its run for so many seconds at most; renewed with each node, and by a timer.
+#: The lease of a run in seconds, renewed with each node and by a timer. A runner that dies holds its run so long.
 LEASE = 10.0
 
 
 class DurableFlow(Protocol):
-    """The parts of a ``NodeFlow`` that its durable runs use."""
+    """The attributes of a ``NodeFlow`` that its durable runs use."""
 
     storage: Storage | None
 
@@ -81,7 +82,7 @@ async def start(
     keep: Retention,
     new_execution: NewExecution,
 ) -> dict[str, Any]:
-    """Begin a run with its start row, and run it to its end."""
+    """Write the start row of a run, and run it to its end."""
     if if_exists not in get_args(IfExists):
         raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
     program = flow._program(without_loop=False, durable=True)
@@ -89,24 +90,24 @@ async def start(
         flow_id = new_flow_id(flow._title())
     run = new_execution(program, flow_id)
     loop = asyncio.get_running_loop()
-    asked_at, patience = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
+    asked_at, wait = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
     try:
-        async with hold(storage, flow_id, wait=patience) as slot:
+        async with hold(storage, flow_id, wait=wait) as slot:
             if slot.found:
                 if if_exists == "raise":
                     await slot.confirm()
                     raise RunExists(flow_id, state_only=await _table(slot) is None)
-                return await _go_on(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
+                return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
             finished_at = _finished_at(slot)
             if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
-                # It was running when this call began, and has finished while the call waited for it.
+                # The run has finished while this call waited for it.
                 await slot.confirm()
                 raise RunFinished(flow_id)
             journal = Journal(slot, program, flow._title(), flow_id, shared)
             await journal.begin(params, keep)
             return await _run(flow, run, journal, params)
     except Busy as busy:
-        raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, patience)) from busy
+        raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, wait)) from busy
 
 
 async def resume(
@@ -122,26 +123,26 @@ async def resume(
     flow_id = flow_of_wait(given)
     wait_id = None if flow_id is None else given
     flow_id = flow_id or given
-    # A little longer than the claim of a runner that died a moment ago.
-    patience = LEASE + 2 if wait is None else wait
+    # Longer than the lease of a runner that has just died.
+    wait = LEASE + 2 if wait is None else wait
     try:
-        async with hold(storage, flow_id, wait=patience) as slot:
-            return await _go_on(flow, slot, flow_id, wait_id=wait_id, value=value, new_execution=new_execution)
+        async with hold(storage, flow_id, wait=wait) as slot:
+            return await _continue(flow, slot, flow_id, wait_id=wait_id, value=value, new_execution=new_execution)
     except Busy as busy:
-        raise RunBusy(flow_id, patience, answer=value is not ...) from busy
+        raise RunBusy(flow_id, wait, answer=value is not ...) from busy
 
 
 def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
-    """The record of a run, held by one runner at a time."""
+    """Return the slot of a run, which one runner holds at a time."""
     if not isinstance(flow_id, str) or not flow_id:
         raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
     return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
 
 
-async def _go_on(
+async def _continue(
     flow: DurableFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
 ) -> dict[str, Any]:
-    # Some results below repeat what an earlier runner wrote, without a write of their own.
+    # Some results below come from the record of an earlier runner, which must be durable before they are returned.
     await slot.confirm()
     if not slot.found:
         if _finished_at(slot) is not None:
@@ -159,20 +160,21 @@ async def _go_on(
         return dict(slot.data)
     program = flow._program(without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
-    params = await journal.load()
+    params = await load(journal)
     if wait_id is not None:
-        _check_wait(journal, wait_id, asked)
+        waits.check_wait(journal, wait_id, asked)
     if value is not ...:
-        _answer(journal, wait_id, value)
-    if journal.status in ("parked", "sleeping") and not journal.overdue and not journal.answered():
-        raise journal.parked()
+        waits.answer(journal, wait_id, value)
+    answered = any(waits.has_answer(inside) for inside in journal.open.values())
+    if journal.status in ("parked", "sleeping") and not journal.overdue and not answered:
+        raise waits.parked(journal)
     journal.status = "running"
     await journal.save(slot.state or "")
     return await _run(flow, new_execution(program, flow_id), journal, params)
 
 
 async def _table(slot: Slot) -> dict[str, Any] | None:
-    """The table of a run that is held; a damaged one is copied to quarantine and raises ``CorruptRecord``."""
+    """Return the table of a held run; a damaged record goes to quarantine and raises ``CorruptRecord``."""
     try:
         return table_of(slot.place, slot.address)
     except CorruptRecord as error:
@@ -187,7 +189,7 @@ class _Finished(TypedDict):
 
 
 def _finished_at(slot: Slot) -> float | None:
-    """When the last run of this id has finished, on the storage's clock; ``None`` if that is not known."""
+    """Return when the last run of this id finished, on the storage's clock; ``None`` if that is not known."""
     memo = slot.memo
     if memo is not None and conform(memo, _Finished)[1] is not None:
         slot.drop_memo()
@@ -195,41 +197,8 @@ def _finished_at(slot: Slot) -> float | None:
     return None if memo is None else float(memo["finished"])
 
 
-def _check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
-    """Raise unless the run has asked this, now or before."""
-    open_ids = journal.questions().values()
-    if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
-        return
-    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
-    raise UsageError(f"run {journal.flow_id!r} has never asked {wait_id!r}; {known}")
-
-
-def _was_asked(journal: Journal, asked: WaitId) -> bool:
-    inside = journal.open.get(asked.node)
-    now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
-    if now is not None and now.visit == asked.visit:
-        return asked.attempt <= now.attempt
-    return any(
-        stage.path == asked.node and stage.node._shape == "wait" and 1 <= asked.visit <= journal.visits[stage.index]
-        for stage in journal.program.stages
-    )
-
-
-def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
-    questions = journal.questions()
-    if wait_id is not None:
-        questions = {path: known for path, known in questions.items() if known == wait_id}
-    elif not questions:
-        raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
-    for path in questions:
-        # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
-        if path not in journal.overdue:
-            journal.answer(path, value)
-        return
-
-
 async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Run from where the journal stands, and write down how it ends."""
+    """Run from the position in the journal, and commit the end of the run."""
     root = journal.program.root
     run.visits = journal.visits.copy()
     try:
@@ -243,15 +212,15 @@ async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapp
         raise parked from None
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
-            # Another runner has the record, or it cannot be reached: it is left as it is.
+            # Another runner has the record, or the storage is unavailable.
             raise
         try:
             for path in await journal.fail():
                 error.add_note(
-                    f"the answer to {path!r} is kept: flow.resume({journal.flow_id!r}) takes it once more, "
-                    f"flow.resume({journal.flow_id!r}, value) another one instead"
+                    f"the answer to {path!r} is stored: flow.resume({journal.flow_id!r}) uses it again, "
+                    f"flow.resume({journal.flow_id!r}, value) replaces it"
                 )
-        except Exception as failure:  # noqa: BLE001 - it must not hide why the run has failed
+        except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
             attach(error, [failure])
         raise
     run.end("run.finished")
@@ -259,7 +228,7 @@ async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapp
 
 
 async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
-    """Await the commit that ends a run; if it fails, so has the run."""
+    """Await the last commit of a run; if it fails, the run has failed."""
     try:
         return await commit
     except BaseException as error:
@@ -269,7 +238,7 @@ async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def storage_for(flow: DurableFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
-    """Give the storage for one call; one that was made from a URL for it is closed at the end."""
+    """Yield the storage for one call, and close it at the end if it was given as a URL."""
     found = storage_of(flow, storage)
     try:
         yield found
@@ -279,24 +248,24 @@ async def storage_for(flow: DurableFlow, storage: Storage | str | None) -> Async
 
 
 def storage_of(flow: DurableFlow, storage: Storage | str | None) -> Storage:
-    """Where the runs of a flow are: what is given, else the flow's own, else what is configured."""
+    """Return the given storage, else that of the flow, else the configured one."""
     return checked_storage(storage) or flow.storage or default_storage()
 
 
 def checked_storage(storage: Storage | str | None) -> Storage | None:
-    """Raise unless this can be where runs are kept; a URL becomes a storage."""
+    """Return a storage for a storage or a URL; raise ``InvalidOption`` for anything else."""
     return None if storage is None else as_storage(storage)
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:
-    """Raise if a run without a storage was asked to be found again."""
+    """Raise ``InvalidOption`` if a run without a storage has an option that needs one."""
     if if_exists != "raise" or keep:
-        asked = f"keep={keep!r}" if keep else f"if_exists={if_exists!r}"
-        raise InvalidOption(f"{asked} needs a storage, in which the run is kept: run(shared, storage=...)")
+        option = f"keep={keep!r}" if keep else f"if_exists={if_exists!r}"
+        raise InvalidOption(f"{option} needs a storage: run(shared, storage=...)")
 
 
 def checked_retention(keep: Retention) -> Retention:
-    """Raise unless this says whether, or how long, finished runs are kept."""
+    """Return ``keep``; raise ``InvalidOption`` unless it is a bool or a number of seconds."""
     if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
         return keep
-    raise InvalidOption(f"keep={keep!r}: give True, False, or for how many seconds")
+    raise InvalidOption(f"keep={keep!r}: give True, False or a number of seconds above 0")

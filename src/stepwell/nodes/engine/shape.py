@@ -1,4 +1,4 @@
-"""Descriptions of a flow's graph: one for subscribers, and one to compare a stored run with the flow of today."""
+"""Descriptions of a flow's graph: one for subscribers, and one to compare with the graph of a stored run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Graph, Program
+    from stepwell.nodes.engine.plan import Program
 
 __all__ = ["FlowEdge", "FlowGraph", "Shape", "difference", "digest", "graph_of", "shape_of"]
 
-#: Of each node, by path: its kind, and where its actions lead (``None``: out of the flow). The path "" is the flow.
+#: The kind and the edges of each node, by path; an edge to ``None`` ends the flow. The path "" is the flow.
 Shape = dict[str, list[Any]]
 
 
@@ -29,13 +29,13 @@ class FlowEdge(NamedTuple):
 class FlowGraph:
     """The nodes of a flow by their paths, and its edges; a nested flow is one node."""
 
-    #: The first one is where runs start.
+    #: Runs start at the first one.
     nodes: tuple[str, ...]
     edges: tuple[FlowEdge, ...]
 
 
 def graph_of(program: Program) -> FlowGraph:
-    """Return the graph of a compiled flow, made when it is first needed."""
+    """Return the graph of a compiled flow for subscribers; cached."""
     if program.graph is None:
         graph = program.root.graph
         stages = graph.stages if graph is not None else [program.root]
@@ -49,7 +49,7 @@ def graph_of(program: Program) -> FlowGraph:
 
 
 def shape_of(program: Program) -> Shape:
-    """The nodes and edges of a program, in the order of its stages."""
+    """Return the nodes and edges of a program, in the order of its stages."""
     shape: Shape = {}
     for stage in program.stages:
         edges = {
@@ -57,39 +57,38 @@ def shape_of(program: Program) -> Shape:
             for action, target in stage.edges.items()
             if isinstance(action, str) and action
         }
-        inside: list[Graph] = [stage.graph] if stage.graph is not None else [] if stage.leaf else stage.extra
-        for number, graph in enumerate(inside):
+        for number, graph in enumerate(stage.inside):
             assert graph.start is not None
             edges[f"start {number}"] = graph.start.path
-        # The outermost flow is known by its name.
+        # The name of the outermost flow is stored beside the shape.
         path = stage.path if stage is not program.root else ""
         shape[path] = [stage.node._shape, edges]
     return shape
 
 
 def digest(shape: Shape) -> str:
-    """A short text that differs when the shape does, whatever the order in which it was declared."""
+    """Return a hash of a shape that does not depend on the order of declaration."""
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def difference(old: Shape, new: Shape) -> list[str]:
-    """What has changed, in words."""
-    said = [f"node {path!r} is gone" for path in old if path not in new]
-    said += [f"node {path!r} is new" for path in new if path not in old]
+    """Return the differences between two shapes as sentences."""
+    changes = [f"node {path!r} is missing" for path in old if path not in new]
+    changes += [f"node {path!r} is new" for path in new if path not in old]
     for path, (kind, edges) in new.items():
         if path not in old:
             continue
         old_kind, old_edges = old[path]
         if kind != old_kind:
-            said.append(f"{path!r} was a {old_kind} and is a {kind}")
+            changes.append(f"{path!r} was a {old_kind} and is a {kind}")
         for action in sorted(old_edges.keys() | edges.keys()):
-            before, after = _goal(old_edges, action), _goal(edges, action)
+            before, after = _target(old_edges, action), _target(edges, action)
             if before != after:
-                said.append(f"{action!r} of {path or 'the flow'!r} led to {before} and leads to {after}")
-    return said
+                changes.append(f"{action!r} of {path or 'the flow'!r} led to {before} and leads to {after}")
+    return changes
 
 
-def _goal(edges: dict[str, str | None], action: str) -> str:
+def _target(edges: dict[str, str | None], action: str) -> str:
     if action not in edges:
         return "nothing"
     target = edges[action]

@@ -23,18 +23,18 @@ _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 class ThreadPool:
     """Runs up to ``size`` calls at once in daemon threads, which start on demand and end when idle.
 
-    A ``ThreadPoolExecutor`` that can do without a thread: a call that timed out cannot be stopped, so
-    :meth:`abandon` gives its place to others. No thread keeps the interpreter from ending.
+    Unlike a ``ThreadPoolExecutor``, it can abandon a call that has timed out and start another thread in its
+    place. Its threads do not keep the interpreter from ending.
     """
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
         self._name = name
-        #: Its lock guards all attributes below.
+        #: Guards all attributes below.
         self._changed = threading.Condition()
         self._queue: deque[_Call] = deque()
         self._running: set[Future[Any]] = set()
-        #: Threads, without the abandoned ones, and how many of them wait for a call or are about to.
+        #: The number of threads without the abandoned ones, and how many of them have no call.
         self._threads = self._idle = 0
         self._closed = False
 
@@ -46,14 +46,14 @@ class ThreadPool:
             try:
                 self._dispatch()
             except RuntimeError:
-                # No further thread can be started: one that exists takes the call later.
+                # The system starts no further thread: an existing one takes the call later.
                 if self._threads == 0:
                     self._queue.pop()
                     raise
         return future
 
     def abandon(self, future: Future[Any]) -> None:
-        """Give the place of a call to others. Its thread ends with the call; a call that is queued never runs."""
+        """Stop counting a call. Its thread ends with the call; a call that is still queued never runs."""
         with self._changed:
             if future in self._running:
                 self._running.discard(future)
@@ -64,7 +64,7 @@ class ThreadPool:
                 future.cancel()
 
     def close(self) -> None:
-        """End each thread as soon as it has no work, without waiting for it."""
+        """Let each thread end as soon as it has no work, without waiting for it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -85,13 +85,13 @@ class ThreadPool:
             if future.set_running_or_notify_cancel():
                 try:
                     result = function(*args)
-                except BaseException as failure:  # noqa: BLE001 - the future carries it
+                except BaseException as failure:  # noqa: BLE001 - the future raises it
                     error = failure
             with self._changed:
                 abandoned = future not in self._running
                 self._running.discard(future)
                 if not abandoned:
-                    # Before the result is set: its waiter may submit the next call to this thread.
+                    # Before the result is set, because its waiter may submit the next call at once.
                     self._idle += 1
             if error is not None:
                 future.set_exception(error)
@@ -118,7 +118,7 @@ _shared: ThreadPool | None = None
 
 
 def shared_pool() -> ThreadPool:
-    """The pool for every ``def exec`` that has no executor and no batch with a window of its own."""
+    """Return the pool for every ``def exec`` outside executors and concurrent batches."""
     global _shared
     if _shared is None:
         _shared = ThreadPool(SIZE, "stepwell-exec")

@@ -1,4 +1,4 @@
-"""Calls in threads: awaited even if cancelled, and their errors raised."""
+"""Calls in threads that are awaited even if their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import NodeTimeout
@@ -19,35 +20,30 @@ __all__ = ["ExecutorFailed", "in_thread", "result_of", "settled", "wait_for"]
 
 
 class ExecutorFailed(BaseException):
-    """The executor broke or was shut down. No error of an item: it passes through retries and ``on_error``."""
+    """The executor broke or was shut down. It is not an error of an item, so retries and ``on_error`` ignore it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
 
 
+@dataclass(slots=True)
 class Job:
-    """A call that keeps its outcome: an asyncio future cannot carry every exception (``StopIteration``)."""
+    """A call that stores its outcome, since an asyncio future cannot hold a ``StopIteration``."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._function = function
-        self._args = args
-        self.given_up = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    abandoned: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
     def __call__(self) -> None:
-        if self.given_up:
+        if self.abandoned:
             return
         try:
-            self.result = self._function(*self._args)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the job is awaited
+            self.result = self.function(*self.args)
+        except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
             self.error = error
-
-    def outcome(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 async def in_thread(
@@ -57,18 +53,21 @@ async def in_thread(
     *args: Any,
     timeout: float | None = None,
     pool: Executor | ThreadPool | None = None,
-    salvage: Callable[[Any], None] | None = None,
+    late: Callable[[Any], None] | None = None,
 ) -> Any:
-    """Call a function in a thread that sees the caller's context and its own copy of the position.
+    """Call a function in a thread, with the caller's context variables and a copy of its position.
 
-    Cancelled, it waits until the thread is done; ``salvage``
-    then gets what the function returned. After ``timeout`` seconds it raises and abandons the thread, whose place
-    in the pool is free then. Raises ``ExecutorFailed`` if the given pool is broken or shut down.
+    If the caller is cancelled, it waits until the thread is done, and passes the result to ``late``. After ``timeout``
+    seconds it raises ``NodeTimeout`` and abandons the thread, so that the pool can start another one. It raises
+    ``ExecutorFailed`` if the pool is broken or shut down.
     """
     job = Job(function, args)
     pool = pool or shared_pool()
+    context = contextvars.copy_context()
+    # A copy of the position, because the run continues while an abandoned thread still reads it.
+    context.run(enter, cursor.copy())
     try:
-        submitted = _submit(job, cursor, pool)
+        submitted: Future[None] = pool.submit(context.run, job)
     except Exception as error:
         if isinstance(pool, ThreadPool):
             raise
@@ -77,56 +76,50 @@ async def in_thread(
     try:
         done = await wait_for(future, timeout)
     except asyncio.CancelledError:
-        job.given_up = True
+        job.abandoned = True
         await settled(future)
         if job.error is not None:
-            # As from an async def that fails while it is cancelled: the error is what is left to tell.
+            # An async def that fails while it is cancelled raises its error as well.
             raise job.error from None
-        if salvage is not None and job.result is not None:
-            salvage(job.result)
+        if late is not None and job.result is not None:
+            late(job.result)
         raise
     if not done:
-        job.given_up = True
+        job.abandoned = True
         if isinstance(pool, ThreadPool):
             pool.abandon(submitted)
-        # The thread may outlive this loop; it does not report to a future that is cancelled.
+        # The thread may outlive this loop; a cancelled future ignores its result.
         future.cancel()
         assert timeout is not None
         raise NodeTimeout(place, timeout)
     try:
         result_of(future, place)
     except Exception as error:
-        # The job returns normally, whatever its function raises.
+        # The job catches the errors of its function, so this is one of the executor.
         raise ExecutorFailed(error) from error
-    return job.outcome()
-
-
-def _submit(job: Callable[[], None], cursor: Cursor, pool: Executor | ThreadPool) -> Future[None]:
-    """Start a job in a thread of a pool."""
-    context = contextvars.copy_context()
-    # A copy: a thread that is given up must not see where the run goes next.
-    context.run(enter, cursor.copy())
-    return pool.submit(context.run, job)
+    if job.error is not None:
+        raise job.error
+    return job.result
 
 
 async def wait_for(future: asyncio.Future[Any], timeout: float | None = None) -> bool:
-    """Wait without cancelling the future when the waiter is cancelled; whether it is done."""
+    """Wait for a future without cancelling it if the waiter is cancelled; return whether it is done."""
     done, _ = await asyncio.wait((future,), timeout=timeout)
     return bool(done)
 
 
 def result_of(future: asyncio.Future[Any], place: str) -> Any:
-    """Return what an executor returned, or raise its error; a future that the executor cancelled is one too."""
+    """Return the result of an executor; raise its error, or ``BrokenExecutor`` if it cancelled the future."""
     if future.cancelled():
-        raise BrokenExecutor(f"the executor of {place!r} was shut down and has cancelled its work")
+        raise BrokenExecutor(f"the executor of {place!r} was shut down and cancelled its work")
     return future.result()
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
-    """Wait for the end of work that cannot be called back, however often the waiter is cancelled."""
+    """Wait until a future is done, even if the waiter is cancelled meanwhile."""
     while not future.done():
         try:
             await wait_for(future)
         except asyncio.CancelledError:
-            # The first cancellation is already on its way up.
+            # The caller raises the cancellation afterwards.
             continue

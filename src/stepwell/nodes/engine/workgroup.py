@@ -9,31 +9,29 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-__all__ = ["CANCELLATIONS_ARE_COUNTED_RIGHT", "Halt", "WorkGroup", "group_of", "marks_of", "was_marked_by"]
+__all__ = ["TASK_GROUPS_UNCANCEL", "Halt", "WorkGroup", "group_of", "left_by_task_group", "past_cancellations"]
 
-#: Before Python 3.13, an ``asyncio.TaskGroup`` whose task fails leaves its own task marked as cancelled for good.
-CANCELLATIONS_ARE_COUNTED_RIGHT = sys.version_info >= (3, 13)
+#: Before Python 3.13, an ``asyncio.TaskGroup`` whose task fails leaves ``cancelling()`` of its own task above 0.
+TASK_GROUPS_UNCANCEL = sys.version_info >= (3, 13)
 
 
 class Halt(Exception):
-    """Ends work that runs together; why is on record. Never seen outside."""
+    """Ends a group of tasks whose error is recorded elsewhere. It never leaves the engine."""
 
 
 class WorkGroup:
-    """``async with`` tasks: it ends when the last of them has; an error of one cancels the others.
+    """A task group that ends when its last task has ended; an error of one task cancels the others.
 
-    Whether its tasks are to end is known here, not counted: what they run may use an ``asyncio.TaskGroup``, and
-    be marked by it.
+    It stores whether it cancelled its tasks, because ``Task.cancelling()`` also counts cancellations by an
+    ``asyncio.TaskGroup`` inside the task.
     """
 
-    __slots__ = ("__weakref__", "_empty", "_errors", "_marked", "_parent", "_tasks", "cancelled")
-
     def __init__(self) -> None:
-        #: Its tasks were told to end.
-        self.cancelled = False
+        #: Whether it has cancelled its tasks.
+        self.cancelled: bool = False
         self._parent = asyncio.current_task()
-        self._marked = 0 if self._parent is None else marks_of(self._parent)
-        #: A dict for its order: tasks are cancelled in the order in which they were created.
+        self._past_cancellations = 0 if self._parent is None else past_cancellations(self._parent)
+        #: A dict as an ordered set: tasks are cancelled in the order in which they were created.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._errors: list[BaseException] = []
         self._empty: asyncio.Future[None] | None = None
@@ -60,8 +58,8 @@ class WorkGroup:
             raise cancelled
 
     def create_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin with a work; a :class:`Halt` from it cancels the others, and is not raised."""
-        # Never at once, whatever factory the loop has: it must belong to its group before it runs.
+        """Start a task; a :class:`Halt` from it cancels the others, and is not raised."""
+        # Not by the loop's task factory: an eager task would run before it belongs to its group.
         task = asyncio.Task(work, loop=asyncio.get_running_loop())
         _groups[task] = self
         self._tasks[task] = None
@@ -70,11 +68,11 @@ class WorkGroup:
             task.cancel()
 
     def ending(self) -> bool:
-        """Whether its tasks are to end: they, or the one that waits for them, which may not have run since."""
-        return self.cancelled or (self._parent is not None and self._parent.cancelling() > self._marked)
+        """Return whether its tasks, or the task that waits for them, were cancelled."""
+        return self.cancelled or (self._parent is not None and self._parent.cancelling() > self._past_cancellations)
 
     def cancel(self) -> None:
-        """Tell all tasks to end."""
+        """Cancel all tasks."""
         self.cancelled = True
         for task in self._tasks:
             task.cancel()
@@ -92,23 +90,23 @@ class WorkGroup:
 _groups: WeakKeyDictionary[asyncio.Task[Any], WorkGroup] = WeakKeyDictionary()
 
 
-def marks_of(task: asyncio.Task[Any]) -> int:
-    """How often a task was cancelled and has lived on. One that it has not noticed yet is not among them."""
+def past_cancellations(task: asyncio.Task[Any]) -> int:
+    """Return how many cancellations a task has survived, without one that is not delivered yet."""
     return task.cancelling() - bool(getattr(task, "_must_cancel", False))
 
 
-def was_marked_by(error: BaseException | None) -> bool:
-    """Whether this comes from a ``TaskGroup`` that has marked its own task as cancelled, and left it so."""
-    if CANCELLATIONS_ARE_COUNTED_RIGHT or not isinstance(error, BaseExceptionGroup) or error.__traceback__ is None:
+def left_by_task_group(error: BaseException | None) -> bool:
+    """Return whether the error comes from a ``TaskGroup`` that cancelled its own task and did not undo it."""
+    if TASK_GROUPS_UNCANCEL or not isinstance(error, BaseExceptionGroup) or error.__traceback__ is None:
         return False
     last = error.__traceback__
     while last.tb_next is not None:
         last = last.tb_next
     group = last.tb_frame.f_locals.get("self")
-    # It alone knows: the mark may as well be somebody's who wants the task to end.
+    # Without its own flag, the cancellation could be one from outside.
     return isinstance(group, asyncio.TaskGroup) and bool(getattr(group, "_parent_cancel_requested", False))
 
 
 def group_of(task: asyncio.Task[Any]) -> WorkGroup | None:
-    """The group that a task belongs to."""
+    """Return the group of a task, if it has one."""
     return _groups.get(task)
