@@ -17,6 +17,7 @@ import stepwell.errors
 import stepwell.fsm
 import stepwell.nodes
 import stepwell.pocketflow
+import stepwell.telegram
 import stepwell.testing
 
 SOURCE = Path(stepwell.__file__).parent
@@ -41,6 +42,9 @@ NAMES = {
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
         "AsyncParallelBatchNode",
         "BaseNode", "BatchFlow", "BatchNode", "Flow", "Node",
+    ],
+    "stepwell.telegram": [
+        "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "InputFile", "SendLimits", "Sender", "find_token",
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
@@ -162,6 +166,7 @@ def test_importing_stepwell_loads_no_driver_and_no_framework() -> None:
         "asyncpg",
         "pydantic",
         "aiogram",
+        "httpx",
         "telegram",
         "pytest",
         "hypothesis",

@@ -43,6 +43,9 @@ StepwellError
 │   ├── StorageFull (also OSError)                  full; nothing was written
 │   ├── NotCopied                                   source and target differ after a copy
 │   └── StorageClosed                               the storage was closed
+├── BotApiError                                the Bot API refused a call
+│   ├── BotBlocked                             the bot was blocked or removed, or the account is deleted
+│   └── BotUnavailable (also ConnectionError)  no usable answer within the patience of the client
 └── NodeFlowError                              a node flow, or a result of one of its nodes
     ├── InvalidGraph (also ValueError)              the graph is invalid; nothing has run
     ├── InvalidAction (also TypeError)              post returned no valid action
@@ -128,9 +131,13 @@ from stepwell.errors.storage import (
     UnknownType,
     VersionChanged,
 )
+from stepwell.errors.telegram import BotApiError, BotBlocked, BotUnavailable
 
 __all__ = [
     "AlreadyHeld",
+    "BotApiError",
+    "BotBlocked",
+    "BotUnavailable",
     "Busy",
     "Conflict",
     "ContextClosed",

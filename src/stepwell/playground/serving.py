@@ -14,8 +14,10 @@ from stepwell.errors import UsageError
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
-__all__ = ["Serving", "allowed_hosts", "netloc"]
+__all__ = ["CUT", "Serving", "allowed_hosts", "netloc"]
 
+#: The name in the state of a request of a function that closes the connection at once.
+CUT = "stepwell.cut"
 #: Seconds from the connection, or the first byte of a request, to its last byte.
 REQUEST_TIMEOUT = 30.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -82,6 +84,10 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # Whatever the logging configuration is: a line would contain the token.
+        self.access_log = False
+        state: dict[str, Any] = self.app_state
+        self.app_state: dict[str, Any] = {**state, CUT: transport.abort}
         self._expect()
 
     def data_received(self, data: bytes) -> None:

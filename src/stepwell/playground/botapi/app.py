@@ -7,9 +7,10 @@ from typing import Any
 
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.methods import perform
-from stepwell.playground.botapi.refusal import Refusal
+from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
+from stepwell.playground.serving import CUT
 from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, body_of
 
 __all__ = ["make_app"]
@@ -42,6 +43,8 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
             result = await perform(world, webhooks, bot, request.path_params["method"], params)
         except Refusal as refusal:
             return _refused(refusal)
+        except ConnectionCut:
+            return _Cut()
         return JSONResponse({"ok": True, "result": result})
 
     async def file(request: Request) -> Response:
@@ -69,6 +72,15 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
             Route("/{path:path}", nothing, methods=["GET", "POST"]),
         ]
     )
+
+
+class _Cut(Response):
+    """Closes the connection instead of responding."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["state"][CUT]()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 def _refused(refusal: Refusal) -> Response:

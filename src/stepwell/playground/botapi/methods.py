@@ -10,7 +10,7 @@ from typing import Any
 from stepwell.playground.botapi import chats, media, messages
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.params import Params
-from stepwell.playground.botapi.refusal import Refusal, bad_request
+from stepwell.playground.botapi.refusal import ConnectionCut, Refusal, bad_request
 from stepwell.playground.botapi.webhook import Webhook, Webhooks
 from stepwell.playground.botapi.world import Bot, World
 
@@ -18,12 +18,14 @@ __all__ = ["METHODS", "perform"]
 
 
 async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params: Params) -> Any:
-    """Run a method and record the call. Raises ``Refusal``."""
+    """Run a method and record the call. Raises ``Refusal`` or ``ConnectionCut``."""
     noted = {"method": name, **params.given, **{field: upload.name for field, upload in params.files.items()}}
     try:
-        refusal = bot.refused(name)
-        if refusal is not None:
-            raise refusal
+        failure = bot.failure_of(name, params.given.get("chat_id"))
+        if failure is not None and failure.refusal is not None:
+            raise failure.refusal
+        if failure is not None and not failure.after:
+            raise ConnectionCut
         method = _BY_LOWER_NAME.get(name.lower())
         if method is None:
             raise Refusal(404, "Not Found: method not found")
@@ -34,6 +36,8 @@ async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params:
         raise
     if name.lower() != "getupdates":
         world.called(bot, {**noted, "answer": {"ok": True, "result": result}})
+    if failure is not None:
+        raise ConnectionCut
     return result
 
 

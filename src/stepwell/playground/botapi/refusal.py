@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Refusal", "bad_request"]
+__all__ = ["ConnectionCut", "Refusal", "bad_request"]
 
 
 class Refusal(Exception):
@@ -20,6 +20,10 @@ class Refusal(Exception):
         """Return the body of the response."""
         body: dict[str, Any] = {"ok": False, "error_code": self.code, "description": self.description}
         return {**body, "parameters": self.parameters} if self.parameters else body
+
+
+class ConnectionCut(Exception):
+    """The connection of a call is closed without a response, as a test demands."""
 
 
 def bad_request(why: str, **parameters: Any) -> Refusal:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from stepwell._optional import require
 from stepwell.playground.botapi.forms import read_body
 from stepwell.playground.botapi.params import Params
-from stepwell.playground.botapi.refusal import Refusal, bad_request
+from stepwell.playground.botapi.refusal import ConnectionCut, Refusal, bad_request
 from stepwell.playground.botapi.updates import Pending
 from stepwell.playground.botapi.world import Bot, World
 
@@ -122,6 +122,9 @@ class Webhooks:
         except Refusal as refusal:
             # As with Telegram, the bot does not learn the result of a call in a webhook response.
             logger.info("the call in a webhook response was refused: %s", refusal.description)
+        except ConnectionCut:
+            # The call came on a connection of this server, which stays open.
+            logger.info("the call in a webhook response was not performed, or its result is lost")
 
     def _check(self, url: str) -> None:
         try:

@@ -1,0 +1,298 @@
+"""The client of the Bot API. The only module of this package that imports httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import re
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from stepwell._optional import require
+from stepwell.codec.json import MalformedJSON, from_json
+from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
+from stepwell.telegram.files import Payload, pack, read_content
+from stepwell.telegram.limits import SendLimits, chat_of, messages_in
+from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, Turn
+from stepwell.telegram.token import check_token
+
+_httpx: Any = require("httpx", "bot")
+# Sends the token without showing it to httpx, which logs URLs.
+require("httpcore", "bot", minimum="1.0.4")
+
+__all__ = ["BotClient"]
+
+logger = logging.getLogger(__name__)
+
+TELEGRAM = "https://api.telegram.org"
+#: Seconds before the second attempt, and the longest pause between two.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+#: Connections at once, and seconds for which an unused one stays open.
+CONNECTIONS, KEEP_ALIVE = 100, 30.0
+
+_METHOD = re.compile(r"[A-Za-z]+")
+
+
+class BotClient:
+    """Calls Telegram's Bot API for one bot::
+
+        async with BotClient(token) as client:
+            message = await client.call("sendMessage", chat_id=42, text="Hello")
+
+    Calls of one chat leave in order, one at a time, within ``limits``. A call is tried again when Telegram asks to wait
+    (429), fails (5xx) or cannot be reached, for at most ``patience`` seconds. ``timeout`` is the time in seconds for
+    one answer. Entering the client is optional; ``close()`` it at the end.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        api: str = TELEGRAM,
+        limits: SendLimits | None = SendLimits(),  # noqa: B008  frozen
+        timeout: float = 30.0,
+        patience: float = 300.0,
+    ) -> None:
+        self._token = check_token(token)
+        self._api = _check_api(api)
+        self._target = f"{urlsplit(self._api).path}/bot{self._token}/".encode()
+        if limits is not None and not isinstance(limits, SendLimits):
+            raise InvalidOption(f"BotClient(limits=...) takes SendLimits(...) or None, got {limits!r}")
+        self._limits = limits
+        self._timeout = _check_seconds("timeout", timeout)
+        self._patience = _check_seconds("patience", patience)
+        self._link: _Link | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"BotClient(bot {self.id}, api={self._api!r})"
+
+    @property
+    def id(self) -> int:
+        """The id of the bot, which is the first part of its token."""
+        return int(self._token.partition(":")[0])
+
+    async def __aenter__(self) -> Self:
+        self._closed = False
+        self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections. Calls that wait or are under way raise ``BotUnavailable``."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def call(self, method: str, /, **params: Any) -> Any:
+        """Call a method of the Bot API, and return its result as plain JSON.
+
+        Raises ``BotApiError`` if the call is refused, ``BotBlocked`` if the bot cannot write to the chat any more,
+        ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
+        parameters that cannot be sent.
+        """
+        if not _METHOD.fullmatch(method):
+            raise InvalidOption(f"{method!r} is not the name of a Bot API method; names are like 'sendMessage'")
+        payload = pack(method, params)
+        link = self._open()
+        chat = chat_of(method, params)
+        call = _Call(method, payload, self._seconds(method, params), chat is not None)
+        if chat is None:
+            return await self._try(link, call, None)
+        turn = link.queue.enter(chat, messages_in(method, params))
+        try:
+            await turn.wait()
+            return await self._try(link, call, turn)
+        except HeldTooLong as held:
+            description = "Telegram accepts no calls here for now"
+            raise BotUnavailable(method, 429, description, retry_after=held.seconds) from None
+        except QueueClosed:
+            raise _closed(method) from None
+        finally:
+            turn.leave()
+
+    # Internal
+
+    async def _try(self, link: _Link, call: _Call, turn: Turn | None) -> Any:
+        """Send a call until it is accepted or refused, or patience ends."""
+        loop = asyncio.get_running_loop()
+        began, failures = loop.time(), 0
+        while True:
+            answer = await self._attempt(link, call)
+            if answer.code == 200:
+                link.answered_at = loop.time()
+                if turn is not None and turn.messages:
+                    link.queue.accepted()
+                return answer.result
+            if link.closed:
+                raise _closed(call.method)
+            if answer.code == 429:
+                pause = answer.retry_after or 1.0
+                link.queue.hold(None if turn is None else turn.chat.id, pause)
+                logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
+            elif answer.code is None or answer.code >= 500:
+                pause = min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+                if not failures:
+                    logger.warning("%s: no usable answer (%s), trying again", call.method, answer.text)
+            else:
+                raise self._refused(call, answer)
+            failures += 1
+            if loop.time() + pause - began > self._patience:
+                raise self._given_up(link, call, answer, began)
+            if turn is not None:
+                await turn.again(pause)
+            elif await link.closed_within(pause):
+                raise _closed(call.method)
+
+    async def _attempt(self, link: _Link, call: _Call) -> _Answer:
+        try:
+            status, header, body = await link.post(self._target + call.method.encode(), call)
+        except _httpx.HTTPError as error:
+            return _Answer(None, self._without_token(f"{type(error).__name__}: {error}".removesuffix(": ")))
+        except RuntimeError:
+            if link.closed:
+                # httpx refuses calls on a closed client so.
+                return _Answer(None, "closed")
+            raise
+        try:
+            parsed = from_json(body)
+        except MalformedJSON:
+            parsed = None
+        if not isinstance(parsed, dict):
+            # Of a proxy, or of another server.
+            wait = float(header) if header.isascii() and header.isdigit() else None
+            return _Answer(None if status == 200 else status, f"HTTP status {status}, no JSON", wait)
+        if parsed.get("ok") is True:
+            return _Answer(200, "", result=parsed.get("result"))
+        code, more = parsed.get("error_code", status), parsed.get("parameters") or {}
+        text = self._without_token(str(parsed.get("description", "no description")))
+        return _Answer(int(code), text, more.get("retry_after"), more.get("migrate_to_chat_id"))
+
+    def _refused(self, call: _Call, answer: _Answer) -> BotApiError:
+        kind = BotBlocked if answer.code == 403 and call.to_chat else BotApiError
+        return kind(call.method, answer.code, answer.text, migrate_to_chat_id=answer.migrate_to)
+
+    def _given_up(self, link: _Link, call: _Call, answer: _Answer, began: float) -> BotApiError:
+        if answer.code is not None and answer.code >= 500 and link.answered_at > began:
+            # Other calls were accepted meanwhile, so the server fails for this call only, and would again.
+            return self._refused(call, answer)
+        return BotUnavailable(call.method, answer.code, answer.text, retry_after=answer.retry_after)
+
+    def _seconds(self, method: str, params: dict[str, Any]) -> float:
+        """Return how long one answer may take: a long poll takes its own timeout in addition."""
+        own = params.get("timeout") if method.lower() == "getupdates" else None
+        return self._timeout + (float(own) if isinstance(own, (int, float)) else 0.0)
+
+    def _without_token(self, text: str) -> str:
+        return text.replace(self._token, "<token>")
+
+    def _open(self) -> _Link:
+        link = self._link
+        if link is None:
+            if self._closed:
+                raise UsageError(f"{self!r} is closed; enter it again with 'async with', or create another one")
+            link = self._link = _Link(self._api, self._limits, self._patience)
+        elif link.loop is not asyncio.get_running_loop():
+            raise UsageError(f"{self!r} was opened in another event loop; create one client for each loop")
+        return link
+
+
+class _Call(NamedTuple):
+    """One call, as every attempt sends it."""
+
+    method: str
+    payload: Payload
+    #: Seconds for one answer.
+    timeout: float
+    to_chat: bool
+
+
+class _Answer(NamedTuple):
+    """One answer, ``code`` 200 if the call was accepted, ``None`` if there was none."""
+
+    code: int | None
+    text: str
+    retry_after: float | None = None
+    migrate_to: int | None = None
+    result: Any = None
+
+
+class _Link:
+    """What an open client has: connections and the queue."""
+
+    def __init__(self, api: str, limits: SendLimits | None, patience: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.queue = SendQueue(limits, patience=patience)
+        #: When a call was accepted last.
+        self.answered_at = -math.inf
+        self._api = api
+        self._closing = asyncio.Event()
+        kept = _httpx.Limits(
+            max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE
+        )
+        self._http = _httpx.AsyncClient(limits=kept)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    async def post(self, target: bytes, call: _Call) -> tuple[int, str, bytes]:
+        """Post a call to a target; return the status, the header ``Retry-After`` and the body."""
+        payload = call.payload
+        if payload.files:
+            contents = {name: (file.name, await read_content(file)) for name, file in payload.files.items()}
+            body: dict[str, Any] = {"data": payload.fields, "files": contents}
+        else:
+            body = {"content": payload.json, "headers": {"Content-Type": "application/json"}}
+        answer = await self._http.post(
+            # httpx logs this URL. The target, which has the token, replaces its path.
+            f"{self._api}/{call.method}",
+            **body,
+            # Waiting for a free connection is no failure of the server.
+            timeout=_httpx.Timeout(call.timeout, pool=None),
+            extensions={"target": target},
+        )
+        return answer.status_code, answer.headers.get("Retry-After", ""), answer.content
+
+    async def closed_within(self, seconds: float) -> bool:
+        """Wait; return ``True`` at once when the client is closed."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._closing.wait()
+        except TimeoutError:
+            return False
+
+    async def close(self) -> None:
+        self._closing.set()
+        self.queue.close()
+        await self._http.aclose()
+
+
+def _closed(method: str) -> BotUnavailable:
+    return BotUnavailable(method, None, "the client was closed")
+
+
+def _check_api(api: str) -> str:
+    try:
+        parts = urlsplit(api)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except (ValueError, AttributeError, TypeError):
+        valid = False
+    # A password or a token would be shown in logs.
+    if not valid or parts.username or parts.query or parts.fragment or ":" in parts.path:
+        raise InvalidOption(f"BotClient(api=...): must be a URL like {TELEGRAM}, without the token")
+    return api.rstrip("/")
+
+
+def _check_seconds(name: str, value: float) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise InvalidOption(f"BotClient({name}={value!r}): must be a number of seconds above 0")
+    return float(value)

@@ -1,0 +1,66 @@
+"""Sends the Bot API calls that handlers collect."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from stepwell.errors import BotApiError, BotUnavailable, InvalidOption
+from stepwell.telegram.client import BotClient
+
+__all__ = ["Sender"]
+
+logger = logging.getLogger(__name__)
+
+#: Gets the call and the error. It may be a coroutine function.
+OnSendError = Callable[[dict[str, Any], BotApiError | InvalidOption], Any]
+
+
+class Sender:
+    """Sends calls with a client, for ``Router(fsm, send=sender.send)`` and ``FSM(..., send=sender.send)``.
+
+    A call that is refused for good is logged and passed to ``on_send_error(call, error)``; nothing is raised. The error
+    is ``BotBlocked`` if the bot cannot write to the chat any more, and ``InvalidOption`` for a call that cannot be
+    sent, such as one with a missing file.
+    """
+
+    def __init__(self, client: BotClient, *, on_send_error: OnSendError | None = None) -> None:
+        if on_send_error is not None and not callable(on_send_error):
+            raise InvalidOption(f"on_send_error takes a function of the call and the error, got {on_send_error!r}")
+        self.client: BotClient = client
+        self.on_send_error: OnSendError | None = on_send_error
+
+    async def send(self, call: Mapping[str, Any]) -> None:
+        """Send a call: ``{"method": "sendMessage", "chat_id": 42, "text": "Hello"}``.
+
+        Raises ``BotUnavailable`` if the call was not accepted yet and can be sent later.
+        """
+        params = dict(call)
+        method = params.pop("method", None)
+        try:
+            if not isinstance(method, str):
+                raise InvalidOption('a call has its "method", such as "sendMessage"')
+            await self.client.call(method, **params)
+        except BotUnavailable:
+            raise
+        except (BotApiError, InvalidOption) as error:
+            logger.warning("a call was not sent: %s", error)
+            await self._report(dict(call), error)
+
+    async def send_all(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        """Send calls one after the other. A refused call does not stop the rest; ``BotUnavailable`` does."""
+        for call in calls:
+            await self.send(call)
+
+    async def _report(self, call: dict[str, Any], error: BotApiError | InvalidOption) -> None:
+        if self.on_send_error is None:
+            return
+        try:
+            result = self.on_send_error(call, error)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            # The call is final, so an error here must not make the caller send it again.
+            logger.exception("on_send_error raised for a refused %s", call.get("method"))
