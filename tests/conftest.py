@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from stepwell.testing import Clock
 from tests import backends
@@ -14,6 +15,9 @@ from tests import backends
 # A job in the background may be started with Ctrl-C ignored, which all processes of the tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# On a busy machine any example may take long.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 #: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.
 #: Files and tests marked with ``every_backend`` run on all backends there too.

@@ -31,7 +31,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_FEW", 3)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(TREES)
 def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     text = values.to_json(tree)
@@ -39,7 +39,7 @@ def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     assert pieces.load(text.decode(), 500) == tree
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(EVERYTHING)
 def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     text = values.encode(value, Limits(), large=True)
@@ -47,7 +47,7 @@ def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     assert same(values.decode(text.decode()), value)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(TREES, st.data())
 def test_a_damaged_text_is_refused_in_pieces_as_at_once(tree: Any, data: st.DataObject) -> None:
     text = values.to_json(tree).decode()

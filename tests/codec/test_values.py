@@ -54,7 +54,7 @@ EVERYTHING = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(EVERYTHING)
 def test_every_allowed_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
     assert same(there_and_back(value), value)
@@ -256,7 +256,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(TREES, st.integers(1, 12))
 def test_the_depth_of_a_stored_text_is_counted_without_its_strings(tree: Any, limit: int) -> None:
     text = values.to_json(tree).decode()

@@ -113,7 +113,9 @@ def doubled(update: Update) -> tuple[int, int] | None:
     return Doubled().extract(update)
 
 
-@pytest.mark.parametrize("given", [Doubled, Doubled(), doubled, Doubled().extract], ids=repr)
+@pytest.mark.parametrize(
+    "given", [Doubled, Doubled(), doubled, Doubled().extract], ids=["class", "instance", "function", "method"]
+)
 def test_a_strategy_is_given_as_instance_class_or_function(given: object) -> None:
     strategy = keys.strategy(given)
     assert key(strategy, find("message", "text in a group")) == (7000000001, 7000000001)
@@ -162,9 +164,11 @@ def test_one_customer_of_two_businesses_has_two_conversations() -> None:
         (keys.ChatTopic(), ("chat:-4000123",)),
         (keys.ChatTopicUser(), ("user:7000000001", "chat:-4000123")),
         (keys.Business(keys.User()), ("user:7000000001",)),
-        (keys.strategy(doubled), ("user:7000000001",)),
-        (keys.strategy(lambda update: ("x", (update.chat.id, b"y"))), ("chat:-4000123",)),
-        (keys.strategy(lambda update: f"{update.user.id}"), ()),
+        pytest.param(keys.strategy(doubled), ("user:7000000001",), id="a function"),
+        pytest.param(
+            keys.strategy(lambda update: ("x", (update.chat.id, b"y"))), ("chat:-4000123",), id="a nested key"
+        ),
+        pytest.param(keys.strategy(lambda update: f"{update.user.id}"), (), id="a text"),
     ],
     ids=repr,
 )

@@ -92,7 +92,7 @@ def read_all(given: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(damaged())
 def test_a_damaged_update_gives_a_key_of_its_own_numbers_or_none(update: Any) -> None:
     own = numbers(update) | {0}
@@ -100,7 +100,7 @@ def test_a_damaged_update_gives_a_key_of_its_own_numbers_or_none(update: Any) ->
         assert key is None or (isinstance(key, tuple) and all(type(part) is int and part in own for part in key))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(damaged())
 def test_a_damaged_update_that_a_framework_still_takes_reads_too(update: Any) -> None:
     for parse in (aiogram.types.Update.model_validate, telegram.Update.de_json, telebot.types.Update.de_json):
@@ -111,7 +111,7 @@ def test_a_damaged_update_that_a_framework_still_takes_reads_too(update: Any) ->
         read_all(parsed)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.recursive(JUNK, lambda inner: st.dictionaries(NAMES, inner) | st.lists(inner)))
 def test_any_value_at_all_can_be_asked(value: Any) -> None:
     read_all(value)

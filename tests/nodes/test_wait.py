@@ -576,12 +576,16 @@ async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
 
 async def test_a_worker_runs_as_many_at_once_as_it_is_told(storage: Storage, quick: None) -> None:
     at_once = most = 0
+    three = asyncio.Event()
 
     class Counted(Node):
         async def exec(self, prep_res: Any) -> None:
             nonlocal at_once, most
             at_once += 1
             most = max(most, at_once)
+            if at_once == 3:
+                three.set()
+            await three.wait()
             await asyncio.sleep(0.02)
             at_once -= 1
 

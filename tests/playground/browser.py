@@ -12,6 +12,8 @@ from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright
 
+from tests.servers.packages import lock
+
 __all__ = ["launched"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -33,7 +35,8 @@ async def launched() -> AsyncIterator[Browser]:
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     flags = [*FLAGS, "--no-sandbox"] if root else FLAGS
     async with async_playwright() as driver:
-        path = _system() or _own(driver.chromium.executable_path) or _installed(root)
+        with lock():
+            path = _system() or _own(driver.chromium.executable_path) or _installed(root)
         browser = await driver.chromium.launch(executable_path=path, args=flags)
         try:
             yield browser

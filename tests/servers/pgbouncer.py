@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import socket
 import subprocess
@@ -13,24 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from tests.servers import postgres
+from tests.servers.packages import program
 from tests.servers.process import free_port
-
-_INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "pgbouncer"]
-
-
-@cache
-def binary() -> str:
-    """Return the program. Installs it on first use, if permitted."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
-    found = shutil.which("pgbouncer", path=path)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing PgBouncer: {' '.join(_INSTALL)}")
-        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
-        subprocess.run(_INSTALL, capture_output=True, check=False)
-        found = shutil.which("pgbouncer", path=path)
-    if found is None:
-        raise RuntimeError("PgBouncer is needed for this test; run: sudo apt-get install pgbouncer")
-    return found
 
 
 class PgBouncer:
@@ -61,7 +44,7 @@ max_client_conn = 200
         self._log = self.folder / "log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*postgres.as_somebody(), binary(), config],
+                [*postgres.as_somebody(), program("pgbouncer", "pgbouncer"), config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

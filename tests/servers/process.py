@@ -15,6 +15,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
+#: Hypothesis seeds the default generator, and then all workers of pytest-xdist would choose the same ports.
+_CHOOSE = random.SystemRandom()
+
 
 def free_port(*, also: int = 0) -> int:
     """Return a free port outside the range of outgoing connections.
@@ -22,7 +25,7 @@ def free_port(*, also: int = 0) -> int:
     ``also``: the port so much higher is free too.
     """
     while True:
-        port = random.randrange(15_000, 30_000 - also)
+        port = _CHOOSE.randrange(15_000, 30_000 - also)
         try:
             for number in {port, port + also}:
                 with socket.socket() as sock:

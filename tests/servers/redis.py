@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.servers.packages import program
 from tests.servers.process import Process, free_port
 
 #: The distance between a node's port and its port for other nodes.
@@ -40,22 +40,9 @@ def binary() -> str:
         return system
 
 
-_INSTALL = ["apt-get", "install", "--yes", "--no-install-recommends", "redis-server"]
-
-
-@functools.cache
 def system_binary() -> str:
-    """Return the system's Redis (7.0 on Debian 12). Root installs it on first use."""
-    found = shutil.which("redis-server")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing Redis: {' '.join(_INSTALL)}")
-        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
-        subprocess.run(_INSTALL, capture_output=True, check=False)
-        found = shutil.which("redis-server")
-    if found is None:
-        raise RuntimeError("Redis is needed for this test beside Valkey; run: sudo apt-get install redis-server")
-    # Not resolved: Debian's redis-server is a link, and the program checks its own name.
-    return found
+    """Return the system's Redis (7.0 on Debian 12)."""
+    return program("redis-server", "redis-server")
 
 
 class RedisServer:

@@ -1,0 +1,38 @@
+"""Programs of the system that tests need, installed on first use if permitted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+
+@contextmanager
+def lock() -> Iterator[None]:
+    """Let one process at a time install programs: apt-get fails while another one runs."""
+    with (Path(tempfile.gettempdir()) / f"stepwell-install-{os.geteuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def program(name: str, package: str) -> str:
+    """Return the path of a program. Root installs its Debian package if it is missing."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    with lock():
+        if shutil.which(name, path=path) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+            command = ["apt-get", "install", "--yes", "--no-install-recommends", package]
+            print(f"installing {package}: {' '.join(command)}")
+            subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
+            subprocess.run(command, capture_output=True, check=False)
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise RuntimeError(f"this test needs {name}; run: sudo apt-get install {package}")
+    # Not resolved: Debian's redis-server is a link, and the program checks its own name.
+    return found
