@@ -9,26 +9,32 @@ import pytest
 from benchmarks import calls
 
 from stepwell import open_storage
+from tests.backends import Backend
+from tests.backends.memory import Memory
+from tests.backends.postgres import Postgres
+from tests.backends.redis import Redis
+from tests.backends.sqlite import SQLite
 
 KNOWN = calls.FIGURES.get(sys.version_info[:2])
 
 
 @pytest.mark.skipif(KNOWN is None, reason="benchmarks/calls.py has no figures for this version of Python")
 @pytest.mark.skipif(sys.getprofile() is not None, reason="another profiler is running")
-@pytest.mark.parametrize("where", ["memory", "sqlite"])
-async def test_calls_do_not_grow(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Memory, SQLite, Redis, Postgres], ids=lambda kind: kind.name)
+async def test_calls_do_not_grow(kind: type[Backend], tmp_path: Path) -> None:
     assert KNOWN is not None
-    update, node = KNOWN[where]
-    url = "memory://" if where == "memory" else f"sqlite:///{tmp_path}/calls.db"
+    update, node = KNOWN[kind.name]
+    backend = kind(tmp_path)
     counter = calls.Counter()
     counter.start()
     try:
-        async with open_storage(url, sweep_every=None) as storage:
-            # Threads of SQLite may take a few calls more under load, so the lowest of three figures counts.
+        async with open_storage(backend.place(), sweep_every=None) as storage:
+            # Threads and sockets may take a few calls more under load, so the lowest of three figures counts.
             updates = min([await calls.updates(counter, storage, 1) for _ in range(3)])
             nodes = min([await calls.nodes(counter, storage) for _ in range(3)])
     finally:
         counter.stop()
+        await backend.close()
     most = 1 + calls.GROWTH
     assert updates <= update * most, f"one update makes {updates:.1f} calls, before {update}; see benchmarks/calls.py"
     assert nodes <= node * most, f"one durable node makes {nodes:.1f} calls, before {node}; see benchmarks/calls.py"

@@ -11,7 +11,6 @@ from stepwell import SQLiteStorage, State
 from stepwell.errors import CorruptRecord, DamagedStorage
 from stepwell.slot import Slot
 from stepwell.storage import Claim, Claimed, Get, Release, Taken
-from stepwell.storage.sqlite.schema import QUERIES
 from stepwell.testing import Clock
 
 BOT, KEY, OTHER, NEIGHBOUR = "bot", 1, 2, 3
@@ -207,11 +206,6 @@ async def test_a_sweep_removes_sound_records_and_keeps_damaged_ones(path: str, c
         assert (await storage.sweep()).removed == 2
         with pytest.raises(CorruptRecord):
             await storage.get_data(BOT, KEY)
-
-
-def test_every_query_for_whole_records_begins_with_the_row_of_the_record() -> None:
-    for name in ("get", "get_with_parts", "claimed"):
-        assert QUERIES[name].startswith("SELECT 0 AS kind, number")
 
 
 async def test_a_damaged_schema_gives_damaged_storage(tmp_path: Path) -> None:

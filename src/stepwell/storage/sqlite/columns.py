@@ -37,10 +37,6 @@ class Row(NamedTuple):
     part_names: int | None = 0
     checksum: int | None = None
 
-    def expired(self, now: float) -> bool:
-        """Return whether a record that is alive has expired."""
-        return self.expires_at is not None and self.expires_at <= now
-
 
 #: Packing numbers is much faster than formatting them as text.
 _pack = Struct("<qdqqddqq").pack

@@ -1,33 +1,23 @@
--- The statements of the backend by name, except UPDATEs of records, which columns.py builds.
+-- The statements of the backend by name, except UPDATEs of records, which columns.py builds. @columns@ stands for the
+-- columns of a Row, and @name@ for the statement of that name above.
 
 -- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part, 3 memo.
 
 -- name: get
-SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT 0 AS kind, @columns@
 FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
 SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2;
 
 -- name: get_with_parts
-SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
-FROM record WHERE namespace = ?1 AND key = ?2
-UNION ALL
-SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM field WHERE namespace = ?1 AND key = ?2
+@get@
 UNION ALL
 SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
--- name: claimed
-SELECT 0 AS kind, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
-FROM record WHERE namespace = ?1 AND key = ?2
-UNION ALL
-SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM field WHERE namespace = ?1 AND key = ?2
+-- name: get_with_memo
+@get@
 UNION ALL
 SELECT 3, value, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM memo WHERE namespace = ?1 AND key = ?2;
@@ -36,8 +26,7 @@ FROM memo WHERE namespace = ?1 AND key = ?2;
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
 
 -- name: record
-SELECT 0, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT 0, @columns@
 FROM record WHERE namespace = ?1 AND key = ?2;
 
 -- name: fields
@@ -73,9 +62,7 @@ DELETE FROM lease
 WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4 AND until <= ?4 + length;
 
 -- name: add_record
-INSERT INTO record
-    (number, write, base, written_at, alive, flow, state, head, tags, bytes, expires_at, deadline,
-     names, part_names, checksum, namespace, key)
+INSERT INTO record (@columns@, namespace, key)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17);
 
 -- name: drop_record
@@ -118,31 +105,27 @@ INSERT INTO tag (namespace, key, tag) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING
 DELETE FROM tag WHERE namespace = ?1 AND key = ?2 AND tag = ?3;
 
 -- name: page
-SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT key, @columns@
 FROM record
 WHERE namespace = :namespace AND key > :after AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_flow
-SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT key, @columns@
 FROM record INDEXED BY record_by_flow
 WHERE namespace = :namespace AND flow IS :flow AND key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_state
-SELECT key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT key, @columns@
 FROM record INDEXED BY record_by_state
 WHERE namespace = :namespace AND state IS :state AND key > :after AND (:any_flow OR flow IS :flow)
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
 -- name: page_by_tag
-SELECT record.key, number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+SELECT record.key, @columns@
 FROM tag CROSS JOIN record USING (namespace, key)
 WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
@@ -171,8 +154,7 @@ ORDER BY deadline, key LIMIT :limit;
 
 -- name: expired
 SELECT record.namespace, record.key, memo.until,
-       number, write, base, written_at, alive, flow, state, head, tags, bytes,
-       expires_at, deadline, names, part_names, checksum
+       @columns@
 FROM record
 LEFT JOIN memo ON memo.namespace = record.namespace AND memo.key = record.key
 WHERE expires_at IS NOT NULL AND expires_at <= :now

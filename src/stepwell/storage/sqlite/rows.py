@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,35 +37,39 @@ class Rows:
         self._connection = connection
         self._execute: Callable[..., Any] = connection.cursor().execute
         self._most = most
+        self._read_record = self.read if most is None else self._read_small_record
         self.lease_clock = lease_clock
 
-    def do(self, operation: Operation, now: float) -> Result:
-        """Make one operation. An error is returned, not raised, and then nothing was changed."""
-        if isinstance(operation, Apply):
-            return self._apply(operation, now)
-        if isinstance(operation, Claim):
-            return self._claim(operation, now)
-        if isinstance(operation, Get):
-            return self.get(operation, now)
-        self._release(operation, now)
-        return None
+    def run(self, operations: Sequence[Operation], now: float) -> list[Result]:
+        """Make these operations. An error is a result, not raised, and then its operation has changed nothing."""
+        results: list[Result] = []
+        for operation in operations:
+            if isinstance(operation, Apply):
+                results.append(self._apply(operation, now))
+            elif isinstance(operation, Claim):
+                results.append(self._claim(operation, now))
+            elif isinstance(operation, Get):
+                results.append(self.get(operation, now))
+            else:
+                self._release(operation, now)
+                results.append(None)
+        return results
 
     def get(self, get: Get, now: float) -> Stored | None:
         """Return a record as readers see it. This is one statement, so it needs no transaction."""
-        rows = self._read_record(_GET_WITH_PARTS if get.parts else _GET, get.address)
-        row = _row_of(rows)
-        fields = _texts(rows, _IS_FIELD)
-        return stored(get.address, row, fields, now, _texts(rows, _IS_PART) if get.parts else None)
+        rows = self._read_record(QUERIES["get_with_parts"] if get.parts else QUERIES["get"], get.address)
+        row, fields, parts = _contents(rows)
+        return stored(get.address, row, fields, now, parts if get.parts else None)
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """Return all fields of a record."""
-        return _texts(self.read(_FIELDS, address), _IS_FIELD)
+        return _contents(self.read(QUERIES["fields"], address))[1]
 
     def put(self, address: Sequence[str], old: Row | None, new: Row) -> Row:
         """Write the columns of a record that differ, and its checksum; return the row as written."""
-        new = tuple.__new__(Row, (*new[:-1], checksum(address, new)))
+        new = _new(Row, (*new[:-1], checksum(address, new)))
         if old is None:
-            self._execute(_ADD_RECORD, (*new, *address))
+            self._execute(QUERIES["add_record"], (*new, *address))
         else:
             statement, values = update(old, new)
             self._execute(statement, (*values, *address))
@@ -76,34 +80,33 @@ class Rows:
         try:
             found: list[Any] = self._execute(query, bindings).fetchall()
         except UnicodeDecodeError:
-            found = self._execute(_as_bytes(query), bindings).fetchall()
+            width = len(self._execute(query, bindings).get_description())
+            found = self._execute(_as_bytes(query, width), bindings).fetchall()
             found = [tuple([_text(value) for value in row]) for row in found]
         return found
 
     def drop_contents(self, address: Sequence[str]) -> None:
         """Remove all fields and parts."""
-        self._execute(_DROP_FIELDS, address)
-        self._execute(_DROP_PARTS, address)
+        self._execute(QUERIES["drop_fields"], address)
+        self._execute(QUERIES["drop_parts"], address)
 
     def retag(self, address: Sequence[str], old: str | None, new: Sequence[str]) -> None:
         """Update the index of tags after the tags of a record have changed."""
         before = set(_tags(old))
         for tag in before.difference(new):
-            self._execute(_UNSET_TAG, (*address, tag))
+            self._execute(QUERIES["unset_tag"], (*address, tag))
         for tag in new:
             if tag not in before:
-                self._execute(_SET_TAG, (*address, tag))
+                self._execute(QUERIES["set_tag"], (*address, tag))
 
-    def _read_record(self, query: str, address: Address) -> list[Any]:
-        """Return all rows of a query whose first row is the one of the record."""
-        if self._most is None:
-            return self.read(query, address)
+    def _read_small_record(self, query: str, address: Address) -> list[Any]:
+        """Return all rows of a query whose first row is the one of the record, or raise ``LargeRecord``."""
         try:
             cursor = self._execute(query, address)
             first = cursor.fetchone()
             if first is None:
                 return []
-            if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > self._most:
+            if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > (self._most or 0):
                 # A statement that is left unfinished would keep its snapshot.
                 cursor.close(True)
                 self._execute = self._connection.cursor().execute
@@ -115,58 +118,58 @@ class Rows:
     def _claim(self, claim: Claim, now: float) -> Result:
         address, token, lease, renew = claim
         at = self.lease_clock()
-        self._execute(_EXTEND_LEASE if renew else _TAKE_LEASE, (*address, token, at + lease, lease, at))
+        self._execute(
+            QUERIES["extend_lease"] if renew else QUERIES["take_lease"], (*address, token, at + lease, lease, at)
+        )
         if not self._connection.changes():
             if renew:
                 return LeaseLost(address.text)
-            return Taken(self.read(_LEASE, (*address, at))[0][1] - at)
-        rows = self._read_record(_CLAIMED, address)
+            return Taken(self.read(QUERIES["lease"], (*address, at))[0][1] - at)
+        rows = self._read_record(QUERIES["get_with_memo"], address)
         memo = None
         if rows and rows[-1][0] == _IS_MEMO:
             _, memo, until, *_ = rows.pop()
             if type(memo) is not str or (type(until) is float and until <= now):
                 memo = None
-        if not rows:
-            return Claimed(None, "", memo, now)
-        row = _row_of(rows)
-        record = stored(address, row, _texts(rows, _IS_FIELD), now)
-        return Claimed(record, row.base if row is not None and type(row.base) is str else "", memo, now)
+        row, fields, _ = _contents(rows)
+        base = row.base if row is not None and type(row.base) is str else ""
+        return _new(Claimed, (stored(address, row, fields, now), base, memo, now))
 
     def _release(self, release: Release, now: float) -> None:
         address, token = release
-        self._execute(_END_LEASE, (*address, token))
+        self._execute(QUERIES["end_lease"], (*address, token))
         if self._connection.changes():
-            self._execute(_DROP_MARK, (*address, now))
+            self._execute(QUERIES["drop_mark"], (*address, now))
 
     def _apply(self, apply: Apply, now: float) -> Result:
         address, change, guard, _, _, returning = apply
-        found = self.read(_GET if returning else _RECORD, address)
-        old = _row_of(found)
+        old, fields, _ = _contents(self.read(QUERIES["get"] if returning else QUERIES["record"], address))
         row = old or _NOTHING
         refused: StepwellError | None = None
         damage = token = None
         if old is not None and not is_sound(address, old):
             damage = _NOT_AS_WRITTEN
-        elif not row.alive and self.read(_HAS_CONTENTS, address)[0][0]:
+        elif not row.alive and self.read(QUERIES["has_contents"], address)[0][0]:
             damage = _MISSING
         if damage is not None:
             if not change.delete and (not change.replace or change.head is KEEP):
                 return CorruptRecord(address.text, *damage)
             # A write that replaces or removes the whole record is allowed: it repairs the damage.
             row = _salvaged(row)
+        expired = row.expires_at is not None and row.expires_at <= now
         if guard is not None:
             token, base, version = guard
             if base is not None and base != row.base:
                 refused = RecordReplaced(address.text)
-            elif version is not None and (version != (row.number, row.write) or not row.alive or row.expired(now)):
+            elif version is not None and (version != (row.number, row.write) or not row.alive or expired):
                 refused = VersionChanged(address.text)
         # An expired record is only hidden: its holder brings it back, any other writer starts a new one.
-        anew = bool(row.alive) and row.expired(now) and (change.fresh or token is None)
+        anew = bool(row.alive) and expired and (change.fresh or token is None)
         drops = change.replace or anew or not row.alive
-        fields = None if not returning else {} if drops else _texts(found, _IS_FIELD)
         contents = (0, 0, 0)
         if refused is None and not change.delete:
-            contents = _new_contents(change) if drops else self._contents_after(address, change, row, fields)
+            known = fields if returning else None
+            contents = _new_contents(change) if drops else self._contents_after(address, change, row, known)
             if contents[0] > change.limit and contents[0] > row.bytes:
                 refused = TooLarge("the record", contents[0], change.limit)
         if token is not None and not self._holds(apply, token, refused is not None):
@@ -182,24 +185,27 @@ class Rows:
             self.retag(address, row.tags, _tags(new.tags))
         self._write_contents(address, change)
         if change.memo is not KEEP:
-            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
+            self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
         record = None
-        if fields is not None:
+        if returning:
+            if drops:
+                fields.clear()
             for name in change.unset:
                 fields.pop(name, None)
             fields.update(change.set)
-            record = _stored(new, fields, None if _hash_of(fields) == new.names else _FIELDS_DIFFER)
-        return Applied(Version(new.number, new.write), new.base, now, record)
+            # As written, even if it has expired by now.
+            record = stored(address, new, fields, float("-inf"))
+        return _new(Applied, (_new(Version, (new.number, new.write)), new.base, now, record))
 
     def _holds(self, apply: Apply, token: str, refused: bool) -> bool:
         """Return whether the token's lease runs; end or extend it, unless the write is refused."""
         address, at = apply.address, self.lease_clock()
         if refused:
-            return any(holder == token for holder, _ in self.read(_LEASE, (*address, at)))
+            return any(holder == token for holder, _ in self.read(QUERIES["lease"], (*address, at)))
         if apply.then == "keep":
-            self._execute(_EXTEND_LEASE, (*address, token, at + apply.lease, apply.lease, at))
+            self._execute(QUERIES["extend_lease"], (*address, token, at + apply.lease, apply.lease, at))
         else:
-            self._execute(_END_RUNNING_LEASE, (*address, token, at))
+            self._execute(QUERIES["end_running_lease"], (*address, token, at))
         return bool(self._connection.changes())
 
     def _delete(self, apply: Apply, old: Row | None, row: Row, now: float) -> Applied:
@@ -207,8 +213,8 @@ class Rows:
         held = guard is not None and guard.token is not None
         row = self._forget(apply, row, held, now) if change.forget else self._bury(apply, old, row, now)
         if held and then == "release" and not row.number:
-            self._execute(_DROP_MARK, (*address, now))
-        return Applied(Version(row.number, row.write), row.base, now, None)
+            self._execute(QUERIES["drop_mark"], (*address, now))
+        return Applied(Version(row.number, row.write), row.base, now)
 
     def _bury(self, apply: Apply, old: Row | None, row: Row, now: float) -> Row:
         """Replace a record by its tombstone."""
@@ -219,7 +225,7 @@ class Rows:
         if change.memo is not KEEP:
             # The sweep finds a memo by the row of its record.
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
-            self._execute(_SET_MEMO, (*address, change.memo, now + DAY))
+            self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
         if row is not _NOTHING and row != old:
             self.put(address, old, row)
         return row
@@ -230,10 +236,10 @@ class Rows:
         self.drop_contents(address)
         self.retag(address, old.tags, ())
         for tag in () if apply.change.tags is KEEP else apply.change.tags:
-            self._execute(_UNSET_TAG, (*address, tag))
-        self._execute(_DROP_RECORD, address)
-        self._execute(_DROP_MEMO, address)
-        if held or not self.read(_LEASE, (*address, self.lease_clock())):
+            self._execute(QUERIES["unset_tag"], (*address, tag))
+        self._execute(QUERIES["drop_record"], address)
+        self._execute(QUERIES["drop_memo"], address)
+        if held or not self.read(QUERIES["lease"], (*address, self.lease_clock())):
             return _NOTHING
         # The base tells the current holder that its record was removed. This row is dropped with the lease.
         row = _NOTHING._replace(base=apply.change.write, expires_at=now)
@@ -244,14 +250,14 @@ class Rows:
         execute = self._execute
         namespace, key = address
         for name in change.unset:
-            execute(_UNSET_FIELD, (namespace, key, name))
+            execute(QUERIES["unset_field"], (namespace, key, name))
         for name, text in change.set.items():
-            execute(_SET_FIELD, (namespace, key, name, text))
+            execute(QUERIES["set_field"], (namespace, key, name, text))
         for name, part in change.parts.items():
             if part is None:
-                execute(_UNSET_PART, (namespace, key, name))
+                execute(QUERIES["unset_part"], (namespace, key, name))
             else:
-                execute(_SET_PART, (namespace, key, name, part))
+                execute(QUERIES["set_part"], (namespace, key, name, part))
 
     def _contents_after(
         self, address: Address, change: Change, row: Row, fields: dict[str, str] | None
@@ -263,20 +269,28 @@ class Rows:
         execute = self._execute
         size, names, part_names = row.bytes, row.names, row.part_names
         if names is None or part_names is None:
-            names = _hash_of(self.fields(address) if fields is None else fields)
-            part_names = _hash_of([name for (name,) in self.read(_PART_NAMES, address)])
+            names = sum(map(name_hash, self.fields(address) if fields is None else fields))
+            part_names = sum(map(name_hash, [name for (name,) in self.read(QUERIES["part_names"], address)]))
         for name in set(change.unset).difference(change.set) if change.unset else ():
-            before = execute(_FIELD_SIZE, (*address, name)).get if fields is None else weight(name, fields.get(name))
+            before = (
+                execute(QUERIES["field_size"], (*address, name)).get
+                if fields is None
+                else weight(name, fields.get(name))
+            )
             if before:
                 size -= before
                 names -= name_hash(name)
         for name, text in change.set.items():
-            before = execute(_FIELD_SIZE, (*address, name)).get if fields is None else weight(name, fields.get(name))
+            before = (
+                execute(QUERIES["field_size"], (*address, name)).get
+                if fields is None
+                else weight(name, fields.get(name))
+            )
             size += weight(name, text) - (before or 0)
             if not before:
                 names += name_hash(name)
         for name, part in change.parts.items():
-            before = execute(_PART_SIZE, (*address, name)).get
+            before = execute(QUERIES["part_size"], (*address, name)).get
             size += weight(name, part) - (before or 0)
             if (part is None) == bool(before):
                 part_names += name_hash(name) if part is not None else -name_hash(name)
@@ -287,7 +301,7 @@ def _new_contents(change: Change) -> tuple[int, int, int]:
     """Return the columns ``bytes``, ``names`` and ``part_names`` of a record that has only what a change sets."""
     parts = {name: text for name, text in change.parts.items() if text is not None}
     size = sum([weight(name, text) for name, text in (*change.set.items(), *parts.items())])
-    return size, _hash_of(change.set), _hash_of(parts)
+    return size, sum(map(name_hash, change.set)), sum(map(name_hash, parts))
 
 
 def stored(
@@ -305,24 +319,18 @@ def stored(
         if not fields and not parts:
             return None
         damage = _MISSING
-    elif row.names is not None and _hash_of(fields) != row.names:
+    elif row.names is not None and sum(map(name_hash, fields)) != row.names:
         damage = _FIELDS_DIFFER
     elif row.expires_at is not None and row.expires_at <= now:
         return None
-    if parts is not None and row.part_names is not None and _hash_of(parts) != row.part_names:
+    if parts is not None and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
         parts = {**parts, DAMAGED: Damage(*_PARTS_DIFFER)}
-    return _stored(row, fields, damage, parts)
-
-
-def _stored(
-    row: Row, fields: dict[str, str], damage: tuple[str, str] | None = None, parts: dict[str, str] | None = None
-) -> Stored:
-    version, head = Version(row.number, row.write), row.head
+    head: str | None = row.head
     if damage is not None:
         # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[DAMAGED] = Damage(*damage)
-    tags = _tags(row.tags)
+    version, tags = _new(Version, (row.number, row.write)), _tags(row.tags)
     return Stored(version, row.base, row.written_at, head, fields, tags, row.expires_at, row.deadline, parts)
 
 
@@ -349,24 +357,22 @@ def _salvaged(row: Row) -> Row:
     )
 
 
-def _row_of(rows: list[Any]) -> Row | None:
-    """Return the row of the record from the result of a query that begins with it."""
-    return tuple.__new__(Row, rows[0][1:]) if rows and rows[0][0] == _IS_RECORD else None
-
-
-def _texts(rows: list[Any], kind: int) -> dict[str, str]:
-    """Return names and texts of the fields or parts in a result. Values that are not text fail their checksums."""
-    texts = {}
-    for row in rows:
-        if row[0] == kind:
-            texts[row[1]] = row[2]
-    if _TEXT.issuperset(map(type, texts)) and _TEXT.issuperset(map(type, texts.values())):
-        return texts
-    return {str(_text(name)): str(_text(text)) for name, text in texts.items()}
-
-
-def _hash_of(names: Iterable[str]) -> int:
-    return sum(map(name_hash, names))
+def _contents(rows: list[Any]) -> tuple[Row | None, dict[str, str], dict[str, str]]:
+    """Return the row, the fields and the parts in the result of a query for one record."""
+    row = None
+    fields: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    for found in rows:
+        kind = found[0]
+        if kind == _IS_RECORD:
+            row = _new(Row, found[1:])
+            continue
+        name, text = found[1], found[2]
+        if type(name) is not str or type(text) is not str:
+            # Such a value fails its checksum.
+            name, text = str(_text(name)), str(_text(text))
+        (fields if kind == _IS_FIELD else parts)[name] = text
+    return row, fields, parts
 
 
 @lru_cache(maxsize=4096)
@@ -379,9 +385,9 @@ def _tags(text: str | None) -> tuple[str, ...]:
     return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
 
 
-def _as_bytes(query: str) -> str:
-    """Return the same query with its texts as bytes."""
-    columns = [f"c{number}" for number in range(_WIDTHS[query])]
+def _as_bytes(query: str, width: int) -> str:
+    """Return the same query, which has this many columns, with its texts as bytes."""
+    columns = [f"c{number}" for number in range(width)]
     chosen = ", ".join(f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in columns)
     return f"WITH damaged ({', '.join(columns)}) AS ({query}) SELECT {chosen} FROM damaged"  # noqa: S608
 
@@ -401,6 +407,8 @@ _LARGEST = 1 << 62
 #: The first column of the queries for whole records, and the position of ``bytes`` in their first row.
 _IS_RECORD, _IS_FIELD, _IS_PART, _IS_MEMO = range(4)
 _BYTES = 1 + Row._fields.index("bytes")
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
 _TEXT = frozenset({str})
 _MAYBE_TEXT = frozenset({str, type(None)})
 _NUMBER, _TIME, _MAYBE_TIME = frozenset({int}), frozenset({float}), frozenset({float, type(None)})
@@ -409,48 +417,3 @@ _TYPES = (
     *(_NUMBER, _TEXT, _TEXT, _TIME, _NUMBER),
     *(_MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_TIME, _MAYBE_TIME),
 )
-
-
-_GET = QUERIES["get"]
-_GET_WITH_PARTS = QUERIES["get_with_parts"]
-_LEASE = QUERIES["lease"]
-_CLAIMED = QUERIES["claimed"]
-_RECORD = QUERIES["record"]
-_FIELDS = QUERIES["fields"]
-_PART_NAMES = QUERIES["part_names"]
-_HAS_CONTENTS = QUERIES["has_contents"]
-_FIELD_SIZE = QUERIES["field_size"]
-_PART_SIZE = QUERIES["part_size"]
-_TAKE_LEASE = QUERIES["take_lease"]
-_EXTEND_LEASE = QUERIES["extend_lease"]
-_END_LEASE = QUERIES["end_lease"]
-_END_RUNNING_LEASE = QUERIES["end_running_lease"]
-_ADD_RECORD = QUERIES["add_record"]
-_DROP_RECORD = QUERIES["drop_record"]
-_DROP_MARK = QUERIES["drop_mark"]
-_SET_FIELD = QUERIES["set_field"]
-_UNSET_FIELD = QUERIES["unset_field"]
-_DROP_FIELDS = QUERIES["drop_fields"]
-_SET_PART = QUERIES["set_part"]
-_UNSET_PART = QUERIES["unset_part"]
-_DROP_PARTS = QUERIES["drop_parts"]
-_SET_MEMO = QUERIES["set_memo"]
-_DROP_MEMO = QUERIES["drop_memo"]
-_SET_TAG = QUERIES["set_tag"]
-_UNSET_TAG = QUERIES["unset_tag"]
-
-#: The number of columns of each query that returns stored text.
-_WIDTHS = {
-    **dict.fromkeys((_GET, _GET_WITH_PARTS, _CLAIMED), 16),
-    **{QUERIES[name]: 16 for name in ("page", "page_by_flow", "page_by_state", "page_by_tag")},
-    _RECORD: 16,
-    _FIELDS: 3,
-    _PART_NAMES: 1,
-    _HAS_CONTENTS: 1,
-    _LEASE: 2,
-    QUERIES["expired"]: 18,
-    QUERIES["traces"]: 1,
-    QUERIES["due"]: 2,
-    QUERIES["ended_leases"]: 3,
-    QUERIES["memos_after"]: 3,
-}

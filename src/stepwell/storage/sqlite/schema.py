@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 from stepwell.errors import NewerSchema, StorageUnavailable
+from stepwell.storage.sqlite.columns import Row
 
 __all__ = ["APPLICATION", "QUERIES", "VERSION", "migrations", "prepare", "schema"]
 
@@ -14,6 +16,7 @@ __all__ = ["APPLICATION", "QUERIES", "VERSION", "migrations", "prepare", "schema
 APPLICATION = int.from_bytes(b"Swll", "big")
 
 _FOLDER = files("stepwell.storage.sqlite")
+_INSERTED = re.compile(r"@(\w+)@")
 
 
 def migrations() -> list[str]:
@@ -28,10 +31,11 @@ def schema() -> str:
 
 
 def _queries() -> dict[str, str]:
-    found = {}
+    found = {"columns": ", ".join(Row._fields)}
     for block in (_FOLDER / "queries.sql").read_text("utf-8").split("-- name: ")[1:]:
         name, _, text = block.partition("\n")
-        found[name.strip()] = text.strip().rstrip(";")
+        found[name.strip()] = _INSERTED.sub(lambda inserted: found[inserted[1]], text.strip().rstrip(";"))
+    del found["columns"]
     return found
 
 

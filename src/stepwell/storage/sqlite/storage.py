@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import elapsed
+from stepwell.storage.lane import Lane, elapsed
 from stepwell.storage.listing import Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
@@ -119,43 +118,48 @@ class SQLiteStorage(Storage):
 
     # Operations
 
-    async def perform(self, operation: Operation) -> Any:
+    def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
         """Make one operation; its error is raised.
 
-        Operations go through the lane: a batch has one commit, and so one wait for the disk. This method decides which
-        ones take the fast path beside it:
+        Operations go through the lane: a batch has one commit, and so one wait for the disk. Some take the fast path
+        beside it.
+        """
+        if self._loop is None or self._loop is not asyncio._get_running_loop():
+            return self._open_and_perform(operation)
+        lane = self._lanes.get(None) or self._new_lane(None, self.run)
+        if self._batching and not isinstance(operation, Get):
+            # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.
+            return lane.submit(operation)
+        return self._fast_path(operation, lane)
+
+    async def _fast_path(self, operation: Operation, lane: Lane) -> Any:
+        """Make one operation without the lane, if that is faster.
 
         - A read runs inline on the loop, and so does a claim or release with no other operation under way. They do
           not wait for the disk, and take less time than a switch to the thread and back.
         - A write to the same address as the last one, with no other operation under way, goes straight to the thread.
           The lane would take two more turns of the loop for each step of a run.
         """
-        if self._loop is not asyncio._get_running_loop():
-            await self.ensure_open()
-        lane = self._lanes.get(None) or self._new_lane(None, self.run)
-        result = None
+        results = None
+        alone = lane.idle and self._idle
         if isinstance(operation, Get):
-            result = self._read_inline(operation)
-        else:
-            # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.
-            thread = self._thread
-            alone = not self._batching and lane.idle and thread is not None and not thread.pending
-            if isinstance(operation, Apply):
-                last, self._last_address = self._last_address, operation.address
-                if alone and last == operation.address:
-                    try:
-                        result = await self._write(self._do, (operation,), durable=True)
-                    except StorageUnavailable as error:
-                        if error.sent:
-                            raise OutcomeUnknown(operation.address.text, str(error)) from error
-                        raise
-            elif alone:
-                result = self._run_inline(operation)
-        if result is None:
+            results = self._read_inline(operation)
+        elif isinstance(operation, Apply):
+            last, self._last_address = self._last_address, operation.address
+            if alone and last == operation.address:
+                try:
+                    results = await self._write(self._do, (operation,), durable=True)
+                except StorageUnavailable as error:
+                    if error.sent:
+                        raise OutcomeUnknown(operation.address.text, str(error)) from error
+                    raise
+        elif alone:
+            results = self._run_inline(operation)
+        if results is None:
             return await lane.submit(operation)
-        if isinstance(result[0], StepwellError):
-            raise result[0]
-        return result[0]
+        if isinstance(results[0], StepwellError):
+            raise results[0]
+        return results[0]
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         """Make a batch of the lane in the thread."""
@@ -168,8 +172,7 @@ class SQLiteStorage(Storage):
 
     def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
         # The clock is read inside the transaction, so that times grow in the order of the commits.
-        rows = self._inline_rows if inline else self._rows
-        return list(map(rows.do, operations, repeat(self._now())))
+        return (self._inline_rows if inline else self._rows).run(operations, self._now())
 
     def _read_inline(self, get: Get) -> list[Result] | None:
         """Read on the loop; ``None`` if that has to wait or failed. The thread then waits, or raises the error."""
