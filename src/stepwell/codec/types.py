@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum, Flag
 from typing import Any, Protocol, TypeVar, overload
 
+from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
 __all__ = ["PACKERS", "ensure_registered", "record_type", "register_shape", "unpack"]
@@ -20,12 +21,6 @@ T = TypeVar("T", bound=type)
 PACKERS: dict[type, Callable[[Any], tuple[str, str, Any]]] = {}
 _UNPACKERS: dict[tuple[str, str], Callable[[Any], Any]] = {}
 _OWNERS: dict[tuple[str, str], type] = {}
-_STRUCT_SETTERS: list[Callable[[Any, str, Any], None]] = []
-
-
-def set_struct_fields_with(setter: Callable[[Any, str, Any], None]) -> None:
-    """Set the function that sets a field of a msgspec Struct, frozen or not."""
-    _STRUCT_SETTERS[:] = [setter]
 
 
 @overload
@@ -163,7 +158,7 @@ class _StructShape:
         if hasattr(self.cls, "__post_init__"):
             for name, field in known.items():
                 # __post_init__ may have changed the stored values.
-                _STRUCT_SETTERS[0](value, name, field)
+                set_field(value, name, field)
         return value
 
 

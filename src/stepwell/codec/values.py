@@ -19,15 +19,12 @@ from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stepwell.codec import pieces
-from stepwell.codec.json import MalformedJSON, WrongType, convert, from_json, set_field, to_json
-from stepwell.codec.types import PACKERS, set_struct_fields_with, unpack
+from stepwell.codec.json import MalformedJSON, WrongType, convert, from_json, to_json
+from stepwell.codec.types import PACKERS, unpack
 from stepwell.errors import EncodeError, StoredDataError, UnknownType
 from stepwell.record import Limits
 
 __all__ = ["DecodeError", "conform", "decode", "encode", "from_json", "quote", "step", "to_json"]
-
-
-set_struct_fields_with(set_field)
 
 _EXACT = frozenset({str, bool, type(None)})
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1

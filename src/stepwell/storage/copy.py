@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,7 @@ async def copy_records(
     ``wait`` seconds. With ``verify`` all records are then read again from both storages, and ``NotCopied`` names those
     that differ. ``progress`` is called after each page. A storage given as a URL is opened and closed here.
     """
-    given = (source, target)
+    opened_here = [isinstance(storage, str) for storage in (source, target)]
     source, target = as_storage(source, "source"), as_storage(target, "target")
     if source is target:
         raise InvalidOption("source and target are the same storage")
@@ -79,41 +79,31 @@ async def copy_records(
     try:
         await source.open()
         await target.open()
-        return await _copy_all(
-            source, target, namespaces, overwrite=overwrite, verify=verify, wait=wait, progress=progress
-        )
+        names = await source.namespaces() if namespaces is None else await _chosen(source, namespaces)
+        copied = Copied(namespaces=names)
+        copier = _Copier(source, target, copied, overwrite, wait)
+        for work in (copier.copy, copier.compare) if verify else (copier.copy,):
+            for copied.namespace in names:
+                async for addresses in _pages(source, copied.namespace):
+                    await _all(work(address) for address in addresses)
+                    if progress is not None:
+                        progress(copied)
     finally:
-        for storage, argument in zip((source, target), given, strict=True):
-            if isinstance(argument, str):
+        for storage, close in zip((source, target), opened_here, strict=True):
+            if close:
                 await storage.close()
-
-
-async def _copy_all(
-    source: Storage,
-    target: Storage,
-    namespaces: Iterable[str] | None,
-    *,
-    overwrite: bool,
-    verify: bool,
-    wait: float,
-    progress: Callable[[Copied], None] | None,
-) -> Copied:
-    names = await source.namespaces() if namespaces is None else await _chosen(source, namespaces)
-    copied = Copied(namespaces=names)
-    copier = _Copier(source, target, copied, overwrite, wait)
-    for work in (copier.copy, copier.compare) if verify else (copier.copy,):
-        for copied.namespace in names:
-            after: Any = None
-            while True:
-                records, after = await source.page(Query(copied.namespace), after, AT_ONCE)
-                await _all(work(address) for address, _ in records)
-                if progress is not None:
-                    progress(copied)
-                if after is None:
-                    break
     if copier.differing:
         raise NotCopied([address.text for address in copier.differing])
     return copied
+
+
+async def _pages(source: Storage, namespace: str) -> AsyncIterator[list[Address]]:
+    after: Any = None
+    while True:
+        records, after = await source.page(Query(namespace), after, AT_ONCE)
+        yield [address for address, _ in records]
+        if after is None:
+            return
 
 
 async def _chosen(source: Storage, namespaces: Iterable[str]) -> list[str]:

@@ -88,21 +88,9 @@ class Facade(ABC):
         if not isinstance(state, State):
             raise InvalidOption(f"set_state() takes a State(flow, state, data), not {type(state).__name__}")
         address = self.address(bot, key)
-        seal = self.seal(address)
-        await self.perform(
-            Apply(
-                address,
-                Change(
-                    write=self.ids(),
-                    replace=True,
-                    head=seal.head(Place(_name(state.flow), _name(state.state))),
-                    set=await seal_data(seal, state.data),
-                    deadline=None,
-                    expiry=self._ttls.get(address.namespace),
-                    limit=seal.limit,
-                ),
-            )
-        )
+        head = self.seal(address).head(Place(_name(state.flow), _name(state.state)))
+        expiry = self._ttls.get(address.namespace)
+        await self._write_data(address, state.data, replace=True, head=head, deadline=None, expiry=expiry)
 
     async def get_data(self, bot: str, key: Any) -> dict[Any, Any] | None:
         """Return the data, or ``None`` if there is no record."""
@@ -113,41 +101,26 @@ class Facade(ABC):
     async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
         """Replace the data and keep flow and state. Creates the record if there is none."""
         address = self.address(bot, key)
-        seal = self.seal(address)
-        await self.perform(
-            Apply(
-                address,
-                Change(
-                    write=self.ids(),
-                    replace=True,
-                    set=await seal_data(seal, data),
-                    expiry=self.expiry_of(address),
-                    limit=seal.limit,
-                ),
-            )
-        )
+        await self._write_data(address, data, replace=True, expiry=self.expiry_of(address))
 
     async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Merge fields into the data atomically, and return the merged data. Creates the record if there is none."""
         address = self.address(bot, key)
-        seal = self.seal(address)
-        applied: Applied = await self.perform(
-            Apply(
-                address,
-                Change(
-                    write=self.ids(),
-                    set=await seal_data(seal, data),
-                    expiry=self.expiry_of(address),
-                    limit=seal.limit,
-                ),
-                returning=True,
-            )
-        )
+        applied = await self._write_data(address, data, expiry=self.expiry_of(address), returning=True)
         try:
-            return {} if applied.record is None else await self._data(seal, applied.record)
+            return {} if applied.record is None else await self._data(self.seal(address), applied.record)
         except StepwellError as error:
             error.add_note("the merge was written, but the merged data cannot be decoded")
             raise
+
+    async def _write_data(
+        self, address: Address, data: Mapping[Any, Any], *, returning: bool = False, **change: Any
+    ) -> Applied:
+        seal = self.seal(address)
+        fields = await seal_data(seal, data)
+        written = Change(write=self.ids(), set=fields, limit=seal.limit, **change)
+        applied: Applied = await self.perform(Apply(address, written, returning=returning))
+        return applied
 
     async def clear(self, bot: str, key: Any) -> None:
         """Remove the record, if there is one."""

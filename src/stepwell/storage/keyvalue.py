@@ -62,14 +62,14 @@ class KeyValueStorage(Storage):
             return await self._do(operation)
         except StepwellError as error:
             return error
-        except OSError as error:
-            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
-            return _caused(kind(f"{type(self).__name__} failed at {operation.address.text}: {error}"), error)
         except Exception as error:  # noqa: BLE001 an error of the store concerns this operation only
-            kind_name = type(error).__name__
-            return _caused(
-                StorageError(f"{type(self).__name__} failed at {operation.address.text}: {kind_name}"), error
+            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            why = error if isinstance(error, OSError) else type(error).__name__
+            failed = (StorageFull if is_full else StorageError)(
+                f"{type(self).__name__} failed at {operation.address.text}: {why}"
             )
+            failed.__cause__ = error
+            return failed
 
     async def _do(self, operation: Operation) -> Result:
         address = operation.address
@@ -112,11 +112,6 @@ class KeyValueStorage(Storage):
         copy = self.copy_of_damage(address, damaged)
         if await self.read(copy.address) is None:
             await self._do(copy)
-
-
-def _caused(error: StorageError, cause: Exception) -> StorageError:
-    error.__cause__ = cause
-    return error
 
 
 def _is_replacement(operation: Operation) -> bool:

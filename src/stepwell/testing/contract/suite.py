@@ -12,7 +12,7 @@ from stepwell.record import Change, Place, Stored
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Release, Storage
 from stepwell.testing.clock import Clock
 
-__all__ = ["Suite", "apply", "claim", "get", "release"]
+__all__ = ["Suite", "apply", "claim", "fields", "found", "get", "listed", "memo", "part", "release"]
 
 BOT = "bot"
 KEY = (42, 42)
@@ -23,7 +23,7 @@ class Suite:
 
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
-    #: False for a storage in memory: the suite then has no tests of reopening and sharing.
+    #: Set it to ``False`` for a storage in memory. The suite then has no tests of reopening and sharing.
     persistent: ClassVar[bool] = True
 
     def open_storage(self, clock: Clock) -> Storage:
@@ -53,6 +53,18 @@ async def get(storage: Storage, key: Any = KEY, *, parts: bool = False) -> Store
     return found
 
 
+async def found(storage: Storage, key: Any = KEY, *, parts: bool = False) -> Stored:
+    """Return a record that must exist."""
+    stored = await get(storage, key, parts=parts)
+    assert stored is not None, "there is no record"
+    return stored
+
+
+async def listed(storage: Storage, bot: str = BOT, **query: Any) -> list[Any]:
+    """Return the keys that a scan lists."""
+    return [entry.key async for entry in storage.scan(bot, **query)]
+
+
 async def claim(storage: Storage, token: str, key: Any = KEY, *, lease: float = 10, renew: bool = False) -> Any:
     return await storage.perform(Claim(storage.address(BOT, key), token, lease, renew))
 
@@ -73,7 +85,7 @@ async def apply(
     keep: bool = False,
     **change: Any,
 ) -> Applied:
-    """Write a record; ``held`` is a claim's token and the result of the claim or of the last write."""
+    """Write a record; ``held`` is a token with the result of its claim or of its last write."""
     address = storage.address(BOT, key)
     seal = storage.seal(address)
     if data is not None:
@@ -105,5 +117,5 @@ def memo(storage: Storage, claimed: Claimed, key: Any = KEY) -> Any:
 
 def part(storage: Storage, stored: Stored | None, name: str, key: Any = KEY) -> Any:
     """Return a part of a stored record."""
-    assert stored is not None and stored.parts is not None, "there are no parts"
+    assert stored is not None and stored.parts is not None, "the record has no parts"
     return storage.seal(storage.address(BOT, key)).value("p", name, stored.parts[name])
