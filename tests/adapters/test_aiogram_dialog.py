@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
 from stepwell.playground.botapi import BotAPI, Person
 from tests.backends import Backend
 
+#: Seconds after which a test gives up. Nothing waits that long on a sound machine.
+PATIENCE = 60.0
 SETUPS = {"both": (True, True), "dialogs": (False, True), "dispatcher": (True, False)}
 
 
@@ -64,9 +68,35 @@ async def main_data(dialog_manager: DialogManager, **more: Any) -> dict[str, Any
     return {"name": "nobody", "later": "now", **dialog_manager.dialog_data}
 
 
-def make_dispatcher(storage: Storage, *, on_dispatcher: bool, on_dialogs: bool) -> Dispatcher:
+class CountingDispatcher(Dispatcher):
+    """Counts the updates that have begun and not ended, including those that dialogs send in the background."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.running = 0
+        self.ended = asyncio.Event()
+
+    async def feed_update(self, *args: Any, **data: Any) -> Any:
+        with self._counted():
+            return await super().feed_update(*args, **data)
+
+    async def propagate_event(self, update_type: str, *args: Any, **data: Any) -> Any:
+        with self._counted():
+            return await super().propagate_event(update_type, *args, **data)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.ended.set()
+
+
+def make_dispatcher(storage: Storage, *, on_dispatcher: bool, on_dialogs: bool) -> CountingDispatcher:
     isolation = StepwellIsolation(storage) if on_dispatcher else None
-    dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=isolation)
+    dispatcher = CountingDispatcher(storage=StepwellStorage(storage), events_isolation=isolation)
 
     @dispatcher.message(Command("start"))
     async def start(message: Message, dialog_manager: DialogManager) -> None:
@@ -95,8 +125,8 @@ def make_dispatcher(storage: Storage, *, on_dispatcher: bool, on_dialogs: bool) 
 class Talk:
     """A person who uses the dialogs, and waits for the end of each update."""
 
-    def __init__(self, storage: Storage, person: Person) -> None:
-        self.storage = storage
+    def __init__(self, dispatcher: CountingDispatcher, person: Person) -> None:
+        self.dispatcher = dispatcher
         self.person = person
 
     async def send(self, text: str) -> None:
@@ -107,21 +137,20 @@ class Talk:
         await self.finish()
         query = await self.person.press(button)
         assert query is not None
-        await self.person.notice(query)
+        await self.person.notice(query, timeout=PATIENCE)
 
     async def read(self, text: str) -> None:
         """Wait until a message says this."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while text not in [message.get("text") for message in self.person.messages]:
                 await asyncio.sleep(0.01)
 
     async def finish(self) -> None:
-        """Wait until nothing has been held for a while: an update and its task in the background hold in turn."""
-        async with asyncio.timeout(30):
-            free = 0
-            while free < 20:
-                free = 0 if self.storage.queues or self.storage.renewals._due else free + 1
-                await asyncio.sleep(0.01)
+        """Wait until all updates have ended. One that starts another in the background ends after that has begun."""
+        async with asyncio.timeout(PATIENCE):
+            while self.dispatcher.running:
+                self.dispatcher.ended.clear()
+                await self.dispatcher.ended.wait()
 
 
 @asynccontextmanager
@@ -133,12 +162,21 @@ async def talking(storage: Storage, setup: str) -> AsyncIterator[Talk]:
         bot = Bot(registered.token, session=AiohttpSession(api=TelegramAPIServer.from_base(api.url)))
         polling = asyncio.create_task(dispatcher.start_polling(bot, handle_signals=False))
         try:
-            talk = Talk(storage, api.chat(registered))
+            talk = Talk(dispatcher, api.chat(registered))
             yield talk
             await talk.finish()
         finally:
             await dispatcher.stop_polling()
             await polling
+
+
+@pytest.fixture(autouse=True)
+def unique_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each dialog an id of its own.
+
+    aiogram_dialog chooses among 100 ids in each second, and two dialogs of a chat with the same id share one record.
+    """
+    monkeypatch.setattr("aiogram_dialog.api.entities.stack.new_int_id", partial(next, count(1)))
 
 
 @pytest.fixture(params=SETUPS)
@@ -160,7 +198,7 @@ async def test_dialogs_of_two_users_in_a_group(setup: str) -> None:
     async with talking(MemoryStorage(), setup) as talk:
         group = talk.person.group(-5)
         for person, name in ((group, "Alice"), (group.user(43), "Bob")):
-            member = Talk(talk.storage, person)
+            member = Talk(talk.dispatcher, person)
             await member.send("/start")
             await member.read("Menu now")
             await member.press("name")
