@@ -50,13 +50,15 @@ NAMES = {
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
-        "AlreadyHeld", "Busy", "Committed", "Context", "ContextClosed", "ConversationExpired", "CorruptRecord",
-        "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM", "FSMEvent", "FieldError", "Filter",
-        "Flow", "HandlerFailed", "IncompleteData", "InvalidFlow", "InvalidKey", "InvalidOption", "LeaseLost",
-        "MachineReady", "MigrationError", "NoKeyError", "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered",
-        "StateName", "StorageUnavailable", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",
-        "UnknownStateError", "UnreachableState", "Unsupported", "Update", "UpdateReceived", "UsageError", "callback",
-        "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keys", "kind", "state", "subscribe", "text",
+        "AlreadyHeld", "Busy", "Committed", "Conflict", "Context", "ContextClosed", "ConversationExpired",
+        "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM", "FSMEvent",
+        "FieldError", "Filter", "Flow", "HandlerFailed", "IncompleteData", "InsideLoop", "InvalidFlow",
+        "InvalidKey", "InvalidOption", "LeaseLost", "MachineReady", "MigrationError", "MissingExtra", "NoKeyError",
+        "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered", "StateName", "StorageError",
+        "StorageUnavailable", "StoredDataError", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",
+        "UnknownScheme", "UnknownStateError", "UnreachableState", "Unsupported", "Update", "UpdateReceived",
+        "UsageError", "callback", "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keys", "kind", "state",
+        "subscribe", "text",
     ],
 }  # fmt: skip
 

@@ -18,87 +18,87 @@ from stepwell.errors import (
     UnknownFlowError,
     UnknownStateError,
 )
-from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.fsm import FSM
+from stepwell.fsm.policy import Policy, UnknownStatePolicy
 
 WRONG_MOVE = TransitionError("form", "name", "done", allowed=("email", "phone"))
 NO_KEY = NoKeyError("poll", "ChatUser")
 
 
+def policy(choice: Any) -> Policy:
+    return Policy("on_invalid_transition", choice, ("raise", "log", "ignore"), "(ctx, from_, to)")
+
+
+def unknown_state(choice: Any) -> UnknownStatePolicy:
+    return UnknownStatePolicy("on_unknown_state", choice, ("keep", "reset", "raise"), "(ctx, flow, state)")
+
+
 @pytest.mark.parametrize(
-    ("policy", "choices"),
+    ("option", "choices"),
     [
-        (TransitionPolicy, ["raise", "log", "ignore", print]),
-        (MissingKeyPolicy, ["raise", "log", "ignore"]),
-        (DuplicatePolicy, ["raise", "enter"]),
-        (UnknownStatePolicy, ["keep", "reset", "raise", print]),
+        ("on_invalid_transition", ["raise", "log", "ignore", print]),
+        ("on_missing_key", ["raise", "log", "ignore"]),
+        ("on_duplicate", ["raise", "enter"]),
+        ("on_unknown_state", ["keep", "reset", "raise", print]),
     ],
 )
-def test_a_policy_takes_its_words_and_refuses_all_others_with_a_list(policy: Any, choices: list[Any]) -> None:
+def test_an_option_takes_its_words_and_its_error_lists_them(option: str, choices: list[Any]) -> None:
     for choice in choices:
-        policy(choice)
+        FSM("bot", storage="memory://", flows=[], **{option: choice})
     for wrong in ("", "rais", None, True, 5, *(() if print in choices else (print,))):
         with pytest.raises(InvalidOption) as caught:
-            policy(wrong)
+            FSM("bot", storage="memory://", flows=[], **{option: wrong})
         message = str(caught.value)
-        assert message.startswith(f"{policy.option}={wrong!r}")
+        assert message.startswith(f"{option}={wrong!r}")
         assert all(repr(choice) in message for choice in choices if choice is not print)
         assert ("a function" in message) is (print in choices)
 
 
-def test_raise_raises_the_transition_error() -> None:
+def test_raise_raises_the_error() -> None:
     with pytest.raises(TransitionError) as caught:
-        TransitionPolicy("raise").refuse(None, WRONG_MOVE)
+        policy("raise").refuse(WRONG_MOVE)
     assert (caught.value.flow, caught.value.from_, caught.value.to) == ("form", "name", "done")
+    with pytest.raises(NoKeyError, match="ChatUser returned no key for this poll update"):
+        policy("raise").refuse(NO_KEY)
 
 
-def test_log_is_one_warning_and_false(caplog: pytest.LogCaptureFixture) -> None:
-    assert TransitionPolicy("log").refuse(None, WRONG_MOVE) is False
-    assert MissingKeyPolicy("log").refuse(NO_KEY) is False
+def test_log_logs_one_warning_and_returns_false(caplog: pytest.LogCaptureFixture) -> None:
+    assert policy("log").refuse(WRONG_MOVE) is False
+    assert policy("log").refuse(NO_KEY) is False
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert caplog.messages == [str(WRONG_MOVE), str(NO_KEY)]
     assert {record.name for record in caplog.records} == {"stepwell.fsm.policy"}
 
 
-def test_ignore_is_false_and_silent(caplog: pytest.LogCaptureFixture) -> None:
-    assert TransitionPolicy("ignore").refuse(None, WRONG_MOVE) is False
-    assert MissingKeyPolicy("ignore").refuse(NO_KEY) is False
+def test_ignore_returns_false_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert policy("ignore").refuse(WRONG_MOVE) is False
     assert caplog.records == []
 
 
-def test_a_function_gets_context_from_and_to_and_its_result_is_returned() -> None:
-    asked = []
+def test_a_function_gets_the_arguments_and_its_result_is_returned() -> None:
+    calls = []
 
     def decide(*arguments: object) -> str:
-        asked.append(arguments)
+        calls.append(arguments)
         return "stay"
 
-    assert TransitionPolicy(decide).refuse("ctx", WRONG_MOVE) == "stay"
-    assert asked == [("ctx", "name", "done")]
-
-
-def test_a_missing_key_raises_the_error() -> None:
-    with pytest.raises(NoKeyError, match="ChatUser returned no key for this poll update"):
-        MissingKeyPolicy("raise").refuse(NO_KEY)
-
-
-def test_a_duplicate_is_entered_only_when_chosen() -> None:
-    assert DuplicatePolicy("enter").enters is True
-    assert DuplicatePolicy("raise").enters is False
+    assert policy(decide).refuse(WRONG_MOVE, "ctx", "name", "done") == "stay"
+    assert calls == [("ctx", "name", "done")]
 
 
 async def test_an_unknown_state_is_kept_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert await UnknownStatePolicy("keep").resolve(None, "form", "gone") == "keep"
+    assert await unknown_state("keep").resolve(None, "form", "gone") == "keep"
     (message,) = caplog.messages
     assert "'gone'" in message and "'form'" in message and "clear_flow" in message
 
 
-async def test_an_unknown_state_is_reset_raised_or_given_to_a_function(caplog: pytest.LogCaptureFixture) -> None:
-    assert await UnknownStatePolicy("reset").resolve(None, "form", "gone") == "reset"
+async def test_an_unknown_state_is_reset_raised_or_passed_to_a_function(caplog: pytest.LogCaptureFixture) -> None:
+    assert await unknown_state("reset").resolve(None, "form", "gone") == "reset"
     with pytest.raises(UnknownStateError, match="'gone' of flow 'form'"):
-        await UnknownStatePolicy("raise").resolve(None, "form", "gone")
-    asked = []
-    assert await UnknownStatePolicy(lambda *given: asked.append(given)).resolve("ctx", "form", "gone") == "keep"
-    assert asked == [("ctx", "form", "gone")]
+        await unknown_state("raise").resolve(None, "form", "gone")
+    calls = []
+    assert await unknown_state(lambda *given: calls.append(given)).resolve("ctx", "form", "gone") == "keep"
+    assert calls == [("ctx", "form", "gone")]
     assert caplog.records == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.fsm.description import Flows
 from stepwell.fsm.keys import KeyStrategy
-from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.storage import Storage
 
 __all__ = ["Machine"]
@@ -21,10 +21,10 @@ class Machine:
     storage: Storage
     flows: Flows
     key: KeyStrategy
-    transitions: TransitionPolicy
+    transitions: Policy
     unknown_state: UnknownStatePolicy
-    missing_key: MissingKeyPolicy
-    duplicates: DuplicatePolicy
+    missing_key: Policy
+    duplicates: Policy
     #: Seconds to wait for a record that another update holds.
     wait: float
     #: Seconds of a lease.

@@ -350,7 +350,7 @@ class Context(Generic[Data]):
             typed.check_fields(flow.name, flow.data, fields)
 
     def _invalid(self, flow: str | None, from_: str | None, to: str | None, **details: Any) -> Any:
-        return self._fsm.transitions.refuse(self, TransitionError(flow, from_, to, **details))
+        return self._fsm.transitions.refuse(TransitionError(flow, from_, to, **details), self, from_, to)
 
     def _collected(self) -> list[dict[str, Any]]:
         if self._record is CLOSED:

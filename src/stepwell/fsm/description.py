@@ -25,16 +25,7 @@ __all__ = [
 ]
 
 #: Attributes of a flow, which are not allowed as names of states.
-RESERVED = (
-    "flow_name",
-    "states",
-    "transitions",
-    "default_state",
-    "diagram",
-    "migrate",
-    "on_enter",
-    "on_leave",
-)
+RESERVED = ("flow_name", "states", "transitions", "default_state", "diagram", "migrate", "on_enter", "on_leave")
 
 
 class UnreachableState(UserWarning):
@@ -220,13 +211,11 @@ def checked(flow: FlowDescription) -> FlowDescription:
     for state, timeout in flow.timeouts.items():
         if not callable(timeout.then) and timeout.then is not None and timeout.then not in flow.states:
             raise InvalidFlow(
-                flow.name,
-                f"state {state!r} times out to {timeout.then!r}, which is not declared; {_states(flow)}",
+                flow.name, f"state {state!r} times out to {timeout.then!r}, which is not declared; {_states(flow)}"
             )
     if flow.data is not None and not is_data_type(flow.data):
         raise InvalidFlow(
-            flow.name,
-            f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}",
+            flow.name, f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}"
         )
     if type(flow.revision) is not int or flow.revision < 1:
         raise InvalidFlow(flow.name, f"revision= must be an int of at least 1, got {flow.revision!r}")

@@ -9,16 +9,17 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption
+from stepwell.fsm.context import Context
 from stepwell.fsm.description import name_of
 from stepwell.fsm.update import Update
 
 __all__ = [
+    "Condition",
     "Filter",
-    "FilterContext",
     "as_filter",
     "callback",
     "command",
@@ -30,20 +31,8 @@ __all__ = [
 ]
 
 
-class FilterContext(Protocol):
-    """The part of a context that filters read, and ``match``, which they set."""
-
-    @property
-    def flow(self) -> str | None: ...
-    @property
-    def state(self) -> str | None: ...
-    @property
-    def data(self) -> Mapping[Any, Any]: ...
-    @property
-    def update(self) -> Update: ...
-
-    #: Set by the last ``text`` or ``callback`` filter whose regex matched.
-    match: re.Match[str] | None
+#: A plain function in place of a filter.
+Condition: TypeAlias = Callable[[Context[Any]], object]
 
 
 class Filter(ABC):
@@ -52,7 +41,7 @@ class Filter(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         """Return whether the filter matches. It must not change the conversation."""
 
     @property
@@ -65,27 +54,27 @@ class Filter(ABC):
         """The states that it names without a flow. A router warns of those that no flow has."""
         return frozenset()
 
-    def __and__(self, other: Filter | Callable[[Any], Any]) -> Filter:
-        return _All(self, as_filter(other))
+    def __and__(self, other: Filter | Condition) -> Filter:
+        return _Combined(all, self, as_filter(other))
 
-    def __rand__(self, other: Callable[[Any], Any]) -> Filter:
-        return _All(as_filter(other), self)
+    def __rand__(self, other: Condition) -> Filter:
+        return _Combined(all, as_filter(other), self)
 
-    def __or__(self, other: Filter | Callable[[Any], Any]) -> Filter:
-        return _Any(self, as_filter(other))
+    def __or__(self, other: Filter | Condition) -> Filter:
+        return _Combined(any, self, as_filter(other))
 
-    def __ror__(self, other: Callable[[Any], Any]) -> Filter:
-        return _Any(as_filter(other), self)
+    def __ror__(self, other: Condition) -> Filter:
+        return _Combined(any, as_filter(other), self)
 
     def __invert__(self) -> Filter:
-        return _Not(self)
+        return _Combined(_none, self)
 
     def __bool__(self) -> bool:
         # "a and b" would be b, without a warning.
         raise TypeError("filters are combined with & | ~, not with and, or, not")
 
 
-def as_filter(given: Filter | Callable[[Any], Any]) -> Filter:
+def as_filter(given: Filter | Condition) -> Filter:
     """Return a filter, made from a function of the context if it is not one."""
     if isinstance(given, Filter):
         return given
@@ -94,17 +83,17 @@ def as_filter(given: Filter | Callable[[Any], Any]) -> Filter:
             f"{given!r} is an async def, which would match every update; a filter must be a plain function"
         )
     if callable(given) and not isinstance(given, type):
-        return _Function(given)
+        return _FunctionFilter(given)
     raise InvalidOption(f"{given!r} is not a filter; pass a filter of stepwell.fsm, or a function of the context")
 
 
-class _Function(Filter):
+class _FunctionFilter(Filter):
     __slots__ = ("function",)
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Condition) -> None:
         self.function = function
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         result = self.function(ctx)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -115,11 +104,17 @@ class _Function(Filter):
         return bool(result)
 
 
-class _Several(Filter):
-    __slots__ = ("parts",)
+class _Combined(Filter):
+    """Several filters, combined by ``all``, ``any`` or ``_none``."""
 
-    def __init__(self, *parts: Filter) -> None:
+    __slots__ = ("combine", "parts")
+
+    def __init__(self, combine: Callable[[Iterable[bool]], bool], *parts: Filter) -> None:
+        self.combine = combine
         self.parts = parts
+
+    def __call__(self, ctx: Context[Any], /) -> bool:
+        return self.combine(part(ctx) for part in self.parts)
 
     @property
     def flows(self) -> frozenset[str]:
@@ -130,25 +125,8 @@ class _Several(Filter):
         return frozenset().union(*(part._states for part in self.parts))
 
 
-class _All(_Several):
-    __slots__ = ()
-
-    def __call__(self, ctx: FilterContext, /) -> bool:
-        return all(part(ctx) for part in self.parts)
-
-
-class _Any(_Several):
-    __slots__ = ()
-
-    def __call__(self, ctx: FilterContext, /) -> bool:
-        return any(part(ctx) for part in self.parts)
-
-
-class _Not(_Several):
-    __slots__ = ()
-
-    def __call__(self, ctx: FilterContext, /) -> bool:
-        return not self.parts[0](ctx)
+def _none(results: Iterable[bool]) -> bool:
+    return not any(results)
 
 
 class fsm_flow(Filter):  # noqa: N801
@@ -159,7 +137,7 @@ class fsm_flow(Filter):  # noqa: N801
     def __init__(self, flow: object) -> None:
         self.name: str | None = None if flow is None else name_of(flow)
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         return ctx.flow == self.name
 
     @property
@@ -187,7 +165,7 @@ class fsm_state(Filter):  # noqa: N801
         elif state is not None:
             raise InvalidOption(f"fsm_state({state!r}): pass a state, its name, None, or a (key, value) pair")
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         if self.field:
             data = ctx.data
             return self.field[0] in data and bool(data[self.field[0]] == self.value)
@@ -207,7 +185,7 @@ class fsm_in_flow(Filter):  # noqa: N801
 
     __slots__ = ()
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         return ctx.flow is not None
 
 
@@ -228,7 +206,7 @@ class command(Filter):  # noqa: N801
         self.bot: str | None = bot.removeprefix("@").lower() if bot else None
         self.edited: bool = edited
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         found = ctx.update.command
         if found is None or (self.names and found.name not in self.names):
             return False
@@ -250,7 +228,7 @@ class text(Filter):  # noqa: N801
         self.pattern: str | re.Pattern[str] | None = _pattern("text", pattern)
         self.edited: bool = edited
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         update = ctx.update
         if update.text is None or (_is_edit(update) and not self.edited):
             return False
@@ -270,7 +248,7 @@ class callback(Filter):  # noqa: N801
     def __init__(self, pattern: str | re.Pattern[str] | None = None) -> None:
         self.pattern: str | re.Pattern[str] | None = _pattern("callback", pattern)
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         update = ctx.update
         if self.pattern is None:
             return update.kind == "callback_query"
@@ -287,7 +265,7 @@ class kind(Filter):  # noqa: N801
             raise InvalidOption("kind(...) takes one or more kinds of update, such as 'message'")
         self.names: frozenset[str] = frozenset(names)
 
-    def __call__(self, ctx: FilterContext, /) -> bool:
+    def __call__(self, ctx: Context[Any], /) -> bool:
         return ctx.update.kind in self.names
 
 
@@ -303,7 +281,7 @@ def _pattern(name: str, pattern: Any) -> str | re.Pattern[str] | None:
     raise InvalidOption(f"{name}({pattern!r}): pass a string, or a regex made with re.compile()")
 
 
-def _matches(pattern: str | re.Pattern[str], value: str, ctx: FilterContext) -> bool:
+def _matches(pattern: str | re.Pattern[str], value: str, ctx: Context[Any]) -> bool:
     if isinstance(pattern, str):
         return value == pattern
     found = pattern.search(value)

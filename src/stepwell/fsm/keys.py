@@ -164,7 +164,7 @@ class Business:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class _FunctionStrategy:
     function: Callable[[Update], Any]
 
     def extract(self, update: Update) -> Any:
@@ -181,7 +181,7 @@ def strategy(key: object) -> KeyStrategy:
     if isinstance(key, KeyStrategy):
         return key
     if callable(key) and not isinstance(key, type):
-        return _Function(key)
+        return _FunctionStrategy(key)
     raise InvalidOption(
         f"key={key!r} is not a key strategy; pass keys.ChatUser() or another strategy of stepwell.fsm.keys, "
         "a function of the update, or an object with extract(update)"
@@ -190,12 +190,12 @@ def strategy(key: object) -> KeyStrategy:
 
 def reads_telegram(key: KeyStrategy) -> bool:
     """Return whether this strategy is one of this module, which read Telegram's updates."""
-    return type(key).__module__ == __name__ and not isinstance(key, _Function)
+    return type(key).__module__ == __name__ and not isinstance(key, _FunctionStrategy)
 
 
 def name_of(key: KeyStrategy) -> str:
     """Return the name of a strategy for error messages."""
-    if isinstance(key, _Function):
+    if isinstance(key, _FunctionStrategy):
         return getattr(key.function, "__name__", repr(key.function))
     return type(key).__name__
 

@@ -19,7 +19,7 @@ from stepwell.fsm.description import Flows
 from stepwell.fsm.events import FSMSubscriber, MachineReady, add_subscriber, emit, subscribers
 from stepwell.fsm.expiry import Expired, hand_over_swept
 from stepwell.fsm.migration import Migrated, migrate_all
-from stepwell.fsm.policy import DuplicatePolicy, MissingKeyPolicy, TransitionPolicy, UnknownStatePolicy
+from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.timers import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import Address
@@ -73,10 +73,14 @@ class FSM(Machine):
         self.storage.address(bot, ())
         self.flows: Flows = Flows(flows)
         self.key: keys.KeyStrategy = keys.strategy(key)
-        self.transitions: TransitionPolicy = TransitionPolicy(on_invalid_transition)
-        self.unknown_state: UnknownStatePolicy = UnknownStatePolicy(on_unknown_state)
-        self.missing_key: MissingKeyPolicy = MissingKeyPolicy(on_missing_key)
-        self.duplicates: DuplicatePolicy = DuplicatePolicy(on_duplicate)
+        self.transitions: Policy = Policy(
+            "on_invalid_transition", on_invalid_transition, ("raise", "log", "ignore"), "(ctx, from_, to)"
+        )
+        self.unknown_state: UnknownStatePolicy = UnknownStatePolicy(
+            "on_unknown_state", on_unknown_state, ("keep", "reset", "raise"), "(ctx, flow, state)"
+        )
+        self.missing_key: Policy = Policy("on_missing_key", on_missing_key, ("raise", "log", "ignore"))
+        self.duplicates: Policy = Policy("on_duplicate", on_duplicate, ("raise", "enter"))
         self.wait = wait
         self.lease = lease
         self.ttl = ttl
@@ -130,7 +134,7 @@ class FSM(Machine):
         The record is claimed and read at the beginning of the block, and committed and released at its end. Admin
         code, background jobs and other platforms pass ``key=`` instead of an update.
         """
-        return Conversation(self, update, key=key, update_id=update_id, enters=self.duplicates.enters)
+        return Conversation(self, update, key=key, update_id=update_id, enters=self.duplicates.choice == "enter")
 
     async def handle(
         self, update: Any, handler: Handler, *, key: Any = NOT_GIVEN, update_id: int | str | None = None
@@ -148,12 +152,7 @@ class FSM(Machine):
         return _portal.sync(self.handle(update, handler, key=key, update_id=update_id))
 
     def find(
-        self,
-        *,
-        user: int | None = None,
-        chat: int | None = None,
-        flow: object = ANY,
-        state: str | Any_ | None = ANY,
+        self, *, user: int | None = None, chat: int | None = None, flow: object = ANY, state: str | Any_ | None = ANY
     ) -> AsyncIterator[Entry]:
         """Find records by user, chat, flow and state: ``async for entry in fsm.find(user=42)``.
 

@@ -5,37 +5,33 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from stepwell.errors import InvalidOption, NoKeyError, TransitionError, UnknownStateError
+from stepwell.errors import InvalidOption, UnknownStateError
 
-__all__ = ["DuplicatePolicy", "MissingKeyPolicy", "TransitionPolicy", "UnknownStatePolicy"]
+__all__ = ["Policy", "UnknownStatePolicy"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class _Policy:
-    """One option of ``FSM``, checked when it is given."""
+class Policy:
+    """One option of ``FSM``: one of some words or, with ``arguments``, a function of these arguments."""
 
     __slots__ = ("choice",)
 
-    option: ClassVar[str]
-    words: ClassVar[tuple[str, ...]]
-    #: The arguments of a function in place of a word; empty if functions are not allowed.
-    arguments: ClassVar[str] = ""
-
-    def __init__(self, choice: str | Callable[..., Any]) -> None:
-        valid = choice in self.words if isinstance(choice, str) else self.arguments and callable(choice)
+    def __init__(
+        self, option: str, choice: str | Callable[..., Any], words: tuple[str, ...], arguments: str = ""
+    ) -> None:
+        valid = choice in words if isinstance(choice, str) else arguments and callable(choice)
         if not valid:
-            words = ", ".join(repr(word) for word in self.words)
-            function = f" or a function {self.arguments}" if self.arguments else ""
-            raise InvalidOption(f"{self.option}={choice!r} is not supported; use one of {words}{function}")
+            listed = ", ".join(map(repr, words)) + (f" or a function {arguments}" if arguments else "")
+            raise InvalidOption(f"{option}={choice!r} is not supported; use one of {listed}")
         self.choice: str | Callable[..., Any] = choice
 
-    def __repr__(self) -> str:
-        return f"{self.option}={self.choice!r}"
-
-    def _refuse(self, error: Exception) -> Literal[False]:
+    def refuse(self, error: Exception, *arguments: object) -> Any:
+        """Raise or log the error and return ``False``, or call the function and return its result."""
+        if callable(self.choice):
+            return self.choice(*arguments)
         if self.choice == "raise":
             raise error
         if self.choice == "log":
@@ -43,51 +39,10 @@ class _Policy:
         return False
 
 
-class TransitionPolicy(_Policy):
-    """``on_invalid_transition``: a move that the flow does not declare."""
-
-    __slots__ = ()
-    option: ClassVar[str] = "on_invalid_transition"
-    words: ClassVar[tuple[str, ...]] = ("raise", "log", "ignore")
-    arguments: ClassVar[str] = "(ctx, from_, to)"
-
-    def refuse(self, ctx: object, error: TransitionError) -> Any:
-        """Raise the error, or return the result of the refused move."""
-        return self.choice(ctx, error.from_, error.to) if callable(self.choice) else self._refuse(error)
-
-
-class MissingKeyPolicy(_Policy):
-    """``on_missing_key``: a change for an update without a key."""
-
-    __slots__ = ()
-    option: ClassVar[str] = "on_missing_key"
-    words: ClassVar[tuple[str, ...]] = ("raise", "log", "ignore")
-
-    def refuse(self, error: NoKeyError) -> Literal[False]:
-        """Raise the error, or return ``False``, the result of the refused change."""
-        return self._refuse(error)
-
-
-class DuplicatePolicy(_Policy):
-    """``on_duplicate``: ``conversation()`` with an update that was handled before."""
-
-    __slots__ = ("enters",)
-    option: ClassVar[str] = "on_duplicate"
-    words: ClassVar[tuple[str, ...]] = ("raise", "enter")
-
-    def __init__(self, choice: str) -> None:
-        super().__init__(choice)
-        #: Enter the block for such an update instead of raising ``DuplicateUpdate``.
-        self.enters: bool = choice == "enter"
-
-
-class UnknownStatePolicy(_Policy):
+class UnknownStatePolicy(Policy):
     """``on_unknown_state``: a stored flow or state that is no longer declared."""
 
     __slots__ = ()
-    option: ClassVar[str] = "on_unknown_state"
-    words: ClassVar[tuple[str, ...]] = ("keep", "reset", "raise")
-    arguments: ClassVar[str] = "(ctx, flow, state)"
 
     async def resolve(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
         """Return whether to keep the record or to delete it, or raise ``UnknownStateError``.

@@ -11,7 +11,7 @@ from stepwell import _portal
 from stepwell.errors import InvalidOption, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
-from stepwell.fsm.filters import Filter, as_filter
+from stepwell.fsm.filters import Condition, Filter, as_filter
 from stepwell.fsm.machine import FSM
 
 __all__ = ["Router"]
@@ -39,7 +39,7 @@ class Router:
         self._routes: list[tuple[tuple[Filter, ...], Handler | Router]] = []
         self._scope: tuple[Filter, ...] = ()
 
-    def on(self, *filters: Filter | Callable[[Any], Any]) -> Callable[[H], H]:
+    def on(self, *filters: Filter | Condition) -> Callable[[H], H]:
         """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters."""
         chosen = self._checked(filters)
 
@@ -51,7 +51,7 @@ class Router:
 
         return register
 
-    def scope(self, *filters: Filter | Callable[[Any], Any]) -> Router:
+    def scope(self, *filters: Filter | Condition) -> Router:
         """Return a router whose handlers have these filters too. They keep their order among this router's handlers."""
         inner = Router(self.fsm, send=self.send)
         inner._scope = self._scope + self._checked(filters)
@@ -114,7 +114,7 @@ class Router:
                 yield target
                 yield from target._included()
 
-    def _checked(self, given: Iterable[Filter | Callable[[Any], Any]]) -> tuple[Filter, ...]:
+    def _checked(self, given: Iterable[Filter | Condition]) -> tuple[Filter, ...]:
         """Return filters. Raises for a flow that is not registered; warns of a state that no flow declares.
 
         Such a state is not an error, because records of an earlier release may have it.

@@ -86,7 +86,7 @@ async def conversation(fsm: FSM, update: Any) -> AsyncIterator[Context]:
     async with AsyncExitStack() as stack:
 
         def entered() -> Awaitable[Context]:
-            found = Conversation(fsm, update, collects=True, enters=fsm.duplicates.enters)
+            found = Conversation(fsm, update, collects=True, enters=fsm.duplicates.choice == "enter")
             return stack.enter_async_context(found)
 
         yield await retry_until_free(entered)
