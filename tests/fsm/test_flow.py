@@ -399,13 +399,13 @@ def test_a_hand_written_flow_may_have_data_and_a_revision() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"states": None}, "which is not a state"),
+        ({"states": None}, "which is not declared"),
         ({"states": 5}, "states must be a list"),
         ({"states": ["one", "two", "two"]}, "declared twice"),
         ({"states": ["one", 2]}, "a state must be a string"),
         ({"transitions": ["one"]}, "transitions a dict"),
         ({"transitions": {"one": ["three"]}}, "leads to 'three'"),
-        ({"transitions": {"three": []}}, "which is not a state"),
+        ({"transitions": {"three": []}}, "which is not declared"),
         ({"default_state": "three"}, "default_state is 'three'"),
         ({"flow_name": None}, "is not a flow"),
     ],

@@ -493,13 +493,14 @@ async def test_the_context_shows_text_and_arguments(fsm: FSM) -> None:
 # Opening and closing
 
 
-async def test_the_machine_opens_and_closes_what_it_made() -> None:
+async def test_a_machine_opens_and_closes_its_storage_as_often_as_it_is_entered() -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])
-    async with fsm:
-        assert fsm.storage.is_open
-        async with fsm.conversation(message(update_id=1)) as ctx:
-            ctx.start_flow(Form)
-    assert not fsm.storage.is_open
+    for update_id in (1, 2):
+        async with fsm:
+            assert fsm.storage.is_open
+            async with fsm.conversation(message(update_id=update_id)) as ctx:
+                ctx.start_flow(Form)
+        assert not fsm.storage.is_open
 
 
 async def test_the_machine_leaves_open_what_was_open_before() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from stepwell.fsm.description import Flows
 from stepwell.fsm.keys import KeyStrategy
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
+from stepwell.fsm.update import Update
 from stepwell.storage import Storage
 
 __all__ = ["Machine"]
@@ -37,7 +38,7 @@ class Machine:
     #: Sends the Bot API calls of timers.
     send: Callable[[dict[str, Any]], Awaitable[Any]] | None
     #: Reads the id of an update; ``None``: its ``update_id``.
-    update_id: Callable[[Any], int | str | None] | None
+    update_id: Callable[[Update], int | str | None] | None
     #: Called with the events of this machine.
     subscribers: list[Callable[[Any], object]]
     #: The storage is open, and the bot is initialised.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -194,33 +194,8 @@ def checked(flow: FlowDescription) -> FlowDescription:
 
     Raises ``InvalidFlow``. The warnings name the caller of the calling function as their place.
     """
-    for twice in (each for each in flow.states if flow.states.count(each) > 1):
-        raise InvalidFlow(flow.name, f"state {str(twice)!r} is declared twice")
-    for state, targets in flow.transitions.items():
-        if state not in flow.states:
-            raise InvalidFlow(
-                flow.name, f"transitions are declared for {state!r}, which is not a state; {_states(flow)}"
-            )
-        for target in targets:
-            if target not in flow.states:
-                raise InvalidFlow(
-                    flow.name, f"state {state!r} leads to {target!r}, which is not declared; {_states(flow)}"
-                )
-    if flow.default_state is not None and flow.default_state not in flow.states:
-        raise InvalidFlow(flow.name, f"default_state is {flow.default_state!r}, which is not declared; {_states(flow)}")
-    for state, timeout in flow.timeouts.items():
-        if not callable(timeout.then) and timeout.then is not None and timeout.then not in flow.states:
-            raise InvalidFlow(
-                flow.name, f"state {state!r} times out to {timeout.then!r}, which is not declared; {_states(flow)}"
-            )
-    if flow.data is not None and not is_data_type(flow.data):
-        raise InvalidFlow(
-            flow.name, f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}"
-        )
-    if type(flow.revision) is not int or flow.revision < 1:
-        raise InvalidFlow(flow.name, f"revision= must be an int of at least 1, got {flow.revision!r}")
-    if flow.ttl is not None and (not isinstance(flow.ttl, int | float) or not flow.ttl > 0):
-        raise InvalidFlow(flow.name, f"ttl= must be a number of seconds above 0, got {flow.ttl!r}")
+    for problem in _problems(flow):
+        raise InvalidFlow(flow.name, problem)
     frozen = replace(
         flow,
         transitions=MappingProxyType(dict(flow.transitions)),
@@ -235,6 +210,26 @@ def checked(flow: FlowDescription) -> FlowDescription:
         )
         warnings.warn(warning, UnreachableState, stacklevel=3)
     return frozen
+
+
+def _problems(flow: FlowDescription) -> Iterator[str]:
+    not_declared = f"which is not declared; {_states(flow)}"
+    yield from (f"state {str(each)!r} is declared twice" for each in flow.states if flow.states.count(each) > 1)
+    for state, targets in flow.transitions.items():
+        if state not in flow.states:
+            yield f"transitions are declared for {state!r}, {not_declared}"
+        yield from (f"state {state!r} leads to {to!r}, {not_declared}" for to in targets if to not in flow.states)
+    if flow.default_state is not None and flow.default_state not in flow.states:
+        yield f"default_state is {flow.default_state!r}, {not_declared}"
+    for state, timeout in flow.timeouts.items():
+        if not callable(timeout.then) and timeout.then is not None and timeout.then not in flow.states:
+            yield f"state {state!r} times out to {timeout.then!r}, {not_declared}"
+    if flow.data is not None and not is_data_type(flow.data):
+        yield f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}"
+    if type(flow.revision) is not int or flow.revision < 1:
+        yield f"revision= must be an int of at least 1, got {flow.revision!r}"
+    if flow.ttl is not None and (not isinstance(flow.ttl, int | float) or not flow.ttl > 0):
+        yield f"ttl= must be a number of seconds above 0, got {flow.ttl!r}"
 
 
 def _states(flow: FlowDescription) -> str:

@@ -58,7 +58,7 @@ class FSM(Machine):
         on_expired: Callable[[Expired], Any] | None = None,
         run_timers: bool = True,
         send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
-        update_id: Callable[[Any], int | str | None] | None = None,
+        update_id: Callable[[Update], int | str | None] | None = None,
     ) -> None:
         _check_seconds("lease", lease)
         if wait != 0:
@@ -104,6 +104,9 @@ class FSM(Machine):
     async def __aenter__(self) -> Self:
         if self._timers is not None:
             self._timers.check()
+        self._opened = self._opened or not self.storage.is_open
+        # prepare() does not open a storage that was closed.
+        await self.storage.open()
         await self.prepare()
         self._entered += 1
         if self._entered > 1:
