@@ -1,4 +1,4 @@
-"""A conversation: claim the record of one update, give a context to the handler, commit."""
+"""A conversation: claim the record of one update, pass a context to the handler, commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 
 
 class Conversation:
-    """An async context manager that gives a ``Context``; made by ``FSM.conversation``.
+    """An async context manager over a ``Context``; made by ``FSM.conversation``.
 
     With ``collects`` the context collects Bot API calls. With ``enters`` the block is entered for a duplicate, with
     ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``.
@@ -109,7 +109,7 @@ class Conversation:
                 if slot.place.flow is not None:
                     declared = catch_up(fsm.flows, slot)
                     if not declared or ((slot.place.times or slot.deadline is not None) and is_timed_out(slot)):
-                        await self._catch_up(ctx, slot)
+                        await self._apply_overdue(ctx, slot)
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):
                 self._failed(error)
@@ -173,7 +173,7 @@ class Conversation:
         if self._collects:
             ctx._calls = list(calls)
 
-    async def _catch_up(self, ctx: Context, slot: Slot) -> None:
+    async def _apply_overdue(self, ctx: Context, slot: Slot) -> None:
         """Apply a timeout that has passed, or the policy for a state that a deploy removed."""
         fsm = self._fsm
         if not is_declared(fsm.flows, slot):

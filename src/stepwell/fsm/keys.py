@@ -13,26 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from stepwell.errors import InvalidOption
 from stepwell.fsm.update import Update
 
-__all__ = [
-    "Business",
-    "Chat",
-    "ChatTopic",
-    "ChatTopicUser",
-    "ChatUser",
-    "KeyStrategy",
-    "Parts",
-    "User",
-    "Where",
-    "answer_to",
-    "answer_to_key",
-    "moved",
-    "name_of",
-    "params_of",
-    "parts_of",
-    "strategy",
-    "tags_of",
-    "tags_of_key",
-]
+__all__ = ["Business", "Chat", "ChatTopic", "ChatTopicUser", "ChatUser", "KeyStrategy", "Parts", "User"]
 
 
 @runtime_checkable
