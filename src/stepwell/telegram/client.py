@@ -10,18 +10,18 @@ import re
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from stepwell._optional import require
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
+from stepwell.telegram.connections import Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
 from stepwell.telegram.limits import SendLimits, chat_of, messages_in
 from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, Turn
 from stepwell.telegram.token import check_token
 
 _httpx: Any = require("httpx", "bot")
-# Sends the token without showing it to httpx, which logs URLs.
-require("httpcore", "bot", minimum="1.0.4")
 
 __all__ = ["BotClient"]
 
@@ -58,7 +58,7 @@ class BotClient:
     ) -> None:
         self._token = check_token(token)
         self._api = _check_api(api)
-        self._target = f"{urlsplit(self._api).path}/bot{self._token}/".encode()
+        self._path = f"{urlsplit(self._api).path}/bot{self._token}/"
         if limits is not None and not isinstance(limits, SendLimits):
             raise InvalidOption(f"BotClient(limits=...) takes SendLimits(...) or None, got {limits!r}")
         self._limits = limits
@@ -154,14 +154,9 @@ class BotClient:
 
     async def _attempt(self, link: _Link, call: _Call) -> _Answer:
         try:
-            status, header, body = await link.post(self._target + call.method.encode(), call)
-        except _httpx.HTTPError as error:
-            return _Answer(None, self._without_token(f"{type(error).__name__}: {error}".removesuffix(": ")))
-        except RuntimeError:
-            if link.closed:
-                # httpx refuses calls on a closed client so.
-                return _Answer(None, "closed")
-            raise
+            status, header, body = await link.post(self._path + call.method, call)
+        except NoAnswer as error:
+            return _Answer(None, self._without_token(str(error)))
         try:
             parsed = from_json(body)
         except MalformedJSON:
@@ -233,34 +228,48 @@ class _Link:
         self.queue = SendQueue(limits, patience=patience)
         #: When a call was accepted last.
         self.answered_at = -math.inf
-        self._api = api
+        parts = urlsplit(api)
+        self._server = f"{parts.scheme}://{parts.netloc}"
         self._closing = asyncio.Event()
-        kept = _httpx.Limits(
-            max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE
-        )
-        self._http = _httpx.AsyncClient(limits=kept)
+        self._proxy = _proxy_for(api)
+        #: For uploads and proxies.
+        self._http: Any = None
+        self._fast: Connections | None = None
+        if self._proxy is None:
+            context = _httpx.create_ssl_context() if api.startswith("https:") else None
+            self._fast = Connections(api, context=context, size=CONNECTIONS, keep_alive=KEEP_ALIVE)
 
     @property
     def closed(self) -> bool:
         return self._closing.is_set()
 
-    async def post(self, target: bytes, call: _Call) -> tuple[int, str, bytes]:
-        """Post a call to a target; return the status, the header ``Retry-After`` and the body."""
+    async def post(self, path: str, call: _Call) -> Response:
+        """Post a call to a path. Raises ``NoAnswer``."""
         payload = call.payload
+        if self.closed:
+            raise NoAnswer("closed")
+        if not payload.files and self._fast is not None:
+            return await self._fast.post(path.encode(), payload.json, call.timeout)
         if payload.files:
             contents = {name: (file.name, await read_content(file)) for name, file in payload.files.items()}
             body: dict[str, Any] = {"data": payload.fields, "files": contents}
         else:
             body = {"content": payload.json, "headers": {"Content-Type": "application/json"}}
-        answer = await self._http.post(
-            # httpx logs this URL. The target, which has the token, replaces its path.
-            f"{self._api}/{call.method}",
-            **body,
-            # Waiting for a free connection is no failure of the server.
-            timeout=_httpx.Timeout(call.timeout, pool=None),
-            extensions={"target": target},
-        )
-        return answer.status_code, answer.headers.get("Retry-After", ""), answer.content
+        # Waiting for a free connection is no failure of the server.
+        timeout = _httpx.Timeout(call.timeout, pool=None).as_dict()
+        request = _httpx.Request("POST", self._server + path, **body, extensions={"timeout": timeout})
+        try:
+            answer = await self._transport().handle_async_request(request)
+            return Response(answer.status_code, answer.headers.get("Retry-After", ""), await answer.aread())
+        except _httpx.HTTPError as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
+
+    def _transport(self) -> Any:
+        """Return the transport of httpx. A client of httpx would log URLs, and with them the token."""
+        if self._http is None:
+            kept = _httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE)
+            self._http = _httpx.AsyncHTTPTransport(limits=kept, proxy=self._proxy)
+        return self._http
 
     async def closed_within(self, seconds: float) -> bool:
         """Wait; return ``True`` at once when the client is closed."""
@@ -273,7 +282,20 @@ class _Link:
     async def close(self) -> None:
         self._closing.set()
         self.queue.close()
-        await self._http.aclose()
+        if self._fast is not None:
+            await self._fast.close()
+        if self._http is not None:
+            await self._http.aclose()
+
+
+def _proxy_for(api: str) -> str | None:
+    """Return the proxy for a server from the environment, as httpx finds it."""
+    parts = urlsplit(api)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _closed(method: str) -> BotUnavailable:
@@ -287,7 +309,7 @@ def _check_api(api: str) -> str:
     except (ValueError, AttributeError, TypeError):
         valid = False
     # A password or a token would be shown in logs.
-    if not valid or parts.username or parts.query or parts.fragment or ":" in parts.path:
+    if not valid or not api.isascii() or parts.username or parts.query or parts.fragment or ":" in parts.path:
         raise InvalidOption(f"BotClient(api=...): must be a URL like {TELEGRAM}, without the token")
     return api.rstrip("/")
 
