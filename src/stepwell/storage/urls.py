@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
 
 from stepwell.errors import InvalidOption, StepwellError, UnknownScheme
 from stepwell.storage.contract import Storage
@@ -13,7 +15,7 @@ from stepwell.storage.contract import Storage
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["as_storage", "check_url", "described", "open_storage"]
+__all__ = ["as_storage", "check_url", "described", "open_storage", "take_options"]
 
 _GROUP = "stepwell.storage"
 _OURS = {
@@ -58,6 +60,26 @@ def check_url(url: str) -> None:
         raise InvalidOption(
             f"{described(url)} has an @ after its host; in a password, write # as %23, / as %2F, ? as %3F and @ as %40"
         )
+
+
+def take_options(url: str, parsers: Mapping[str, Callable[[str], Any]], kind: str) -> tuple[str, dict[str, Any]]:
+    """Take the options of a storage, which ``parsers`` has, out of a URL; return the rest of the URL, and the options.
+
+    ``kind`` names the URL in errors, such as ``a Redis URL``.
+    """
+    base, mark, query = url.partition("?")
+    options: dict[str, Any] = {}
+    others: list[tuple[str, str]] = []
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in parsers:
+            others.append((name, text))
+            continue
+        try:
+            options[name] = parsers[name](text)
+        except (KeyError, ValueError):
+            expected = "a number of seconds" if parsers[name] is float else "true or false"
+            raise InvalidOption(f"{name} in {kind} must be {expected}") from None
+    return base + mark + urlencode(others), options
 
 
 def open_storage(url: str, **options: Any) -> Storage:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     asyncpg = require("asyncpg", "postgres")
 
-__all__ = ["Options", "Pool", "PoolSource", "PostgresConnection", "Source", "UrlSource", "split_url"]
+__all__ = ["Options", "Pool", "PoolSource", "PostgresConnection", "Source", "UrlSource"]
 
 T = TypeVar("T")
 Pool: TypeAlias = "asyncpg.Pool[Any]"
@@ -61,16 +61,6 @@ class Options:
 
 
 _URL_FORMAT = "use postgresql://user@host:5432/database"
-
-
-def split_url(url: str, ours: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Split our own options off a URL. Return the rest of the URL and the options."""
-    check_url(url)
-    parts = _parts(url)
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    found = {name: value for name, value in query if name in ours}
-    rest = urlencode([(name, value) for name, value in query if name not in ours])
-    return urlunsplit(parts._replace(query=rest)), found
 
 
 def _parts(url: str) -> SplitResult:
@@ -126,9 +116,9 @@ class UrlSource(Source):
         check_url(url)
         self._url = url
         self._options = options
-        self.server = _server_name(url)
+        self.server: str = _server_name(url)
         # PgBouncer rejects these as startup parameters.
-        self.lock_timeout = None if options.prepared_statements else options.lock_timeout
+        self.lock_timeout: str | None = None if options.prepared_statements else options.lock_timeout
         self._settings = {"application_name": "stepwell"}
         if options.prepared_statements:
             self._settings |= {
@@ -175,8 +165,8 @@ class PoolSource(Source):
     def __init__(self, pool: Pool, options: Options) -> None:
         self._pool = pool
         self._options = options
-        self.server = "the server of the given pool"
-        self.lock_timeout = options.lock_timeout
+        self.server: str = "the server of the given pool"
+        self.lock_timeout: str | None = options.lock_timeout
 
     async def acquire(self) -> asyncpg.Connection[Any]:
         return cast("asyncpg.Connection[Any]", await self._pool.acquire(timeout=self._options.connect_timeout))

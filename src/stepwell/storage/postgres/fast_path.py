@@ -43,10 +43,8 @@ class FastPath:
     """The fast path of one schema."""
 
     def __init__(self, schema: str) -> None:
-        self.claims_sql, self.writes_sql = (
-            (_FOLDER / name).read_text("utf-8").replace("@schema@", schema)
-            for name in ("fast_claims.sql", "fast_writes.sql")
-        )
+        self.claims_sql: str = (_FOLDER / "fast_claims.sql").read_text("utf-8").replace("@schema@", schema)
+        self.writes_sql: str = (_FOLDER / "fast_writes.sql").read_text("utf-8").replace("@schema@", schema)
         #: Hashes of addresses that had a record when they were last claimed. A collision costs one round trip.
         self._known: set[int] = set()
 

@@ -41,7 +41,6 @@ __all__ = [
 LARGE: Final = 1024
 
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
-_KINDS: Final[dict[type, int]] = {Get: _GET, Claim: _CLAIM, Apply: _APPLY, Release: _RELEASE}
 _REPLACE, _DELETE, _FORGET, _FRESH, DEADLINE_FLAG, EXPIRY_FLAG = 1, 2, 4, 8, 16, 32
 KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _SIMPLE, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
 _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
@@ -71,28 +70,25 @@ def columns(operations: Sequence[Operation]) -> list[Any]:
 
     A column of nulls is sent empty; some columns are sent as one item if all items are equal.
     """
-    kinds = [_KINDS[type(operation)] for operation in operations]
-    writes = _APPLY in kinds
-    times: Counter[Address] | None = None
-    if len({operation[0] for operation in operations}) < len(operations):
-        times = Counter([operation[0] for operation in operations])
+    writes = any(type(operation) is Apply for operation in operations)
+    times = Counter([operation.address for operation in operations])
     needing: set[Address] = set()
     common = []
     rows = []
-    for operation, kind in zip(operations, kinds, strict=True):
-        address = operation[0]
-        flags, token, lease = _FLAGS[kind](operation)
-        if times is not None and times[address] > 1:
+    for operation in operations:
+        address = operation.address
+        kind, flags, token, lease = _common(operation)
+        if times[address] > 1:
             # One statement cannot change a row twice: the function runs these one by one, in order.
             flags &= ~_SIMPLE
         if flags & _NEEDS_ROW:
             if address in needing:
                 flags &= ~_NEEDS_ROW
             needing.add(address)
-        common.append((*address, flags, token, lease))
+        common.append((kind, *address, flags, token, lease))
         if writes:
             rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
-    namespaces, keys, flags_, tokens, leases = zip(*common, strict=True)
+    kinds, namespaces, keys, flags_, tokens, leases = zip(*common, strict=True)
     shared = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
     if not writes:
         return [len(needing), *shared, *([()] * _APPLY_COLUMNS)]
@@ -113,52 +109,32 @@ def _short(column: Sequence[Any]) -> Sequence[Any]:
 _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
 
 
-def _get(get: Any) -> tuple[int, None, None]:
-    return _PARTS if get.parts else _SIMPLE, None, None
-
-
-def _claim(claim: Any) -> tuple[int, str, float]:
-    return _RENEW if claim.renew else _SIMPLE | _NEEDS_ROW, claim.token, claim.lease
-
-
-def _release(release: Any) -> tuple[int, str, None]:
-    return 0, release.token, None
-
-
-def _apply(apply: Any) -> tuple[int, str | None, float]:
-    change, guard = apply.change, apply.guard
+def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
+    """Return kind, flags, token and lease of an operation."""
+    if isinstance(operation, Get):
+        return _GET, _PARTS if operation.parts else _SIMPLE, None, None
+    if isinstance(operation, Claim):
+        return _CLAIM, _RENEW if operation.renew else _SIMPLE | _NEEDS_ROW, operation.token, operation.lease
+    if isinstance(operation, Release):
+        return _RELEASE, 0, operation.token, None
+    change, guard = operation.change, operation.guard
     token = None if guard is None else guard.token
-    flags = 0
-    if change.replace:
-        flags |= _REPLACE
-    if change.delete:
-        flags |= _DELETE
-    if change.forget:
-        flags |= _FORGET
-    if change.fresh:
-        flags |= _FRESH
-    if change.deadline is not KEEP:
-        flags |= DEADLINE_FLAG
-    if change.expiry is not KEEP:
-        flags |= EXPIRY_FLAG
-    if apply.then == "keep":
-        flags |= KEEP_FLAG
-    if apply.returning:
-        flags |= _RETURNING
+    flags = (
+        change.replace * _REPLACE
+        | change.delete * _DELETE
+        | change.forget * _FORGET
+        | change.fresh * _FRESH
+        | (change.deadline is not KEEP) * DEADLINE_FLAG
+        | (change.expiry is not KEEP) * EXPIRY_FLAG
+        | (operation.then == "keep") * KEEP_FLAG
+        | operation.returning * _RETURNING
+    )
     if token is None:
         if not change.delete or change.memo is not KEEP:
             flags |= _NEEDS_ROW
-    elif is_simple_write(apply):
+    elif is_simple_write(operation):
         flags |= _SIMPLE
-    return flags, token, apply.lease
-
-
-_FLAGS: Final[dict[int, Callable[[Any], tuple[int, str | None, float | None]]]] = {
-    _GET: _get,
-    _CLAIM: _claim,
-    _APPLY: _apply,
-    _RELEASE: _release,
-}
+    return _APPLY, flags, token, operation.lease
 
 
 def is_simple_write(apply: Apply) -> bool:

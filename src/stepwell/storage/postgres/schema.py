@@ -13,7 +13,7 @@ from stepwell.errors import InvalidOption, NewerSchema, StorageUnavailable
 
 __all__ = ["checked", "migrate", "migrations"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds for all migrations.
 _MIGRATING = 60.0

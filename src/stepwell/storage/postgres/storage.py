@@ -6,21 +6,28 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
-from stepwell.errors import EncodeError, InvalidOption, StorageUnavailable
+from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.listing import ANY, Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource, split_url
+from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, migrate
+from stepwell.storage.urls import check_url, take_options
 
 __all__ = ["PostgresStorage"]
 
-#: Our options in the query of a URL; all others are passed to asyncpg.
-_IN_URL = ("schema", "timeout", "connect_timeout", "prepared_statements")
+_BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+#: Options that may be given in a URL, and how they are parsed; all others are passed to asyncpg.
+_URL_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "schema": str,
+    "timeout": float,
+    "connect_timeout": float,
+    "prepared_statements": lambda text: _BOOLEANS[text.lower()],
+}
 #: Seconds between attempts to open.
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -72,8 +79,9 @@ class PostgresStorage(Storage):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
         """Open ``postgresql://user@host/database?schema=bot``. Other options of the URL are passed to asyncpg."""
-        dsn, found = split_url(url, _IN_URL)
-        return cls(dsn, **(_typed(found) | options))
+        check_url(url)
+        dsn, ours = take_options(url, _URL_OPTIONS, "a PostgreSQL URL")
+        return cls(dsn, **(ours | options))
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -237,21 +245,3 @@ class PostgresStorage(Storage):
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.
 _NOW = "coalesce(${}::float8, date_part('epoch', now()))"
-
-
-def _typed(found: dict[str, str]) -> dict[str, Any]:
-    """Convert the options of a URL to their types."""
-    typed: dict[str, Any] = dict(found)
-    for name in ("timeout", "connect_timeout"):
-        if name in typed:
-            try:
-                typed[name] = float(typed[name])
-            except ValueError:
-                raise InvalidOption(f"{name} in a PostgreSQL URL must be a number of seconds") from None
-    if "prepared_statements" in typed:
-        words = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-        try:
-            typed["prepared_statements"] = words[typed["prepared_statements"].lower()]
-        except KeyError:
-            raise InvalidOption("prepared_statements in a PostgreSQL URL must be true or false") from None
-    return typed

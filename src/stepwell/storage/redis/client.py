@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StorageUnavailable
@@ -26,7 +26,6 @@ __all__ = [
     "ServerConfig",
     "configs_of_client",
     "configs_of_url",
-    "split_url",
 ]
 
 Command: TypeAlias = tuple[str, ...]
@@ -151,15 +150,6 @@ def _check_database(url: str) -> None:
         raise InvalidOption(f"the path of a Redis URL must be the number of a database, such as /0{more}")
 
 
-def split_url(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
-    """Return a URL without the options of these names, and these options."""
-    check_url(url)
-    base, mark, query = url.partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
-    rest = urlencode([(name, value) for name, value in pairs if name not in names])
-    return base + mark + rest, {name: value for name, value in pairs if name in names}
-
-
 def configs_of_url(url: str) -> list[ServerConfig]:
     """Return the servers of a URL: one, or some nodes of a Cluster."""
     scheme, separator, rest = url.partition("://")
@@ -195,7 +185,7 @@ class RedisConnection:
     """A connection that opens on first use and reopens after a failure. It makes one exchange at a time."""
 
     def __init__(self, config: ServerConfig, timeout: float) -> None:
-        self.location = config.location
+        self.location: str = config.location
         self._config = config
         self._timeout = CallTimeout(timeout)
         self._connection: Any = None

@@ -16,7 +16,7 @@ from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.listing import Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
-from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url, split_url
+from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
@@ -32,6 +32,7 @@ from stepwell.storage.redis.wire import (
     stored,
     tag_of,
 )
+from stepwell.storage.urls import check_url, take_options
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -114,13 +115,9 @@ class RedisStorage(Storage):
         """
         if "client" in options:
             raise InvalidOption("pass a client to RedisStorage(client), without a URL")
-        rest, ours = split_url(url, frozenset(_URL_OPTIONS))
-        for name, text in ours.items():
-            try:
-                options.setdefault(name, _URL_OPTIONS[name](text))
-            except ValueError:
-                raise InvalidOption(f"{name} in a Redis URL must be a number of seconds") from None
-        return cls(configs_of_url(rest), **options)
+        check_url(url)
+        rest, ours = take_options(url, _URL_OPTIONS, "a Redis URL")
+        return cls(configs_of_url(rest), **(ours | options))
 
     def __repr__(self) -> str:
         return f"<RedisStorage at {self._server.location}>"

@@ -47,8 +47,8 @@ class Script:
 
     def __init__(self, name: str) -> None:
         folder = files("stepwell.storage.redis")
-        self.source = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name))
-        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self.source: str = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name))
+        self.sha: str = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
 class Keys:
@@ -56,8 +56,8 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         #: The beginning of all keys of each hash tag; all have the same length.
-        self.prefixes = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
-        self.width = str(len(self.prefixes[0].encode()))
+        self.prefixes: list[str] = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
+        self.width: str = str(len(self.prefixes[0].encode()))
         #: Returns the key of the record at an address.
         self.record: Callable[[Address], str] = lru_cache(maxsize=4096)(self._record)
 

@@ -22,7 +22,7 @@ from stepwell.storage.sqlite.schema import prepare
 
 __all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Connection = apsw.Connection
@@ -51,13 +51,13 @@ class SQLiteFile:
 
     def __init__(self, path: str, synchronous: str, patience: float) -> None:
         self.path = path
-        self.memory = path == MEMORY
+        self.memory: bool = path == MEMORY
         #: Pages in the WAL after the last commit of this connection.
-        self.wal_pages = 0
+        self.wal_pages: int = 0
         #: The next write may restart the WAL, which waits for the disk even with synchronous=NORMAL.
-        self.restarts = True
+        self.restarts: bool = True
         #: The WAL has grown enough to be copied into the file.
-        self.wants_checkpoint = False
+        self.wants_checkpoint: bool = False
         #: Durable commits since the WAL was last copied into the file.
         self._commits = 0
         self._patience = patience
@@ -77,12 +77,12 @@ class SQLiteFile:
                     "the storage before forking, or start processes with the methods spawn or forkserver"
                 )
         try:
-            self.writer = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+            self.writer: Connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
         except apsw.Error as error:
             raise self.problem(error) from error
         try:
             self._prepare()
-            self.reader = self.writer if self.memory else self._reader()
+            self.reader: Connection = self.writer if self.memory else self._reader()
         except apsw.Error as error:
             self.writer.close()
             raise self.problem(error) from error

@@ -18,7 +18,6 @@ from stepwell.storage.sqlite.schema import QUERIES
 
 __all__ = ["LargeRecord", "Rows", "is_sound", "stored"]
 
-
 _NOTHING = Row()
 
 
@@ -41,7 +40,7 @@ class Rows:
         self.lease_clock = lease_clock
 
     def run(self, operations: Sequence[Operation], now: float) -> list[Result]:
-        """Make these operations. An error is a result, not raised, and then its operation has changed nothing."""
+        """Make these operations. An error is returned, not raised, and then its operation has changed nothing."""
         results: list[Result] = []
         for operation in operations:
             if isinstance(operation, Apply):
@@ -271,27 +270,18 @@ class Rows:
         if names is None or part_names is None:
             names = sum(map(name_hash, self.fields(address) if fields is None else fields))
             part_names = sum(map(name_hash, [name for (name,) in self.read(QUERIES["part_names"], address)]))
-        for name in set(change.unset).difference(change.set) if change.unset else ():
-            before = (
-                execute(QUERIES["field_size"], (*address, name)).get
-                if fields is None
-                else weight(name, fields.get(name))
-            )
-            if before:
-                size -= before
-                names -= name_hash(name)
-        for name, text in change.set.items():
-            before = (
-                execute(QUERIES["field_size"], (*address, name)).get
-                if fields is None
-                else weight(name, fields.get(name))
-            )
-            size += weight(name, text) - (before or 0)
-            if not before:
-                names += name_hash(name)
+        for name in {*change.unset, *change.set}:
+            text = change.set.get(name)
+            if fields is None:
+                before = execute(QUERIES["field_size"], (*address, name)).get or 0
+            else:
+                before = weight(name, fields.get(name))
+            size += weight(name, text) - before
+            if (text is None) == bool(before):
+                names += name_hash(name) if text is not None else -name_hash(name)
         for name, part in change.parts.items():
-            before = execute(QUERIES["part_size"], (*address, name)).get
-            size += weight(name, part) - (before or 0)
+            before = execute(QUERIES["part_size"], (*address, name)).get or 0
+            size += weight(name, part) - before
             if (part is None) == bool(before):
                 part_names += name_hash(name) if part is not None else -name_hash(name)
         return size, names, part_names

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
@@ -20,6 +20,7 @@ from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.thread import StorageThread
+from stepwell.storage.urls import take_options
 
 __all__ = ["SQLiteStorage"]
 
@@ -31,6 +32,8 @@ SWEEP_BATCH = 100
 QUICK_ERASE_BYTES = 8 * 1024 * 1024
 #: Records with more bytes are read in the thread, so that they do not block the loop.
 INLINE_BYTES = 128 * 1024
+#: Options that may be given in a URL, and how they are parsed.
+_URL_OPTIONS: dict[str, Callable[[str], Any]] = {"synchronous": str.upper, "patience": float, "sweep_every": float}
 
 _NOT_A_FILE = (
     "this is not the URL of an SQLite file; use sqlite:///bot.db for a relative path, sqlite:////var/lib/bot.db for an "
@@ -62,7 +65,7 @@ class SQLiteStorage(Storage):
         if not path:
             raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
         # Absolute, so that it stays the same file if the program changes its working directory.
-        self.path = path if path == MEMORY else str(Path(path).absolute())
+        self.path: str = path if path == MEMORY else str(Path(path).absolute())
         self.synchronous = synchronous
         self._now = clock or time.time
         self._thread: StorageThread | None = None
@@ -85,11 +88,15 @@ class SQLiteStorage(Storage):
         """
         if not url.partition(":")[2].startswith("///"):
             raise InvalidOption(_NOT_A_FILE)
-        parts = urlsplit(url)
+        rest, ours = take_options(url, _URL_OPTIONS, "an SQLite URL")
+        parts = urlsplit(rest)
         path = unquote(parts.path)[1:]
         if parts.fragment or not path:
             raise InvalidOption(_NOT_A_FILE)
-        return cls(path, **{**_url_options(parts.query), **options})
+        if parts.query:
+            unknown = parts.query.partition("=")[0]
+            raise InvalidOption(f"an SQLite URL has no option {unknown!r}; it has {', '.join(_URL_OPTIONS)}")
+        return cls(path, **(ours | options))
 
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")
@@ -279,18 +286,3 @@ class SQLiteStorage(Storage):
         most = QUICK_ERASE_BYTES if only_if_quick else None
         erased: bool = await self._opened_thread().call(self._file.erase, most)
         return erased
-
-
-def _url_options(query: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in _URL_OPTIONS:
-            raise InvalidOption(f"an SQLite URL has no option {name!r}; it has {', '.join(sorted(_URL_OPTIONS))}")
-        try:
-            options[name] = _URL_OPTIONS[name](value)
-        except ValueError:
-            raise InvalidOption(f"{name} in an SQLite URL is a number of seconds") from None
-    return options
-
-
-_URL_OPTIONS: dict[str, Callable[[str], Any]] = {"synchronous": str.upper, "patience": float, "sweep_every": float}

@@ -21,7 +21,7 @@ class StorageThread:
 
     def __init__(self, name: str) -> None:
         #: Jobs that are queued or running. At 0, the loop may use the writer's connection.
-        self.pending = 0
+        self.pending: int = 0
         self._pid = os.getpid()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # A daemon: a storage that was not closed must not keep the interpreter running.
