@@ -16,8 +16,9 @@ def say(who: str, text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a message of the program itself."""
-    print(textwrap.fill(text, _width(), break_on_hyphens=False), flush=True)
+    """Print a message of the program itself; the lines of a list item after the first are indented."""
+    indent = "  " if text.startswith("- ") else ""
+    print(textwrap.fill(text, _width(), subsequent_indent=indent, break_on_hyphens=False), flush=True)
 
 
 def dim(text: str) -> None:

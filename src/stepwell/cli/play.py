@@ -60,7 +60,7 @@ async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tu
         output=lambda line: print(line, flush=True),
         new_link=lambda url: print(f"The link was used. This one opens another browser:\n\n  {url}\n", flush=True),
     ) as play:
-        tell(f"Running {file}; it restarts when its file changes. STEPWELL_STORAGE is {place}.")
+        tell(f"Running {file}; it restarts when its file changes. Its storage (STEPWELL_STORAGE) is {place}.")
         print(f"\n  {play.url}\n", flush=True)
         tell("Open this link; it works in one browser. Ctrl-C stops the playground. Output of the bot:")
         ended = asyncio.Event()
