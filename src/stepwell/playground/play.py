@@ -68,7 +68,7 @@ class Playground:
         self.runs: Runs = Runs()
         self.timeline: Timeline = Timeline(clock)
         self.reports: ReportServer = ReportServer(self._on_report)
-        self.process: BotProcess = BotProcess(self.path, self._bot_changed, output)
+        self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output)
         self._storage = storage
         self._machines: dict[str, dict[str, Any]] = {}
         self._places: dict[str, list[dict[str, Any]]] = {}
@@ -77,6 +77,16 @@ class Playground:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], None] | None = None
         self._new_link = new_link
+        self._sections: dict[str, Callable[[], Any]] = {
+            "people": lambda: people_json(self.world, self.bot),
+            "machines": lambda: list(self._machines.values()),
+            "records": self.records.json,
+            "places": self._places_json,
+            "runs": self.runs.json,
+            "timeline": lambda: list(self.timeline.moments),
+            "bot": self._bot_json,
+            "notice": lambda: self._notice,
+        }
         self.auth: AuthMiddleware = AuthMiddleware(
             make_app(self), self._hosts, token=token, on_new_token=self._token_replaced
         )
@@ -113,7 +123,8 @@ class Playground:
             "STORAGE": self._storage,
             "STEPWELL_PLAYGROUND": self.reports.address,
         }
-        self._show_all()
+        self._show(*self._sections)
+        self._show_rooms()
         await self.process.start(env)
         return self
 
@@ -149,7 +160,8 @@ class Playground:
 
     def places_changed(self) -> None:
         """Show a new user, chat or topic, and look up its records."""
-        self._show_places()
+        self._show("people")
+        self._show_rooms()
         self._later(self.locate())
 
     async def restart(self, why: str = "on request") -> None:
@@ -157,7 +169,7 @@ class Playground:
         if not self.process.starts:
             raise UsageError("the bot has not been started yet")
         self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
-        self._show_timeline()
+        self._show("timeline")
         await self.process.restart(why)
 
     async def time_out(self, bot: str, key: str) -> None:
@@ -205,13 +217,13 @@ class Playground:
         for each in found:
             if each["key"] is not None:
                 self.records.found(each["bot"], each["key"], each["record"])
-        self._show_records()
+        self._show("records", "places")
 
     def _on_report(self, report: dict[str, Any]) -> None:
         """Handle a report from the bot's process."""
         if report["kind"] == "machine":
             self._machines[report["bot"]] = report
-            self._show_machines()
+            self._show("machines")
             self._later(self.locate())
         elif report["kind"] == "record":
             new = self.records.written(report["bot"], report["key"], report["record"])
@@ -219,8 +231,7 @@ class Playground:
             where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
             change = {"key": report["key"], "changed": [*new.changed, *(f"data.{name}" for name in new.fields)]}
             self.timeline.record(where, {**change, "record": record})
-            self._show_records()
-            self._show_timeline()
+            self._show("records", "places", "timeline")
         else:
             if report["kind"] == "graph":
                 self.runs.graph(report["graph"])
@@ -228,8 +239,8 @@ class Playground:
                 self.runs.question(report)
             elif (title := self.runs.event(report)) is not None:
                 self.timeline.note(title)
-                self._show_timeline()
-            self.board.put("runs", self.runs.json)
+                self._show("timeline")
+            self._show("runs")
 
     def _on_event(self, event: WorldEvent) -> None:
         """Handle an event of the local Bot API."""
@@ -240,58 +251,38 @@ class Playground:
                 self.places_changed()
         elif event.kind == "update":
             self.timeline.update(event)
-            self._show_timeline()
+            self._show("timeline")
         elif event.kind == "call":
             if self.timeline.call(event):
-                self._show_timeline()
+                self._show("timeline")
             method = str(event.body["method"]).lower()
             if method in ("setmycommands", "deletemycommands"):
-                self._bot_changed()
+                self._show("bot")
             elif event.body.get("reply_markup"):
                 # A reply keyboard belongs to the chat.
                 self._show_rooms()
         elif event.kind == "answered" and event.body.get("text"):
             self._notices += 1
             self._notice = {"n": self._notices, "text": event.body["text"], "alert": event.body.get("show_alert")}
-            self.board.put("notice", lambda: self._notice)
+            self._show("notice")
 
     # Sections of the page
 
-    def _show_all(self) -> None:
-        self._show_places()
-        self._show_machines()
-        self._show_records()
-        self._show_timeline()
-        self._bot_changed()
+    def _show(self, *sections: str) -> None:
+        for name in sections:
+            self.board.put(name, self._sections[name])
 
-    def _show_places(self) -> None:
-        self.board.put("people", lambda: people_json(self.world, self.bot))
-        self._show_rooms()
+    def _show_room(self, room: Room) -> None:
+        self.board.put(f"room {room.id}", lambda: room_json(room))
 
     def _show_rooms(self) -> None:
         for room in self.world.rooms.values():
             self._show_room(room)
 
-    def _show_machines(self) -> None:
-        self.board.put("machines", lambda: list(self._machines.values()))
-
-    def _show_room(self, room: Room) -> None:
-        self.board.put(f"room {room.id}", lambda: room_json(room))
-
-    def _show_records(self) -> None:
-        self.board.put("records", self.records.json)
-        self.board.put("places", self._places_json)
-
     def _places_json(self) -> dict[str, Any]:
         return {
             name: [{"bot": each["bot"], "key": each["key"]} for each in found] for name, found in self._places.items()
         }
-
-    def _show_timeline(self) -> None:
-        self.board.put("timeline", lambda: list(self.timeline.moments))
-
-    def _bot_changed(self) -> None:
-        self.board.put("bot", self._bot_json)
 
     def _bot_json(self) -> dict[str, Any]:
         process = self.process

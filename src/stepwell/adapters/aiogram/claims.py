@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -52,9 +53,7 @@ class ClaimedRecords:
         raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
         that block and is written and released at its end.
         """
-        return HandlerClaim(
-            self.storage, namespace, key, self._family(key), wait=wait, lease=lease, commit_on=commit_on
-        )
+        return HandlerClaim(self.storage, key, (namespace, self._family(key)), wait, lease, commit_on)
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Return the flow and state of a record."""
@@ -157,44 +156,35 @@ class ClaimedRecords:
         return applied
 
 
+@dataclass(slots=True, eq=False)
 class HandlerClaim:
     """The claims of one handler on a family of records."""
 
-    __slots__ = ("_claiming", "_commit_on", "_entering", "_joined", "_key", "_lease", "_slots", "_tags", "_unclaimed",
-                 "_wait", "ended", "family", "over", "storage", "task", "update")  # fmt: skip
-
-    def __init__(
-        self,
-        storage: Storage,
-        namespace: str,
-        key: Any,
-        family: Any,
-        *,
-        wait: float,
-        lease: float,
-        commit_on: tuple[type[BaseException], ...],
-    ) -> None:
-        self.storage: Storage = storage
-        self.family: tuple[str, Any] = (namespace, family)
-        #: The handler has ended. A task that it started may still run; it works without the claim then.
-        self.over: bool = False
-        #: Set when all records are released.
-        self.ended: asyncio.Event = asyncio.Event()
-        #: The task that entered the block; ``None`` if the record was added to another block of that task.
-        self.task: asyncio.Task[Any] | None = None
-        #: All claims of the same update, across its tasks.
-        self.update: list[HandlerClaim] = []
-        self._key = key
-        self._wait, self._lease = wait, lease
-        self._commit_on = commit_on
-        self._slots: dict[Any, Slot] = {}
-        self._tags: dict[Any, tuple[str, ...]] = {}
-        self._claiming = asyncio.Lock()
-        self._entering: set[Any] = set()
-        #: Records that another holder kept for too long. They are claimed only if they are free at once.
-        self._unclaimed: set[Any] = set()
-        #: The outer block that the record was added to.
-        self._joined: HandlerClaim | None = None
+    storage: Storage
+    #: The key of the first record.
+    key: Any
+    #: The namespace, and the part of the key that related records share.
+    family: tuple[str, Any]
+    wait: float
+    lease: float
+    #: The changes are also written if the handler raises one of these.
+    commit_on: tuple[type[BaseException], ...]
+    #: The handler has ended. A task that it started may still run; it works without the claim then.
+    over: bool = False
+    #: Set when all records are released.
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The task that entered the block; ``None`` if the record was added to another block of that task.
+    task: asyncio.Task[Any] | None = None
+    #: All claims of the same update, across its tasks.
+    update: list[HandlerClaim] = field(default_factory=list)
+    _slots: dict[Any, Slot] = field(default_factory=dict)
+    _tags: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _entering: set[Any] = field(default_factory=set)
+    #: Records that another holder kept for too long. They are claimed only if they are free at once.
+    _unclaimed: set[Any] = field(default_factory=set)
+    #: The outer block that the record was added to.
+    _joined: HandlerClaim | None = None
 
     async def __aenter__(self) -> None:
         lineage = tuple([claim for claim in _active_claims.get() if not claim.ended.is_set()])
@@ -203,10 +193,10 @@ class HandlerClaim:
         task = asyncio.current_task()
         for claim in reversed(lineage):
             if claim.task is task and not claim.over and (claim.storage, claim.family) == (self.storage, self.family):
-                if await claim.enter(self._key):
+                if await claim.enter(self.key):
                     self._joined = claim
                 return
-        await self.enter(self._key)
+        await self.enter(self.key)
         self.task = task
         self.update.append(self)
         _active_claims.set((*lineage, self))
@@ -216,7 +206,7 @@ class HandlerClaim:
     ) -> None:
         if self.task is None:
             if self._joined is not None:
-                await self._joined.leave(self._key)
+                await self._joined.leave(self.key)
             return
         self.over = True
         try:
@@ -225,7 +215,7 @@ class HandlerClaim:
             async with AsyncExitStack() as stack:
                 for slot in self._slots.values():
                     stack.push_async_exit(slot)
-                if kind is None or issubclass(kind, self._commit_on):
+                if kind is None or issubclass(kind, self.commit_on):
                     await self._commit()
         finally:
             self.update.remove(self)
@@ -256,7 +246,7 @@ class HandlerClaim:
             self._entering.add(key)
 
         try:
-            self._slots[key] = await retry_until_free(lambda: self._claim(key, self._wait))
+            self._slots[key] = await retry_until_free(lambda: self._claim(key, self.wait))
         finally:
             self._entering.discard(key)
         return True
@@ -291,7 +281,7 @@ class HandlerClaim:
     async def _claim(self, key: Any, wait: float) -> Slot:
         while True:
             try:
-                return await Slot(self.storage, self.family[0], key, wait=wait, lease=self._lease).__aenter__()
+                return await Slot(self.storage, self.family[0], key, wait=wait, lease=self.lease).__aenter__()
             except AlreadyHeld:
                 # The holder started this task, so wait for the holder to end; it may do so first.
                 holders = [claim for claim in self.update if claim.family == self.family and key in claim._slots]

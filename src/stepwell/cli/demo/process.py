@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-import sys
+import multiprocessing
 from typing import Any
 
 from stepwell import StepwellError
@@ -15,43 +12,37 @@ __all__ = ["DemoProcess", "serve"]
 
 
 class DemoProcess:
-    """A process that reads one update a line and writes its calls, one line each."""
+    """A process that handles one update after the other."""
 
     def __init__(self, url: str) -> None:
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
-        self.pid: int = self._process.pid
-        # Not as an argument: other users can see those, and a URL may contain a password.
-        self._write(url)
+        context = multiprocessing.get_context("spawn")
+        self._updates, theirs = context.Pipe()
+        # Daemonic, so that it ends with the script.
+        self._process = context.Process(target=serve, args=(url, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid: int | None = self._process.pid
 
     def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the bot's calls for an update."""
-        assert self._process.stdout is not None
-        self._write(json.dumps(update))
-        line = self._process.stdout.readline()
-        if not line:
-            raise StepwellError(f"the bot's process {self.pid} ended with exit code {self._process.wait()}")
-        calls: list[dict[str, Any]] = json.loads(line)
+        try:
+            self._updates.send(update)
+            calls: list[dict[str, Any]] = self._updates.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise StepwellError(f"the bot's process {self.pid} ended with exit code {self._process.exitcode}") from None
         return calls
 
-    def kill(self) -> int:
+    def kill(self) -> int | None:
         """Kill the process without cleanup, and return its id."""
-        with self._process:
-            self._process.kill()
+        self._process.kill()
+        self._process.join()
+        self._updates.close()
         return self.pid
 
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        # If the process has ended, reading the answer raises.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
 
-
-def serve() -> None:
-    """Handle updates from stdin; runs in the process."""
-    router = make_router(sys.stdin.readline().rstrip("\n"))
-    for line in sys.stdin:
-        print(json.dumps(router.handle_sync(json.loads(line))), flush=True)
+def serve(url: str, updates: Any) -> None:
+    """Handle updates from a pipe; runs in the process."""
+    router = make_router(url)
+    while True:
+        updates.send(router.handle_sync(updates.recv()))
