@@ -21,8 +21,8 @@ from stepwell.nodes.engine.shape import graph_of
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
-from stepwell.playground.reporter import described
-from stepwell.playground.run_reporter import drawing
+from stepwell.playground.reporter import describe_flow
+from stepwell.playground.run_reporter import describe_graph
 from stepwell.playground.runner import makes_router
 from stepwell.playground.runs import Runs
 
@@ -215,7 +215,7 @@ def test_a_flow_is_described_as_it_is_drawn() -> None:
         two = state(to=[], timeout=60, on_timeout="one")
         default_state = one
 
-    assert described(describe(Form)) == {
+    assert describe_flow(describe(Form)) == {
         "name": "form",
         "states": ["one", "two"],
         "start": "one",
@@ -251,7 +251,7 @@ def test_a_node_flow_is_described_as_it_is_drawn() -> None:
     one - "stop" >> END
     two >> inner
     flow = NodeFlow(one, name="outer")
-    graph = drawing("outer", graph_of(flow._program(without_loop=False)))
+    graph = describe_graph("outer", graph_of(flow._program(without_loop=False)))
     assert graph["states"] == ["one", "two", "inner"]
     assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
     assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])

@@ -16,7 +16,7 @@ from stepwell.playground import pages, serving
 from stepwell.playground.actions import ACTIONS
 from stepwell.playground.auth import HEADERS
 from stepwell.playground.botapi import BotAPI
-from stepwell.playground.display import MASK, is_secret, shown
+from stepwell.playground.display import MASK, as_json, is_secret
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
@@ -358,32 +358,32 @@ def test_the_files_of_the_page_are_in_the_package() -> None:
 )
 def test_a_field_named_like_a_secret_is_masked(name: str) -> None:
     assert is_secret(name)
-    assert shown({"deep": [{name: "hunter2"}]}) == {"deep": [{name: MASK}]}
-    assert shown({name: {"inner": "hunter2"}}) == {name: MASK}
-    assert shown({name: None}) == {name: None}
+    assert as_json({"deep": [{name: "hunter2"}]}) == {"deep": [{name: MASK}]}
+    assert as_json({name: {"inner": "hunter2"}}) == {name: MASK}
+    assert as_json({name: None}) == {name: None}
 
 
 @pytest.mark.parametrize(
     "name", ["name", "email", "shipping", "opinion", "tokenize", "passport", "monkey", "key", "pinned"]
 )
 def test_other_fields_are_shown(name: str) -> None:
-    assert shown({name: "value"}) == {name: "value"}
+    assert as_json({name: "value"}) == {name: "value"}
 
 
 def test_values_without_a_json_form_are_shown_as_repr() -> None:
-    assert shown({(1, 2): {3}, "big": 2**60, "b": b"x", "s": "\ud800"}) == {
+    assert as_json({(1, 2): {3}, "big": 2**60, "b": b"x", "s": "\ud800"}) == {
         "(1, 2)": "{3}", "big": str(2**60), "b": "b'x'", "s": "?",
     }  # fmt: skip
 
 
 def test_large_values_are_truncated() -> None:
-    assert len(shown("x" * 100_000)) < 5000
-    assert len(shown(list(range(10_000)))) == 101
-    assert len(shown({str(n): n for n in range(10_000)})) == 101
+    assert len(as_json("x" * 100_000)) < 5000
+    assert len(as_json(list(range(10_000)))) == 101
+    assert len(as_json({str(n): n for n in range(10_000)})) == 101
     deep: Any = "end"
     for _ in range(1000):
         deep = [deep]
-    assert "…" in str(shown(deep))
+    assert "…" in str(as_json(deep))
 
 
 async def test_a_chat_and_the_timeline_show_the_newest_only(play: Playground) -> None:

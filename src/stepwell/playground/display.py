@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["MASK", "is_secret", "shown"]
+__all__ = ["MASK", "as_json", "is_secret"]
 
 MASK = "•••"
 MAX_TEXT, MAX_ITEMS, MAX_DEPTH = 4096, 100, 12
@@ -27,7 +27,7 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
 
 
-def shown(value: Any, depth: int = 0) -> Any:
+def as_json(value: Any, depth: int = 0) -> Any:
     """Return a value as JSON for display; other types become their ``repr``."""
     if value is None or isinstance(value, bool | float):
         return value
@@ -41,13 +41,13 @@ def shown(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         fields = {
             _cut(name if isinstance(name, str) else repr(name)): (
-                MASK if isinstance(name, str) and is_secret(name) and inner is not None else shown(inner, depth + 1)
+                MASK if isinstance(name, str) and is_secret(name) and inner is not None else as_json(inner, depth + 1)
             )
             for name, inner in list(value.items())[:MAX_ITEMS]
         }
         return fields if len(value) <= MAX_ITEMS else {**fields, "…": f"{len(value) - MAX_ITEMS} more"}
     if isinstance(value, list | tuple):
-        items = [shown(inner, depth + 1) for inner in value[:MAX_ITEMS]]
+        items = [as_json(inner, depth + 1) for inner in value[:MAX_ITEMS]]
         return items if len(value) <= MAX_ITEMS else [*items, f"… {len(value) - MAX_ITEMS} more"]
     return _cut(repr(value))
 

@@ -13,7 +13,7 @@ from stepwell.errors import UsageError
 from stepwell.playground.auth import AuthMiddleware
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
-from stepwell.playground.display import shown
+from stepwell.playground.display import as_json
 from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
 from stepwell.playground.records import Records
@@ -83,7 +83,7 @@ class Playground:
             "records": self.records.json,
             "places": self._places_json,
             "runs": self.runs.json,
-            "timeline": lambda: list(self.timeline.moments),
+            "timeline": lambda: list(self.timeline.events),
             "bot": self._bot_json,
             "notice": lambda: self._notice,
         }
@@ -291,7 +291,7 @@ class Playground:
             "file": self.path.name,
             "name": self.bot.name,
             "storage": self.place,
-            "commands": shown(commands),
+            "commands": as_json(commands),
             "status": process.status,
             "pid": process.pid,
             "starts": process.starts,

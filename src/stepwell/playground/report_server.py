@@ -29,7 +29,7 @@ class ReportServer:
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
         #: Connections that answer requests.
         self._listening: set[asyncio.StreamWriter] = set()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
     @property
@@ -52,13 +52,13 @@ class ReportServer:
 
     async def ask(self, what: dict[str, Any]) -> list[Any]:
         """Send a request to every machine of the bot's process, and return the answers that arrive in time."""
-        waiting = [self._ask(writer, what) for writer in list(self._listening)]
+        waiting = [self._request(writer, what) for writer in list(self._listening)]
         answers = await asyncio.gather(*waiting)
         return [answer for answer in answers if answer is not None]
 
-    async def _ask(self, writer: asyncio.StreamWriter, what: dict[str, Any]) -> Any:
+    async def _request(self, writer: asyncio.StreamWriter, what: dict[str, Any]) -> Any:
         number = next(self._ids)
-        self._asked[number] = answered = asyncio.get_running_loop().create_future()
+        self._requests[number] = answered = asyncio.get_running_loop().create_future()
         writer.write(json.dumps({**what, "id": number}).encode() + b"\n")
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -67,7 +67,7 @@ class ReportServer:
             # The process is busy or has ended; the page keeps the last state.
             return None
         finally:
-            del self._asked[number]
+            del self._requests[number]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -81,7 +81,7 @@ class ReportServer:
                 report = json.loads(line)
                 if report["kind"] != "answer":
                     self._on_report(report)
-                elif (answered := self._asked.get(report["id"])) is not None and not answered.done():
+                elif (answered := self._requests.get(report["id"])) is not None and not answered.done():
                     answered.set_result(report["answer"])
         except (ConnectionError, ValueError, asyncio.CancelledError):
             # A killed bot may leave an incomplete line.

@@ -15,14 +15,14 @@ from stepwell.codec import decode_key
 from stepwell.errors import CorruptRecord, StepwellError
 from stepwell.fsm import FSM, Committed, FSMEvent, MachineReady, Update, subscribe
 from stepwell.fsm.description import FlowDescription
-from stepwell.playground.display import shown
+from stepwell.playground.display import as_json
 from stepwell.playground.report_server import LONGEST_LINE
 from stepwell.record import Address, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Entry
 from stepwell.storage.operations import Get
 
-__all__ = ["described", "install", "record_of"]
+__all__ = ["describe_flow", "install", "record_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Reporter:
 
     async def _report(self, host: str, port: int, secret: str) -> None:
         reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
-        self._say({"secret": secret})
+        self._send({"secret": secret})
         self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
         while True:
             event = await self.events.get()
@@ -62,8 +62,8 @@ class Reporter:
             assert isinstance(fsm, FSM)
             if address is None:
                 self._machines[fsm.bot] = fsm
-                flows = [described(flow) for flow in fsm.flows.values()]
-                self._say({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
+                flows = [describe_flow(flow) for flow in fsm.flows.values()]
+                self._send({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
                 continue
             try:
                 # Read again: the page shows what is stored.
@@ -71,31 +71,31 @@ class Reporter:
             except StepwellError as error:
                 logger.warning("the record at %s could not be read for the playground: %s", address.text, error)
             else:
-                self._say({"kind": "record", "bot": fsm.bot, "key": address.key, "record": record})
+                self._send({"kind": "record", "bot": fsm.bot, "key": address.key, "record": record})
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            asked = json.loads(line)
+            request = json.loads(line)
             try:
-                answer: Any = await self._do(asked)
+                answer: Any = await self._answer(request)
             except (StepwellError, ValueError) as error:
                 answer = {"error": str(error)}
-            self._say({"kind": "answer", "id": asked["id"], "answer": answer})
+            self._send({"kind": "answer", "id": request["id"], "answer": answer})
 
-    async def _do(self, asked: dict[str, Any]) -> Any:
-        if asked["do"] == "place":
-            return {"records": [await _placed(fsm, asked["update"]) for fsm in self._machines.values()]}
-        fsm = self._machines[asked["bot"]]
-        return {"fired": await time_out_now(fsm, decode_key(asked["key"]))}
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        if request["do"] == "place":
+            return {"records": [await _placed(fsm, request["update"]) for fsm in self._machines.values()]}
+        fsm = self._machines[request["bot"]]
+        return {"fired": await time_out_now(fsm, decode_key(request["key"]))}
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _send(self, line: dict[str, Any]) -> None:
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(json.dumps(line).encode() + b"\n")
 
 
 async def time_out_now(fsm: FSM, key: Any) -> int:
-    """Bring a record's deadline forward to now, and fire what is due; how many."""
+    """Set the deadline of a record to now, fire all due timers, and return their number."""
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
         if not slot.found or slot.deadline is None:
             return 0
@@ -106,7 +106,7 @@ async def time_out_now(fsm: FSM, key: Any) -> int:
 
 
 async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
-    """A record as the page shows it; ``None`` if there is none."""
+    """Return a record as the page shows it; ``None`` if there is none."""
     stored: Stored | None = await fsm.storage.perform(Get(address))
     if stored is None:
         return None
@@ -117,7 +117,7 @@ async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
     except CorruptRecord as error:
         return {**about, "flow": None, "state": None, "history": [], "waiting": [], "data": {}, "error": str(error)}
     if place.times:
-        # The storage is given other times; these are the ones that hold.
+        # The times of the conversation; the storage gets the earlier of the two as its deadline.
         about |= {"expires_at": place.times[0], "deadline": place.times[1]}
     return {
         **about,
@@ -125,12 +125,12 @@ async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
         "state": place.state,
         "history": list(place.history),
         "waiting": len(place.stack),
-        "data": shown(data),
+        "data": as_json(data),
     }
 
 
-def described(flow: FlowDescription) -> dict[str, Any]:
-    """A flow as the page draws it."""
+def describe_flow(flow: FlowDescription) -> dict[str, Any]:
+    """Return a flow as the page draws it."""
     return {
         "name": flow.name,
         "states": [str(state) for state in flow.states],

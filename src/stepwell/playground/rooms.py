@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.playground.botapi import Bot, Room, World
-from stepwell.playground.display import shown
+from stepwell.playground.display import as_json
 
 __all__ = ["people_json", "room_json"]
 
@@ -47,7 +47,7 @@ def people_json(world: World, bot: Bot) -> dict[str, Any]:
 def room_json(room: Room) -> dict[str, Any]:
     """Return the messages and the keyboard of a chat."""
     return {
-        "keyboard": shown((room.keyboard or {}).get("keyboard")),
+        "keyboard": as_json((room.keyboard or {}).get("keyboard")),
         "messages": [_message(message) for message in list(room.messages.values())[-MESSAGES:]],
     }
 
@@ -67,7 +67,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "thread": message.get("message_thread_id"),
         "edited": "edit_date" in message,
         "reply": message.get("reply_to_message", {}).get("text"),
-        "buttons": shown(message.get("reply_markup", {}).get("inline_keyboard")),
+        "buttons": as_json(message.get("reply_markup", {}).get("inline_keyboard")),
     }
 
 

@@ -12,9 +12,9 @@ import threading
 from typing import Any
 
 from stepwell.nodes import Event, FlowGraph, subscribe
-from stepwell.playground.display import shown
+from stepwell.playground.display import as_json
 
-__all__ = ["drawing", "install"]
+__all__ = ["describe_graph", "install"]
 
 
 def install(address: str) -> None:
@@ -23,7 +23,7 @@ def install(address: str) -> None:
     subscribe(_RunReporter(host, int(port), secret).report)
 
 
-def drawing(name: str, graph: FlowGraph) -> dict[str, Any]:
+def describe_graph(name: str, graph: FlowGraph) -> dict[str, Any]:
     """Return a node flow as the page draws it."""
     edges: dict[tuple[str, str], list[str]] = {}
     ends = set(graph.nodes) - {edge.source for edge in graph.edges}
@@ -61,7 +61,7 @@ class _RunReporter:
         if event.kind.startswith("item."):
             return
         if event.graph is not None:
-            self._send({"kind": "graph", "graph": drawing(event.flow, event.graph)})
+            self._send({"kind": "graph", "graph": describe_graph(event.flow, event.graph)})
         self._send(
             {
                 "kind": "run",
@@ -75,5 +75,5 @@ class _RunReporter:
             }
         )
         if (parked := event.parked) is not None:
-            about = {"id": event.flow_id, "node": parked.node, "question": shown(parked.question)}
+            about = {"id": event.flow_id, "node": parked.node, "question": as_json(parked.question)}
             self._send({"kind": "question", **about, "deadline": parked.deadline})

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from stepwell.playground.botapi import WorldEvent
-from stepwell.playground.display import shown
+from stepwell.playground.display import as_json
 
 __all__ = ["Timeline"]
 
@@ -22,7 +22,7 @@ class Timeline:
     """A bounded list of events as JSON for the page."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.moments: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._clock = clock
         self._numbers = count(1)
         self._seen: deque[int] = deque(maxlen=1000)
@@ -38,7 +38,7 @@ class Timeline:
         what = body.get("text") or body.get("data") or ""
         who = body.get("from", {}).get("first_name", "")
         self._add(
-            "update", f"{kind}: {what}" if what else kind, who=who, json=shown(update), again=again,
+            "update", f"{kind}: {what}" if what else kind, who=who, json=as_json(update), again=again,
             id=update["update_id"],
         )  # fmt: skip
 
@@ -49,7 +49,7 @@ class Timeline:
         if ok and str(call["method"]).lower() in _HIDDEN:
             return False
         said = call.get("text") or call.get("caption") or ("" if ok else call["answer"].get("description", ""))
-        self._add("call", f"{call['method']}: {said}" if said else call["method"], json=shown(call), failed=not ok)
+        self._add("call", f"{call['method']}: {said}" if said else call["method"], json=as_json(call), failed=not ok)
         return True
 
     def record(self, title: str, change: dict[str, Any]) -> None:
@@ -62,4 +62,4 @@ class Timeline:
 
     def _add(self, kind: str, title: str, **more: Any) -> None:
         number = next(self._numbers)
-        self.moments.append({"n": number, "kind": kind, "title": title[:200], "at": self._clock(), **more})
+        self.events.append({"n": number, "kind": kind, "title": title[:200], "at": self._clock(), **more})

@@ -10,7 +10,7 @@ from stepwell.cli.console import tell
 from stepwell.cli.storage_url import place_of
 from stepwell.fsm import Router, Update
 
-__all__ = ["bot_path", "introduce", "make_router", "message", "record_of", "shown"]
+__all__ = ["bot_path", "format_record", "introduce", "make_router", "message", "record_of"]
 
 _HERE = Path(__file__).parent
 # In a wheel it is beside this file, in a checkout among the examples.
@@ -51,7 +51,7 @@ def record_of(router: Router, user: int) -> State | None:
     return sync(fsm.storage.get_state(fsm.bot, fsm.key.extract(Update.of(message("", user)))))
 
 
-def shown(record: State | None) -> str:
+def format_record(record: State | None) -> str:
     """Format a record as one line."""
     if record is None:
         return "no record"

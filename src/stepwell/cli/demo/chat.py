@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from stepwell import State, StepwellError, sync
 from stepwell.cli.console import dim, say, tell
-from stepwell.cli.demo.bot import bot_path, introduce, make_router, message, record_of, shown
+from stepwell.cli.demo.bot import bot_path, format_record, introduce, make_router, message, record_of
 from stepwell.cli.play import free_port
 from stepwell.cli.storage_url import is_in_memory, place_of
 from stepwell.errors import MissingExtra
@@ -92,7 +92,7 @@ def _converse(answers: Callable[[str], list[str]], record: Callable[[], State | 
     known = record()
     if known is not None:
         tell("You have an open conversation:")
-        dim(shown(known))
+        dim(format_record(known))
     while True:
         print()
         # Without readline, which turns the terminal's echo off: after kill -9 it would stay off.
@@ -104,7 +104,7 @@ def _converse(answers: Callable[[str], list[str]], record: Callable[[], State | 
             for answer in said:
                 say("bot", answer)
             if said:
-                dim(shown(record()))
+                dim(format_record(record()))
         except (StepwellError, UnicodeEncodeError, TimeoutError) as error:
             # An error with one message must not end the chat.
             say("error", str(error))

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from stepwell import sync
 from stepwell.cli.console import say, tell
-from stepwell.cli.demo.bot import introduce, make_router, message, record_of, shown
+from stepwell.cli.demo.bot import format_record, introduce, make_router, message, record_of
 from stepwell.cli.demo.process import DemoProcess
 from stepwell.cli.storage_url import is_in_memory
 from stepwell.fsm import Router
@@ -78,6 +78,6 @@ def _exchange(handle: Handle, watcher: Router, user: int, said: str, expected: s
     for answer in answers:
         say("bot", answer)
     record = record_of(watcher, user)
-    say("", shown(record))
+    say("", format_record(record))
     print(flush=True)
     return answers == [expected] and (record is None) == (said == "yes")

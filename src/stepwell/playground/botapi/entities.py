@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwell.playground.botapi.refusal import Refusal, bad_request
 
-__all__ = ["found", "parsed"]
+__all__ = ["find_entities", "parse_text"]
 
 Entity = dict[str, Any]
 
@@ -33,20 +33,20 @@ _MARKS_V2 = {"*": "bold", "_": "italic", "__": "underline", "~": "strikethrough"
 _MARKS = {"*": "bold", "_": "italic"}
 
 
-def units(text: str) -> int:
+def utf16_length(text: str) -> int:
     """Return the length of a text in UTF-16 code units."""
     return len(text) + sum(ord(character) > 0xFFFF for character in text)
 
 
-def found(text: str) -> list[Entity]:
+def find_entities(text: str) -> list[Entity]:
     """Return the entities that Telegram finds without formatting."""
     return [
-        {"type": str(match.lastgroup), "offset": units(text[: match.start()]), "length": units(match[0])}
+        {"type": str(match.lastgroup), "offset": utf16_length(text[: match.start()]), "length": utf16_length(match[0])}
         for match in _FOUND.finditer(text)
     ]
 
 
-def parsed(text: str, mode: str | None) -> tuple[str, list[Entity]]:
+def parse_text(text: str, mode: str | None) -> tuple[str, list[Entity]]:
     """Parse ``HTML``, ``MarkdownV2`` or ``Markdown``; return the plain text and its entities."""
     if not mode:
         return text, []
@@ -72,7 +72,7 @@ class _Html(HTMLParser):
         given = dict(attrs)
         if tag not in _TAGS or (tag == "span" and given.get("class") != "tg-spoiler"):
             raise _unreadable(f'Unsupported start tag "{tag}"')
-        entity: Entity = {"type": _TAGS[tag], "offset": units(self.text)}
+        entity: Entity = {"type": _TAGS[tag], "offset": utf16_length(self.text)}
         if tag == "a":
             entity["url"] = given.get("href") or ""
         elif tag == "tg-emoji":
@@ -89,7 +89,7 @@ class _Html(HTMLParser):
             expected = self.open[-1][0] if self.open else "none"
             raise _unreadable(f'Unmatched end tag, expected "</{expected}>", found "</{tag}>"')
         _, entity = self.open.pop()
-        entity["length"] = units(self.text) - entity["offset"]
+        entity["length"] = utf16_length(self.text) - entity["offset"]
         inside_pre = tag == "code" and self.open and self.open[-1][0] == "pre"
         if entity["length"] and not inside_pre:
             self.entities.append(entity)
@@ -122,16 +122,16 @@ def _markdown(text: str, marks: dict[str, str], *, strict: bool) -> tuple[str, l
         code = re.match(r"```(?:(\w+)\n)?(.*?)```|`([^`]+)`", here, re.DOTALL)
         if code:
             inside = code[3] if code[3] is not None else code[2]
-            entity: Entity = {"type": "code" if code[3] is not None else "pre", "offset": units(plain)}
-            entities.append({**entity, "length": units(inside), **({"language": code[1]} if code[1] else {})})
+            entity: Entity = {"type": "code" if code[3] is not None else "pre", "offset": utf16_length(plain)}
+            entities.append({**entity, "length": utf16_length(inside), **({"language": code[1]} if code[1] else {})})
             plain, at = plain + inside, at + code.end()
             continue
         link = re.match(r"\[((?:[^\]\\]|\\.)*)\]\(([^)]*)\)", here)
         if link:
             inside, inner = _markdown(link[1], marks, strict=strict)
-            start = units(plain)
+            start = utf16_length(plain)
             entities += [{**each, "offset": each["offset"] + start} for each in inner]
-            entities.append({"type": "text_link", "offset": start, "length": units(inside), "url": link[2]})
+            entities.append({"type": "text_link", "offset": start, "length": utf16_length(inside), "url": link[2]})
             plain, at = plain + inside, at + link.end()
             continue
         mark = next((each for each in ("__", "||", "*", "_", "~") if each in marks and here.startswith(each)), None)
@@ -143,10 +143,10 @@ def _markdown(text: str, marks: dict[str, str], *, strict: bool) -> tuple[str, l
         at += len(mark)
         if open_ and open_[-1][0] == mark:
             start = open_.pop()[1]
-            if units(plain) > start:
-                entities.append({"type": marks[mark], "offset": start, "length": units(plain) - start})
+            if utf16_length(plain) > start:
+                entities.append({"type": marks[mark], "offset": start, "length": utf16_length(plain) - start})
         else:
-            open_.append((mark, units(plain)))
+            open_.append((mark, utf16_length(plain)))
     if open_:
         last, start = open_[-1]
         raise _unreadable(f"Can't find end of {marks[last].capitalize()} entity at byte offset {start}")

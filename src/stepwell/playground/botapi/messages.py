@@ -51,15 +51,15 @@ def text_of(params: Params, name: str = "text", listed: str = "entities") -> dic
     if len(params.text(name)) > MAX_RAW_TEXT:
         raise bad_request("message is too long" if name == "text" else "message caption is too long")
     text, formatted = (
-        (params.text(name), given) if given else entities.parsed(params.text(name), params.text("parse_mode"))
+        (params.text(name), given) if given else entities.parse_text(params.text(name), params.text("parse_mode"))
     )
-    if entities.units(text) > (MAX_TEXT if name == "text" else MAX_CAPTION):
+    if entities.utf16_length(text) > (MAX_TEXT if name == "text" else MAX_CAPTION):
         raise bad_request("message is too long" if name == "text" else "message caption is too long")
     if not text.strip():
         if name == "text":
             raise bad_request("message text is empty")
         return {}
-    every = sorted([*formatted, *entities.found(text)], key=lambda entity: entity["offset"])
+    every = sorted([*formatted, *entities.find_entities(text)], key=lambda entity: entity["offset"])
     return {name: text, **({listed: every} if every else {})}
 
 

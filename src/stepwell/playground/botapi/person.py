@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.chats import member_of, open_topic
-from stepwell.playground.botapi.entities import found
+from stepwell.playground.botapi.entities import find_entities
 from stepwell.playground.botapi.keyboards import KeyboardButton, buttons_of
 from stepwell.playground.botapi.world import Bot, Room, World
 
@@ -72,7 +72,7 @@ class Person:
     async def send(self, text: str | None = None, **fields: Any) -> dict[str, Any]:
         """Send a message and return it as the bot gets it; ``fields`` are fields of the Bot API."""
         if text is not None:
-            seen = found(text)
+            seen = find_entities(text)
             fields = {"text": text, **({"entities": seen} if seen else {}), **fields}
         topic = {} if self.thread is None else {"message_thread_id": self.thread, "is_topic_message": True}
         return self.world.post(self.room, self.me, **topic, **fields)
@@ -90,7 +90,7 @@ class Person:
         mine = [message for message in self.messages if message.get("from", {}).get("id") == self.id]
         if not mine:
             raise UsageError("this user has sent no message to edit; call send() first")
-        return self.world.edit(self.room, mine[-1], by_bot=False, text=text, entities=found(text) or None)
+        return self.world.edit(self.room, mine[-1], by_bot=False, text=text, entities=find_entities(text) or None)
 
     async def press(self, button: str, *, on: str | None = None) -> str | None:
         """Press a button of the bot's last message with buttons, or of the last message with the text ``on``.
@@ -280,7 +280,7 @@ class Person:
         if user_id == self.bot.id:
             self.world.update(self.bot, "my_chat_member", change)
         else:
-            self.world.tell(self.room, "chat_member", change)
+            self.world.broadcast(self.room, "chat_member", change)
 
 
 def text_of(message: dict[str, Any]) -> str:

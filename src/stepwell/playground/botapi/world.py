@@ -247,7 +247,7 @@ class World:
         self._publish(WorldEvent("message", None, room, message))
         by_bot = sender is not None and sender["is_bot"]
         if not by_bot or any(name in message for name in SERVICE):
-            self.tell(room, "channel_post" if room.type == "channel" else "message", message)
+            self.broadcast(room, "channel_post" if room.type == "channel" else "message", message)
         return message
 
     def edit(self, room: Room, message: dict[str, Any], *, by_bot: bool, **content: Any) -> dict[str, Any]:
@@ -260,14 +260,14 @@ class World:
         message["edit_date"] = int(self.clock())
         self._publish(WorldEvent("edited", None, room, message))
         if not by_bot:
-            self.tell(room, "edited_channel_post" if room.type == "channel" else "edited_message", message)
+            self.broadcast(room, "edited_channel_post" if room.type == "channel" else "edited_message", message)
         return message
 
     def delete(self, room: Room, message_id: int) -> None:
         """Delete a message; bots get no update."""
         self._publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
 
-    def tell(self, room: Room, kind: str, event: dict[str, Any]) -> None:
+    def broadcast(self, room: Room, kind: str, event: dict[str, Any]) -> None:
         """Send an update to every bot in a room."""
         for bot in self.bots.values():
             # A bot that left or was removed gets no more updates.

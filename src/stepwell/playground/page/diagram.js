@@ -8,7 +8,7 @@ function short(name) {
   return name.length > 26 ? `${name.slice(0, 25)}…` : name;
 }
 
-export function span(seconds) {
+export function formatDuration(seconds) {
   if (seconds >= 86400) return `${+(seconds / 86400).toFixed(1)} d`;
   if (seconds >= 3600) return `${+(seconds / 3600).toFixed(1)} h`;
   if (seconds >= 120) return `${+(seconds / 60).toFixed(1)} min`;
@@ -142,7 +142,7 @@ function curve(points, sideways) {
   return text;
 }
 
-export function drawn(flow, { current, path, ended, width }) {
+export function drawFlow(flow, { current, path, ended, width }) {
   const names = [...flow.states];
   for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
   pen.font = "500 14px system-ui, sans-serif";
@@ -224,14 +224,14 @@ export function drawn(flow, { current, path, ended, width }) {
     const label = svg("text", { x, y: timeout ? y - 7 : y, class: "name" });
     label.textContent = short(name);
     const tip = svg("title");
-    tip.textContent = timeout ? `${name}: after ${span(timeout.seconds)} ${timeout.to ?? "on_timeout"}` : name;
+    tip.textContent = timeout ? `${name}: after ${formatDuration(timeout.seconds)} ${timeout.to ?? "on_timeout"}` : name;
     const group = svg("g", { class: kind.filter(Boolean).join(" "), "data-state": name }, tip,
       svg("rect", { x: x - wide / 2, y: y - height / 2, width: wide, height, rx: 10 }));
     if (flow.ends.includes(name)) group.append(svg("rect", { x: x - wide / 2 + 3.5, y: y - height / 2 + 3.5, width: wide - 7, height: height - 7, rx: 7, class: "inner" }));
     group.append(label);
     if (timeout) {
       const more = svg("text", { x, y: y + 12, class: "more" });
-      more.textContent = `at most ${span(timeout.seconds)}`;
+      more.textContent = `at most ${formatDuration(timeout.seconds)}`;
       group.append(more);
     }
     drawing.append(group);

@@ -1,6 +1,6 @@
 // The right-hand side: flow, timer, record and events.
 import { act, banner, byId, el, keyed } from "./dom.js";
-import { drawn, span } from "./diagram.js";
+import { drawFlow, formatDuration } from "./diagram.js";
 
 function value(given) {
   if (given !== null && typeof given === "object") return el("pre", {}, JSON.stringify(given, null, 2));
@@ -8,7 +8,7 @@ function value(given) {
 }
 
 // The machine whose record is shown for a chat: one with a record, else the first.
-export function standing(app, place) {
+export function currentRecord(app, place) {
   const found = app.sections.places?.[`${place.room}/${place.user}/${place.thread ?? 0}`] ?? [];
   const shown = found.filter((each) => each.key !== null).map((each) => ({ ...each, ...(app.sections.records?.[`${each.bot}\n${each.key}`] ?? { record: null, path: [], changed: [], fields: [], flow: null, writes: 0 }) }));
   return shown.find((each) => each.record) ?? shown.find((each) => each.path.length) ?? shown[0] ?? null;
@@ -19,7 +19,7 @@ function draw(box, flow, { current, path, ended }, ...more) {
   const as = JSON.stringify([flow, current, path, box.clientWidth]);
   if (as === box.drawnAs || !box.clientWidth) return;
   box.drawnAs = as;
-  box.replaceChildren(drawn(flow, { current, path, ended, width: box.clientWidth }), ...more);
+  box.replaceChildren(drawFlow(flow, { current, path, ended, width: box.clientWidth }), ...more);
 }
 
 function tabs(box, items, choose) {
@@ -69,7 +69,7 @@ export function renderTimer(app, now) {
       el("button", { type: "button", class: "small", onclick: () => act("fire_timer", { bot: now.bot, key: now.key }) }, "Fire timer now"));
   }
   const left = Math.max(0, deadline - app.time());
-  box.left.textContent = left > 90 ? `${Math.floor(left / 60)} min ${Math.floor(left % 60)} s` : span(left);
+  box.left.textContent = left > 90 ? `${Math.floor(left / 60)} min ${Math.floor(left % 60)} s` : formatDuration(left);
   box.bar.value = left;
 }
 
@@ -128,8 +128,8 @@ const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
 const WORDS = { update: "update", call: "Bot API call", record: "stored", note: "" };
 
 export function renderTimeline(app) {
-  const moments = [...(app.sections.timeline ?? [])].reverse();
-  keyed(byId("timeline"), moments.length ? moments : [{ n: 0, kind: "note", title: "No events yet." }], (item) => item.n, (item) => {
+  const events = [...(app.sections.timeline ?? [])].reverse();
+  keyed(byId("timeline"), events.length ? events : [{ n: 0, kind: "note", title: "No events yet." }], (item) => item.n, (item) => {
     const title = [el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[item.kind]),
       el("span", { class: "title" }, item.who ? el("b", {}, `${item.who} `) : null, item.title),
       item.again ? el("span", { class: "mark" }, "repeated") : null,

@@ -1,7 +1,7 @@
 // The page: keeps the sections that the server sends, and renders from them.
 import { act, banner, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
-import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, standing } from "./inspect.js";
+import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, currentRecord } from "./inspect.js";
 
 const app = {
   sections: {},
@@ -19,7 +19,7 @@ const app = {
   commands() { return this.sections.bot?.commands ?? []; },
 
   where(place) {
-    const record = standing(this, place)?.record;
+    const record = currentRecord(this, place)?.record;
     return record?.flow ? `${record.flow} / ${record.state}` : null;
   },
 
@@ -74,7 +74,7 @@ const app = {
       pane.node.classList.toggle("active", this.panes.length > 1 && pane === this.active);
       pane.render();
     }
-    const now = standing(this, this.active.place);
+    const now = currentRecord(this, this.active.place);
     renderBot(this);
     renderTimer(this, now);
     renderFlow(this, now);
@@ -97,9 +97,9 @@ function listen() {
     const { now, sections } = JSON.parse(event.data);
     app.ahead = now - Date.now() / 1000;
     const notice = sections.notice;
-    const flow = standing(app, app.active?.place ?? {})?.record?.flow;
+    const flow = currentRecord(app, app.active?.place ?? {})?.record?.flow;
     Object.assign(app.sections, sections);
-    if (standing(app, app.active?.place ?? {})?.record?.flow !== flow) app.chosenFlow = null;
+    if (currentRecord(app, app.active?.place ?? {})?.record?.flow !== flow) app.chosenFlow = null;
     app.render();
     if (notice && notice.n !== app.notice && app.ready) toast(notice.text, notice.alert ? "alert" : "");
     app.notice = notice?.n ?? app.notice;
@@ -139,5 +139,5 @@ for (const button of adding.querySelectorAll("button[type=button]")) button.addE
 byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add("person"); } });
 const resized = new ResizeObserver(() => app.render());
 for (const id of ["diagram", "run-diagram"]) resized.observe(byId(id));
-setInterval(() => { if (app.active) renderTimer(app, standing(app, app.active.place)); }, 200);
+setInterval(() => { if (app.active) renderTimer(app, currentRecord(app, app.active.place)); }, 200);
 listen();
