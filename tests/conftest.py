@@ -21,7 +21,7 @@ settings.load_profile("busy machine")
 
 #: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.
 #: Files and tests marked with ``every_backend`` run on all backends there too.
-ABOVE_STORAGE = ("tests.fsm.", "tests.nodes.", "tests.adapters.", "tests.examples.", "tests.testing.")
+ABOVE_STORAGE = tuple(f"tests.{name}." for name in ("fsm", "nodes", "telegram", "adapters", "examples", "testing"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -45,6 +45,7 @@ NAMES = {
     ],
     "stepwell.telegram": [
         "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "InputFile", "SendLimits", "Sender", "find_token",
+        "run_polling", "run_polling_sync", "webhook",
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "DAY",
+    "INBOX",
     "KEEP",
     "NOTHING",
     "NOWHERE",
@@ -49,6 +50,8 @@ class ReservedNamespace(str):
 
 #: All runs of node flows, with the flow id as key.
 RUNS: Final = ReservedNamespace('"runs"')
+#: Updates that were fetched and are not finished, with the bot's name as key.
+INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stepwell.botfile import defines_router
 from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
 from stepwell.fsm.description import describe
@@ -23,7 +24,6 @@ from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.reporter import describe_flow
 from stepwell.playground.run_reporter import describe_graph
-from stepwell.playground.runner import makes_router
 from stepwell.playground.runs import Runs
 
 HERE = Path(__file__).parent
@@ -124,7 +124,7 @@ async def fill(ctx):
     ctx.answer(f"{ctx.data_as(Cart)} in {__name__}")
 """)
     async with playground(path, tmp_path) as play:
-        assert await play.person("42", 42).ask("tea", timeout=30) == "Cart(item=Item(name='tea')) in __main__"
+        assert await play.person("42", 42).ask("tea", timeout=30) == "Cart(item=Item(name='tea')) in bot"
 
 
 async def test_a_program_that_ends_without_a_router_says_what_is_needed(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_a_missing_file_raises_a_clear_error() -> None:
 
 
 def test_a_file_with_make_router_is_polled_for_and_any_other_is_a_program(tmp_path: Path) -> None:
-    assert makes_router(EXAMPLES / "registration.py")
-    assert makes_router(EXAMPLES / "shop.py")
-    assert not makes_router(EXAMPLES / "aiogram_registration.py")
+    assert defines_router(EXAMPLES / "registration.py")
+    assert defines_router(EXAMPLES / "shop.py")
+    assert not defines_router(EXAMPLES / "aiogram_registration.py")
 
 
 def test_a_flow_is_described_as_it_is_drawn() -> None:

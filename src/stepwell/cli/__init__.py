@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import stepwell
-from stepwell.cli import demo, play
+from stepwell.cli import demo, play, run
 
 __all__ = ["main"]
 
@@ -20,6 +20,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "demo":
             return demo.run(options.storage, scripted=options.script, port=options.port)
+        if options.command == "run":
+            if options.reload:
+                return run.reload(options.file, sys.argv[1:] if arguments is None else arguments)
+            if options.webhook:
+                return run.run_webhook(
+                    options.file,
+                    storage=options.storage,
+                    api=options.api,
+                    url=options.webhook,
+                    host=options.host,
+                    port=options.port,
+                    workers=options.workers,
+                )
+            return run.run(options.file, storage=options.storage, api=options.api)
         return play.run(
             options.file,
             storage=options.storage,
@@ -71,7 +85,35 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="another host name or address that browsers may use; may be repeated",
     )
+    run_command = commands.add_parser(
+        "run",
+        help="run a bot against Telegram",
+        description="Run a bot against Telegram, by polling or with a webhook. "
+        "The token is read from BOT_TOKEN, BOT_TOKEN_FILE or .env.",
+    )
+    run_command.add_argument("file", help="a file with a router or make_router(storage)")
+    run_command.add_argument(
+        "--storage",
+        metavar="URL",
+        help="the bot's storage (default: STEPWELL_STORAGE, else the bot's own, else an SQLite file beside the bot)",
+    )
+    run_command.add_argument("--api", metavar="URL", help="the address of a Bot API server (default: Telegram's)")
+    run_command.add_argument("--reload", action="store_true", help="restart when a file beside the bot changes")
+    run_command.add_argument(
+        "--webhook", metavar="URL", help="serve a webhook instead of polling; the public address, with https"
+    )
+    run_command.add_argument("--host", default="127.0.0.1", help="where the webhook listens (default: 127.0.0.1)")
+    run_command.add_argument("--port", type=_port, help="the port of the webhook (default: 8080)")
+    run_command.add_argument(
+        "--workers", type=_count, default=1, metavar="N", help="processes that serve the webhook (default: 1)"
+    )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return int(text)
 
 
 def _port(text: str) -> int:

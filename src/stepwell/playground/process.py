@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepwell.botfile import watched_files
+
 __all__ = ["BotProcess"]
 
 #: Seconds between two checks of the bot's files.
@@ -99,21 +101,13 @@ class BotProcess:
             self._changed()
 
     async def _watch(self) -> None:
-        seen = self._stamps()
+        seen = watched_files(self.path)
         while True:
             await asyncio.sleep(CHECK_EVERY)
-            now = self._stamps()
+            now = watched_files(self.path)
             if now != seen:
                 seen = now
                 await self.restart("its file changed")
-
-    def _stamps(self) -> dict[str, int]:
-        stamps: dict[str, int] = {}
-        # The bot and the modules in the same directory.
-        for path in self.path.parent.glob("*.py"):
-            with contextlib.suppress(OSError):
-                stamps[path.name] = path.stat().st_mtime_ns
-        return stamps
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -1,36 +1,29 @@
 """The bot's process: ``python -m stepwell.playground.runner bot.py``.
 
-For a file with ``make_router(storage)`` this module polls with that router. Any other file runs as a program; if it
-ends and has defined a ``router``, this module polls with that one. ``docs/playground.md`` lists the environment.
+For a file with a ``router`` or ``make_router(storage)`` this module polls with that router. Any other file runs as a
+program; if it ends and has defined a ``router``, this module polls with that one. ``docs/playground.md`` lists the
+environment.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
-import importlib.util
-import json
 import os
 import runpy
 import sys
 import threading
-import traceback
-import urllib.error
-import urllib.request
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from stepwell import open_storage
+from stepwell.botfile import defines_router, load_router
 from stepwell.errors import UsageError
-from stepwell.fsm import Router, Update, command
+from stepwell.fsm import Router, command
 from stepwell.playground import reporter, run_reporter
+from stepwell.telegram import BotClient, run_polling
 
-__all__ = ["load_router", "main", "makes_router"]
-
-#: Seconds that one getUpdates request waits.
-POLL = 20
+__all__ = ["main"]
 
 
 def main() -> None:
@@ -43,7 +36,7 @@ def main() -> None:
         reporter.install(address)
         run_reporter.install(address)
     try:
-        if makes_router(path):
+        if defines_router(path):
             asyncio.run(_poll(load_router(path, os.environ["STEPWELL_STORAGE"])))
         else:
             router = _run_program(path)
@@ -51,26 +44,6 @@ def main() -> None:
                 asyncio.run(_poll(router))
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def makes_router(path: Path) -> bool:
-    """Return whether the file defines a function ``make_router``."""
-    body = ast.parse(path.read_bytes(), str(path)).body
-    return any(isinstance(each, ast.FunctionDef) and each.name == "make_router" for each in body)
-
-
-def load_router(path: Path, storage: str) -> Router:
-    """Import the file, and return its ``make_router(storage)``."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    router = module.make_router(storage)
-    if not isinstance(router, Router) or router.fsm is None:
-        raise UsageError(f"make_router(storage) of {path.name} must return a Router with a machine, got {router!r}")
-    return router
 
 
 def _run_program(path: Path) -> Router | None:
@@ -95,58 +68,10 @@ def _run_program(path: Path) -> Router | None:
 
 
 async def _poll(router: Router) -> None:
-    fsm = router.fsm
-    assert fsm is not None
-    if fsm.send is None:
-        # For the answers of timers.
-        fsm.send = _send
-    async with fsm:
-        await _call("setMyCommands", commands=_commands(router))
-        offset = 0
-        while True:
-            updates = await _call("getUpdates", offset=offset, timeout=POLL)
-            chats: dict[Any, list[dict[str, Any]]] = {}
-            for update in updates:
-                chat = Update.of(update).chat
-                chats.setdefault(chat and chat.id, []).append(update)
-            await asyncio.gather(*(_handle(router, each) for each in chats.values()))
-            if updates:
-                # Confirmed only now, so that a killed bot gets unfinished updates again.
-                offset = max(offset, *(update["update_id"] + 1 for update in updates))
-
-
-async def _handle(router: Router, updates: list[dict[str, Any]]) -> None:
-    for update in updates:
-        try:
-            calls = await router.handle(update)
-            if router.send is None:
-                for call in calls:
-                    await _send(call)
-        except Exception:  # noqa: BLE001
-            # An error with one update must not stop the bot.
-            traceback.print_exc()
-
-
-async def _send(call: dict[str, Any]) -> Any:
-    return await _call(**call)
-
-
-async def _call(method: str, **params: Any) -> Any:
-    return await asyncio.to_thread(_request, method, params)
-
-
-def _request(method: str, params: dict[str, Any]) -> Any:
-    url = f"{os.environ['BOT_API']}/bot{os.environ['BOT_TOKEN']}/{method}"
-    body = json.dumps(params).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - the playground's own address
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=POLL + 10) as response:
-            return json.load(response)["result"]
-    except urllib.error.HTTPError as error:
-        with error:
-            why = json.load(error)["description"]
-    raise UsageError(f"{method}: {why}")
+    # No limits, because the local Bot API has none.
+    async with BotClient(os.environ["BOT_TOKEN"], api=os.environ["BOT_API"], limits=None) as client:
+        await client.call("setMyCommands", commands=_commands(router))
+        await run_polling(router, client=client)
 
 
 def _commands(router: Router) -> list[dict[str, str]]:

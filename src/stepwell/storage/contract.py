@@ -151,6 +151,11 @@ class Storage(Facade):
         return self._loop
 
     @property
+    def location(self) -> str:
+        """Where the records are, as a text for people, without secrets."""
+        return type(self).__name__
+
+    @property
     def is_open(self) -> bool:
         """Whether it is open."""
         return self._loop is not None

@@ -48,6 +48,10 @@ class MemoryStorage(Storage):
             raise InvalidOption("memory:// takes no path or query; pass options to open_storage()")
         return cls(**options)
 
+    @property
+    def location(self) -> str:
+        return "memory"
+
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         return [self._do(operation) for operation in operations]
 

@@ -7,8 +7,10 @@ from stepwell.errors import BotApiError, BotBlocked, BotUnavailable
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.files import InputFile
 from stepwell.telegram.limits import SendLimits
+from stepwell.telegram.polling import run_polling, run_polling_sync
 from stepwell.telegram.sending import Sender
 from stepwell.telegram.token import find_token
+from stepwell.telegram.webhook import webhook
 
 __all__ = [
     "BotApiError",
@@ -19,4 +21,7 @@ __all__ = [
     "SendLimits",
     "Sender",
     "find_token",
+    "run_polling",
+    "run_polling_sync",
+    "webhook",
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell import State, sync
+from stepwell.botfile import load_router
 from stepwell.cli.console import tell
 from stepwell.cli.storage_url import place_of
 from stepwell.fsm import Router, Update
@@ -31,9 +32,6 @@ def introduce(url: str) -> None:
 
 def make_router(url: str) -> Router:
     """Return the bot's router over the storage at a URL."""
-    # Imported here because it imports node flows, which the help and the version do not need.
-    from stepwell.playground.runner import load_router
-
     return load_router(bot_path(), url)
 
 

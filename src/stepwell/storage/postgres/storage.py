@@ -83,6 +83,10 @@ class PostgresStorage(Storage):
         dsn, ours = take_options(url, _URL_OPTIONS, "a PostgreSQL URL")
         return cls(dsn, **(ours | options))
 
+    @property
+    def location(self) -> str:
+        return self._source.server
+
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience

@@ -122,6 +122,10 @@ class RedisStorage(Storage):
     def __repr__(self) -> str:
         return f"<RedisStorage at {self._server.location}>"
 
+    @property
+    def location(self) -> str:
+        return f"Redis at {self._server.location}"
+
     async def _open(self) -> None:
         give_up = asyncio.get_running_loop().time() + self._patience
         try:

@@ -98,6 +98,10 @@ class SQLiteStorage(Storage):
             raise InvalidOption(f"an SQLite URL has no option {unknown!r}; it has {', '.join(_URL_OPTIONS)}")
         return cls(path, **(ours | options))
 
+    @property
+    def location(self) -> str:
+        return self.path
+
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")
         try:

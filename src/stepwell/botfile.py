@@ -1,0 +1,77 @@
+"""A bot's file: the module with the ``router`` that ``stepwell run`` and ``stepwell play`` run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import quote
+
+from stepwell.errors import UsageError
+from stepwell.fsm import Router
+from stepwell.storage.urls import as_storage
+
+__all__ = ["defines_router", "load_router", "watched_files"]
+
+
+def load_router(path: Path, storage: str | None = None) -> Router:
+    """Import a bot's file and return its router.
+
+    The file defines ``router = Router(fsm)``, or ``make_router(storage)`` that returns one. ``storage`` replaces the
+    router's own; ``make_router`` gets it, or the URL of an SQLite file beside the bot.
+    """
+    module = _module(path)
+    make, router = getattr(module, "make_router", None), getattr(module, "router", None)
+    if callable(make):
+        router = make(storage or f"sqlite:///{quote(path.with_suffix('.db').as_posix())}")
+        made = "make_router(storage) returned"
+    else:
+        made = "router is"
+    if not isinstance(router, Router):
+        absent = router is None and not callable(make)
+        found = f"{path.name} has no router" if absent else f"{path.name}: {made} a {type(router).__name__}, no Router"
+        raise UsageError(f"{found}; define router = Router(fsm), or make_router(storage) that returns one")
+    if router.fsm is None:
+        raise UsageError(f"the router of {path.name} has no machine; write Router(fsm)")
+    if storage is not None and not callable(make):
+        router.fsm.move_to(as_storage(storage))
+    return router
+
+
+def defines_router(path: Path) -> bool:
+    """Return whether a file defines ``make_router``, or a ``router`` of stepwell. The file is parsed, not run."""
+    imported = False
+    for each in ast.parse(path.read_bytes(), str(path)).body:
+        if isinstance(each, ast.FunctionDef) and each.name == "make_router":
+            return True
+        if isinstance(each, ast.ImportFrom) and (each.module or "").split(".")[0] == "stepwell":
+            imported = imported or any(name.name == "Router" and name.asname is None for name in each.names)
+        targets = each.targets if isinstance(each, ast.Assign) else ()
+        if imported and any(isinstance(target, ast.Name) and target.id == "router" for target in targets):
+            return True
+    return False
+
+
+def watched_files(path: Path) -> dict[str, int]:
+    """Return the modification times of a bot's file and the modules beside it, to notice changes."""
+    times: dict[str, int] = {}
+    for each in path.parent.glob("*.py"):
+        with contextlib.suppress(OSError):
+            times[each.name] = each.stat().st_mtime_ns
+    return times
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path.name} is not a Python file; pass the file that defines the bot's router")
+    # Modules beside the bot's file can be imported, as with python bot.py.
+    sys.path.insert(0, str(path.parent))
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,141 @@
+"""``stepwell run bot.py``: run a bot against Telegram."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepwell.botfile import load_router, watched_files
+from stepwell.cli.console import tell
+from stepwell.errors import UsageError
+from stepwell.fsm import Router
+
+__all__ = ["reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
+
+#: The port of a webhook.
+PORT = 8080
+
+#: Seconds between two checks of the bot's files.
+CHECK_EVERY = 0.3
+
+
+def run(file: str, *, storage: str | None, api: str | None) -> int:
+    """Run the bot by polling until SIGTERM or Ctrl-C, and return the exit code."""
+    # Imported here because only these commands need the bot extra.
+    from stepwell.telegram import find_token, run_polling_sync
+    from stepwell.telegram.client import TELEGRAM
+
+    set_up_logging()
+    path = Path(file).resolve()
+    router = load_router(path, storage or os.environ.get("STEPWELL_STORAGE"))
+    run_polling_sync(
+        router,
+        find_token(path.parent),
+        api=api or os.environ.get("BOT_API") or TELEGRAM,
+        on_start=lambda me: _started(router, me, "is running"),
+    )
+    tell("Stopped.")
+    return 0
+
+
+def run_webhook(
+    file: str, *, storage: str | None, api: str | None, url: str, host: str, port: int | None, workers: int
+) -> int:
+    """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn takes the place of this process."""
+    from stepwell.telegram import BotClient, find_token
+    from stepwell.telegram.client import TELEGRAM
+
+    path = Path(file).resolve()
+    storage = storage or os.environ.get("STEPWELL_STORAGE")
+    api = api or os.environ.get("BOT_API") or TELEGRAM
+    router = load_router(path, storage)
+    assert router.fsm is not None
+    if workers > 1 and not router.fsm.storage.shared:
+        raise UsageError("several workers need a storage that they can share; pass --storage, or --workers 1")
+    token = find_token(path.parent)
+
+    async def register() -> dict[str, Any]:
+        async with BotClient(token, api=api) as client:
+            me: dict[str, Any] = await client.call("getMe")
+            await client.call("setWebhook", url=url, secret_token=webhook_secret(token))
+            return me
+
+    _started(router, asyncio.run(register()), f"serves the webhook {url} on {host} port {port or PORT}")
+    environment = {
+        **os.environ,
+        "STEPWELL_BOT_FILE": str(path),
+        "BOT_TOKEN": token,
+        "BOT_API": api,
+        **({"STEPWELL_STORAGE": storage} if storage else {}),
+    }
+    arguments = [
+        "uvicorn", "stepwell.cli.webhook_app:make_app", "--factory", "--host", host, "--port", str(port or PORT),
+        "--workers", str(workers), "--no-access-log", "--log-level", "warning",
+    ]  # fmt: skip
+    os.execve(sys.executable, [sys.executable, "-m", *arguments], environment)  # noqa: S606 - this Python
+
+
+def set_up_logging() -> None:
+    """Log to stderr, unless the program has set up logging."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # One line for each request is too much.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def webhook_secret(token: str) -> str:
+    """Return the secret that Telegram sends with updates: ``WEBHOOK_SECRET``, or one that only the token's owner knows.
+
+    All workers and later starts derive the same one.
+    """
+    given = os.environ.get("WEBHOOK_SECRET")
+    return given or hmac.new(token.encode(), b"stepwell webhook", "sha256").hexdigest()
+
+
+def reload(file: str, arguments: Sequence[str]) -> int:
+    """Run the command without ``--reload`` in a process, and start it again when a file beside the bot changes."""
+    path = Path(file).resolve()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = [sys.executable, "-m", "stepwell", *(each for each in arguments if each != "--reload")]
+    while True:
+        seen = watched_files(path)
+        # Ctrl-C in the terminal reaches this process only, which lets the bot's handlers finish.
+        process = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - this program itself
+        try:
+            while process.poll() is None and watched_files(path) == seen:
+                time.sleep(CHECK_EVERY)
+            if process.poll() is None:
+                tell("A file changed; restarting.")
+            else:
+                tell(f"The bot ended with exit code {process.returncode}; waiting for a change of its files.")
+                while watched_files(path) == seen:
+                    time.sleep(CHECK_EVERY)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Let running handlers finish; a second Ctrl-C ends the process at once."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.kill()
+        process.wait()
+
+
+def _started(router: Router, me: dict[str, Any], what: str) -> None:
+    fsm = router.fsm
+    assert fsm is not None
+    flows = ", ".join(sorted(fsm.flows)) or "none"
+    tell(f"@{me.get('username')} {what}. Storage: {fsm.storage.location}. Flows: {flows}. Ctrl-C stops it.")

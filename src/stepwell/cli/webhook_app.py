@@ -1,0 +1,21 @@
+"""The application that each worker of ``stepwell run --webhook`` serves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stepwell.botfile import load_router
+from stepwell.cli.run import set_up_logging, webhook_secret
+from stepwell.telegram import find_token, webhook
+from stepwell.telegram.webhook import Webhook
+
+__all__ = ["make_app"]
+
+
+def make_app() -> Webhook:
+    """Return the webhook of the bot that the environment names."""
+    set_up_logging()
+    router = load_router(Path(os.environ["STEPWELL_BOT_FILE"]), os.environ.get("STEPWELL_STORAGE"))
+    token = find_token()
+    return webhook(router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"])

@@ -1,0 +1,126 @@
+"""The inbox: updates that were fetched and are not finished, kept in the storage.
+
+Telegram forgets an update once a later offset was requested. The inbox keeps it until it is handled and answered, so
+that a killed process loses nothing, and a slow handler does not delay the confirmation of other updates.
+
+One record for each bot has one part for each unfinished update. All writes are merges, so no lease is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from stepwell.codec.values import to_json
+from stepwell.errors import StorageError, StoredDataError
+from stepwell.record import INBOX, Change, Stored
+from stepwell.storage import Storage
+from stepwell.storage.operations import Apply, Get
+
+__all__ = ["Inbox"]
+
+logger = logging.getLogger(__name__)
+
+#: The kind of a sealed update, for its checksum.
+_KIND = "u"
+#: The field with the checksums of the batch that was fetched last.
+_LAST = "last"
+#: Seconds before a removal that failed is tried again.
+RETRY = 1.0
+
+
+class Inbox:
+    """The fetched and unfinished updates of one bot."""
+
+    def __init__(self, storage: Storage, bot: str) -> None:
+        self._storage = storage
+        self._address = storage.address(INBOX, bot)
+        self._seal = storage.seal(self._address)
+        #: Ids and checksums of the batch before the start. Telegram sends it again after a crash that came before the
+        #: next request.
+        self._before: dict[str, str] = {}
+        #: Ids of finished updates whose parts are not removed yet.
+        self._finished: set[str] = set()
+        # One write at a time: updates that finish meanwhile are removed together by the next one.
+        self._writing = asyncio.Lock()
+        self._removal: asyncio.Task[None] | None = None
+
+    async def load(self) -> list[dict[str, Any]]:
+        """Return the unfinished updates, the oldest first. Call it once, before ``keep``."""
+        stored: Stored | None = await self._storage.perform(Get(self._address, parts=True))
+        if stored is None:
+            return []
+        try:
+            self._before = self._seal.data(stored.fields).get(_LAST, {})
+        except StoredDataError:
+            logger.exception("the inbox's list of fetched updates is damaged; some updates may be handled again")
+        found: list[tuple[int, dict[str, Any]]] = []
+        for name, text in (stored.parts or {}).items():
+            try:
+                found.append((int(name), json.loads(self._seal.body(_KIND, name, text))))
+            except (StoredDataError, ValueError):
+                logger.exception("the update %s in the inbox is damaged and is skipped", name)
+                self._finished.add(name)
+        return [update for _, update in sorted(found, key=lambda each: each[0])]
+
+    def select(self, updates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return those of a fetched batch that were not fetched before the start."""
+        return [each for each in updates if self._before.get(str(each["update_id"])) != self._sealed(each)[:8]]
+
+    async def keep(self, updates: Sequence[dict[str, Any]]) -> None:
+        """Write a fetched batch. Confirm it to Telegram only after this has returned.
+
+        Updates may finish before or while it is written. It may be repeated after an error.
+        """
+        texts = {str(each["update_id"]): self._sealed(each) for each in updates}
+        checks = {name: text[:8] for name, text in texts.items()}
+        new = {name: text for name, text in texts.items() if self._before.get(name) != checks[name]}
+        async with self._writing:
+            await self._write(new, {_LAST: checks})
+        self._before = {}
+
+    def finish(self, update_id: int) -> None:
+        """Remove an update soon, together with others that finish at about the same time."""
+        self._finished.add(str(update_id))
+        if self._removal is None:
+            self._removal = asyncio.create_task(self._remove(), name="stepwell-inbox")
+
+    async def close(self) -> None:
+        """Remove the finished updates now."""
+        if self._removal is not None:
+            await asyncio.wait([self._removal])
+        if self._finished:
+            await self._flush()
+
+    async def _remove(self) -> None:
+        try:
+            while self._finished:
+                try:
+                    await self._flush()
+                except StorageError as error:
+                    logger.warning("finished updates stay in the inbox for now: %s", error)
+                    await asyncio.sleep(RETRY)
+        finally:
+            self._removal = None
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            if self._finished:
+                await self._write({}, {})
+
+    async def _write(self, new: dict[str, str], fields: dict[str, Any]) -> None:
+        finished, self._finished = self._finished, set()
+        # An update that finished before its batch was written needs no part.
+        parts: dict[str, str | None] = {**new, **dict.fromkeys(finished)}
+        change = Change(self._storage.ids(), set=self._seal.fields(fields), parts=parts, limit=self._seal.limit)
+        try:
+            await self._storage.perform(Apply(self._address, change))
+        except BaseException:
+            self._finished |= finished
+            raise
+
+    def _sealed(self, update: dict[str, Any]) -> str:
+        return self._seal.seal_body(_KIND, str(update["update_id"]), to_json(update))

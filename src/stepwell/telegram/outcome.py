@@ -1,0 +1,67 @@
+"""The outcome of one update: handled and answered, failed for good, or to be tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from stepwell.errors import BotUnavailable, Conflict, StorageError
+from stepwell.fsm import Router, Update
+from stepwell.telegram.sending import Sender
+
+__all__ = ["TEMPORARY", "handle", "process", "sender_for_timers"]
+
+logger = logging.getLogger("stepwell.telegram")
+
+#: Errors that are not the update's own: it is handled again later. Its changes are made once.
+TEMPORARY = (Conflict, StorageError, BotUnavailable)
+
+
+async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
+    """Handle an update, and return the calls to make.
+
+    Raises only ``TEMPORARY`` errors. Any other error would come back with every delivery, so it is logged, without
+    the update's content, and the update counts as handled.
+    """
+    try:
+        return await router.handle(update)
+    except TEMPORARY:
+        raise
+    except (Exception, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        logger.exception("the handler of update %s failed (key %s)", update.get("update_id"), _key_of(router, update))
+        return []
+
+
+async def process(router: Router, sender: Sender, update: dict[str, Any]) -> None:
+    """Handle an update and send its answers. Raises only ``TEMPORARY`` errors; then try the update again."""
+    calls = await handle(router, update)
+    if router.send is None:
+        await sender.send_all(calls)
+
+
+@contextlib.contextmanager
+def sender_for_timers(router: Router, sender: Sender) -> Iterator[None]:
+    """Send the answers of timers and jobs with this sender, unless the machine has its own."""
+    fsm = router.fsm
+    assert fsm is not None
+    if fsm.send is not None:
+        yield
+        return
+    fsm.send = sender.send
+    try:
+        yield
+    finally:
+        fsm.send = None
+
+
+def _key_of(router: Router, update: dict[str, Any]) -> Any:
+    try:
+        return None if router.fsm is None else router.fsm.key.extract(Update.of(update))
+    except Exception:  # noqa: BLE001 - a key strategy of the author's may be what failed
+        return None

@@ -1,0 +1,288 @@
+"""Polling: fetch updates from Telegram, handle them, and send the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, UsageError
+from stepwell.fsm import Router, Update
+from stepwell.telegram.client import TELEGRAM, BotClient
+from stepwell.telegram.inbox import Inbox
+from stepwell.telegram.limits import SendLimits
+from stepwell.telegram.outcome import TEMPORARY, handle, sender_for_timers
+from stepwell.telegram.sending import OnSendError, Sender
+from stepwell.telegram.token import find_token
+
+__all__ = ["Poller", "run_polling", "run_polling_sync"]
+
+logger = logging.getLogger("stepwell.telegram")
+
+#: Seconds that one getUpdates request waits for an update.
+POLL = 30
+#: The most updates that one request returns.
+BATCH = 100
+#: Seconds before something that failed for now is tried again: the first pause, and the longest.
+PAUSES = (0.1, 30.0)
+
+
+async def run_polling(
+    router: Router,
+    token: str | None = None,
+    *,
+    api: str = TELEGRAM,
+    client: BotClient | None = None,
+    limits: SendLimits | None = SendLimits(),  # noqa: B008 - frozen
+    on_send_error: OnSendError | None = None,
+    allowed_updates: Sequence[str] | None = None,
+    in_flight: int = 10_000,
+    on_start: Callable[[dict[str, Any]], Any] | None = None,
+) -> None:
+    """Run a bot by long polling until SIGTERM or Ctrl-C::
+
+        await run_polling(router, "123:abc")
+
+    Without ``token`` it is read from ``BOT_TOKEN``, the file that ``BOT_TOKEN_FILE`` names, or ``.env``.
+
+    Updates of one chat are handled and answered in order, different chats concurrently. A fetched update is kept in
+    the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while so many
+    are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused for good.
+    ``on_start(me)``: called with the bot's user before the first request for updates.
+
+    A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
+    start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
+    set.
+    """
+    if router.fsm is None:
+        raise InvalidOption("run_polling() needs a router with a machine: Router(fsm)")
+    if in_flight < 1:
+        raise InvalidOption(f"in_flight must be at least 1, got {in_flight!r}")
+    own = client is None
+    client = client or BotClient(token or find_token(), api=api, limits=limits)
+    try:
+        poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed_updates, in_flight)
+        me = await client.call("getMe")
+        with sender_for_timers(router, poller.sender):
+            async with router.fsm:
+                if on_start is not None:
+                    on_start(me)
+                with _signals(poller):
+                    await poller.run()
+    finally:
+        if own:
+            await client.close()
+
+
+def run_polling_sync(router: Router, token: str | None = None, **options: Any) -> None:
+    """``run_polling`` for a program without an event loop: the last line of a ``bot.py``."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(run_polling(router, token, **options))
+    else:
+        raise InsideLoop
+
+
+class Poller:
+    """Fetches the updates of one bot and handles them."""
+
+    def __init__(
+        self, router: Router, client: BotClient, sender: Sender, allowed_updates: Sequence[str] | None, in_flight: int
+    ) -> None:
+        assert router.fsm is not None
+        self.sender: Sender = sender
+        self._router = router
+        self._client = client
+        self._allowed = None if allowed_updates is None else list(allowed_updates)
+        self._in_flight = in_flight
+        self._inbox = Inbox(router.fsm.storage, router.fsm.bot)
+        #: Updates that wait for an earlier one of the same chat.
+        self._queues: dict[Any, deque[dict[str, Any]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unfinished = 0
+        self._stopping = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def stop(self) -> None:
+        """Stop fetching and let running handlers finish. A second call cancels them."""
+        if self._stopping.is_set():
+            self._cancel()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Fetch and handle updates until ``stop``."""
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            for update in await self._inbox.load():
+                self._start(update)
+            offset = 0
+            while await _first(self._room.wait(), stopped):
+                fetched: asyncio.Task[list[dict[str, Any]]] = asyncio.create_task(self._fetch(offset))
+                if not await _first(fetched, stopped):
+                    break
+                updates = fetched.result()
+                if updates:
+                    for update in self._inbox.select(updates):
+                        self._start(update)
+                    await self._keep(updates)
+                    offset = updates[-1]["update_id"] + 1
+        finally:
+            self._stopping.set()
+            stopped.cancel()
+            await self._end()
+
+    async def _end(self) -> None:
+        """Wait for the running handlers, and remove the finished updates from the inbox."""
+        own = asyncio.current_task()
+        if own is not None and own.cancelling() > 1:
+            self._cancel()
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._inbox.close()
+        except StorageError as error:
+            logger.warning("some updates may be handled again after the next start: %s", error)
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _fetch(self, offset: int) -> list[dict[str, Any]]:
+        params: dict[str, Any] = {"offset": offset, "limit": BATCH, "timeout": POLL}
+        if self._allowed is not None:
+            params["allowed_updates"] = self._allowed
+        pauses = _pauses()
+        while True:
+            try:
+                updates: list[dict[str, Any]] = await self._client.call("getUpdates", **params)
+            except BotUnavailable as error:
+                logger.warning("Telegram is unavailable, trying again: %s", error)
+                await asyncio.sleep(next(pauses))
+            except BotApiError as error:
+                raise _polling_error(error) from None
+            else:
+                return updates
+
+    async def _keep(self, updates: list[dict[str, Any]]) -> None:
+        pauses = _pauses()
+        while True:
+            try:
+                return await self._inbox.keep(updates)
+            except StorageError as error:
+                logger.warning("the storage is unavailable, trying again: %s", error)
+                await asyncio.sleep(next(pauses))
+
+    def _start(self, update: dict[str, Any]) -> None:
+        """Handle an update now, or after the earlier ones of its chat."""
+        self._unfinished += 1
+        if self._unfinished >= self._in_flight:
+            self._room.clear()
+        chat = _chat_of(update)
+        queue = self._queues.get(chat)
+        if queue is not None:
+            queue.append(update)
+            return
+        self._queues[chat] = deque((update,))
+        task = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, chat: Any) -> None:
+        """Handle the updates of one chat in order."""
+        queue = self._queues[chat]
+        try:
+            # At a stop, waiting updates stay in the inbox.
+            while queue and not self._stopping.is_set() and await self._process(queue[0]):
+                self._inbox.finish(queue.popleft()["update_id"])
+                self._unfinished -= 1
+                if self._unfinished < self._in_flight:
+                    self._room.set()
+        finally:
+            del self._queues[chat]
+
+    async def _process(self, update: dict[str, Any]) -> bool:
+        """Handle an update and send its answers; return whether that is finished."""
+        pauses = _pauses()
+        calls: deque[dict[str, Any]] | None = None
+        while True:
+            try:
+                if calls is None:
+                    calls = deque(await handle(self._router, update))
+                while calls and self._router.send is None:
+                    await self.sender.send(calls[0])
+                    calls.popleft()
+                return True
+            except TEMPORARY as error:
+                logger.warning("update %s is tried again: %s", update["update_id"], error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(next(pauses)):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return False
+
+
+async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped: asyncio.Task[Any]) -> bool:
+    """Wait for a task unless the poller is stopped first; return whether it has ended. Raises its error."""
+    task = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done():
+            return False
+        task.result()
+        return True
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+def _chat_of(update: dict[str, Any]) -> Any:
+    """Return what orders an update: its chat, else its user, else nothing but itself."""
+    seen = Update.of(update)
+    if seen.chat is not None:
+        return seen.chat.id
+    return ("user", seen.user.id) if seen.user is not None else ("update", update["update_id"])
+
+
+def _pauses() -> Iterator[float]:
+    pause, longest = PAUSES
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)
+
+
+def _polling_error(error: BotApiError) -> Exception:
+    if error.code == 409 and "webhook" in error.description.lower():
+        return UsageError(
+            "this bot has a webhook, so Telegram refuses polling; remove it with BotClient.call('deleteWebhook'), "
+            "or run the bot with --webhook"
+        )
+    if error.code == 409:
+        return UsageError("another process polls with this bot token; stop it, and start this one again")
+    return error
+
+
+@contextlib.contextmanager
+def _signals(poller: Poller) -> Iterator[None]:
+    """Stop the poller at SIGTERM and Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    added = []
+    # Not in the main thread, or on Windows: Ctrl-C cancels the task instead.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, poller.stop)
+            added.append(number)
+    try:
+        yield
+    finally:
+        for number in added:
+            loop.remove_signal_handler(number)

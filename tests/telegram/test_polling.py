@@ -1,0 +1,294 @@
+"""run_polling against the local Bot API: order, errors, restarts, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from examples import registration
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import InsideLoop, InvalidOption, StorageUnavailable, UsageError
+from stepwell.fsm import FSM, Context, Flow, Router, command, state, text
+from stepwell.playground.botapi import BotAPI, Person
+from stepwell.telegram import BotApiError, BotClient, run_polling, run_polling_sync
+from stepwell.telegram.inbox import Inbox
+from tests.backends import Backend
+
+
+class Count(Flow, name="count"):
+    counting = state(to=["counting"])
+    default_state = counting
+
+
+def make_router(storage: Storage) -> Router:
+    return Router(FSM("my_bot", storage=storage, flows=[Count]))
+
+
+class Running:
+    """A bot that polls, and its local Bot API."""
+
+    def __init__(self, api: BotAPI, router: Router, options: dict[str, Any]) -> None:
+        self.api = api
+        self.bot = api.bot("my_bot")
+        self.router = router
+        self.options = options
+        self.task: asyncio.Task[None] | None = None
+
+    def person(self, user: int = 42) -> Person:
+        return self.api.chat(self.bot, user)
+
+    async def start(self) -> None:
+        started = asyncio.Event()
+        self.task = asyncio.create_task(
+            run_polling(
+                self.router, self.bot.token, api=self.api.url, limits=None, on_start=lambda me: started.set(),
+                **self.options,
+            )
+        )  # fmt: skip
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait((self.task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+    async def stop(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+@asynccontextmanager
+async def polling(router: Router, **options: Any) -> AsyncIterator[Running]:
+    async with BotAPI() as api:
+        running = Running(api, router, options)
+        await running.start()
+        try:
+            yield running
+        finally:
+            await running.stop()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.every_backend
+async def test_a_conversation(backend: Backend) -> None:
+    async with polling(registration.make_router(backend.storage())) as running:
+        alice = running.person()
+        assert await alice.ask("/register") == "What's your name?"
+        assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
+        assert await alice.ask("alice@example.com") == "Please confirm."
+        assert await alice.ask("yes") == "Registered! Welcome, Alice!"
+
+
+async def test_a_slow_handler_delays_no_other_chat_and_answers_of_one_chat_stay_in_order() -> None:
+    router = make_router(MemoryStorage())
+    proceed = asyncio.Event()
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        if ctx.text == "slow":
+            await proceed.wait()
+        ctx.answer(f"{ctx.text} 1")
+        ctx.answer(f"{ctx.text} 2")
+
+    async with polling(router) as running:
+        alice, bob = running.person(42), running.person(43)
+        await alice.send("slow")
+        await alice.send("quick")
+        for number in range(3):
+            assert await bob.ask(str(number)) == f"{number} 1"
+            assert await bob.answer() == f"{number} 2"
+        assert alice.last is None
+        proceed.set()
+        assert [await alice.answer() for _ in range(4)] == ["slow 1", "slow 2", "quick 1", "quick 2"]
+
+
+async def test_a_failing_handler_is_logged_without_content_and_its_update_is_not_handled_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = MemoryStorage()
+    router = make_router(storage)
+    seen = []
+
+    @router.on(text())
+    async def fail(ctx: Context) -> None:
+        seen.append(ctx.text)
+        if ctx.text == "secret":
+            raise ValueError("broken handler")
+        ctx.answer("fine")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("secret")
+        assert await alice.ask("hello") == "fine"
+        await running.stop()
+        await running.start()
+        assert await alice.ask("again") == "fine"
+    assert seen == ["secret", "hello", "again"]
+    record = next(each for each in caplog.records if each.levelno == logging.ERROR)
+    assert "(key (42, 42))" in record.getMessage()
+    assert "broken handler" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_refused_call_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router(MemoryStorage())
+    refused = []
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ctx.answer("first", parse_mode="Nonsense")
+        ctx.answer("second")
+
+    async with polling(router, on_send_error=lambda call, error: refused.append((call["text"], error.code))) as running:
+        alice = running.person()
+        assert await alice.ask("hello") == "second"
+        assert refused == [("first", 400)]
+
+
+async def test_a_user_who_blocks_the_bot_delays_nobody() -> None:
+    router = make_router(MemoryStorage())
+    failed = asyncio.Event()
+    proceed = asyncio.Event()
+
+    @router.on(command("wait"))
+    async def wait(ctx: Context) -> None:
+        await proceed.wait()
+        ctx.answer("you are back")
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer("hello")
+
+    def on_send_error(call: dict[str, Any], error: Exception) -> None:
+        assert type(error).__name__ == "BotBlocked"
+        failed.set()
+
+    async with polling(router, on_send_error=on_send_error) as running:
+        alice, bob = running.person(42), running.person(43)
+        await alice.send("/wait")
+        await alice.block()
+        proceed.set()
+        await asyncio.wait_for(failed.wait(), 30)
+        assert await bob.ask("hi") == "hello"
+
+
+class Away(MemoryStorage):
+    """A storage that can be unavailable."""
+
+    away = False
+
+    async def perform(self, operation: Any) -> Any:
+        if self.away:
+            raise StorageUnavailable("the storage is switched off", sent=False)
+        return await super().perform(operation)
+
+
+async def test_updates_wait_for_a_storage_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    storage = Away()
+    async with polling(registration.make_router(storage)) as running:
+        alice = running.person()
+        assert await alice.ask("/register") == "What's your name?"
+        storage.away = True
+        await alice.send("Alice")
+        await until(lambda: "is tried again" in caplog.text)
+        assert alice.last == "What's your name?"
+        storage.away = False
+        assert await alice.answer() == "Got it, Alice! What's your email?"
+
+
+@pytest.mark.parametrize("how", ["signals", "cancelled twice"])
+async def test_an_update_that_was_being_handled_is_handled_after_a_restart(how: str) -> None:
+    storage = MemoryStorage()
+    router = make_router(storage)
+    begun, ended = asyncio.Event(), False
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        begun.set()
+        if not ended:
+            await asyncio.sleep(3600)
+        ctx.answer(f"got {ctx.text}")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("one")
+        await alice.send("two")
+        await begun.wait()
+        await until(lambda: not running.bot.updates.pending or len(running.bot.updates.pending) < 2)
+        assert running.task is not None
+        if how == "signals":
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            running.task.cancel()
+            running.task.cancel()
+        await asyncio.wait_for(asyncio.wait((running.task,)), 30)
+        ended = True
+        await running.start()
+        assert [await alice.answer(), await alice.answer()] == ["got one", "got two"]
+    async with storage:
+        assert await Inbox(storage, "my_bot").load() == []
+
+
+async def test_a_signal_lets_handlers_finish_and_stops() -> None:
+    router = make_router(MemoryStorage())
+    begun, proceed = asyncio.Event(), asyncio.Event()
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        begun.set()
+        await proceed.wait()
+        ctx.answer("done")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("go")
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert running.task is not None
+        assert not running.task.done()
+        proceed.set()
+        await asyncio.wait_for(running.task, 30)
+        assert alice.last == "done"
+
+
+async def test_a_second_process_ends_the_first_with_one_sentence() -> None:
+    async with polling(make_router(MemoryStorage())) as running:
+        other = asyncio.create_task(run_polling(make_router(MemoryStorage()), running.bot.token, api=running.api.url))
+        assert running.task is not None
+        done, _ = await asyncio.wait((running.task, other), timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(UsageError, match="another process polls with this bot token"):
+            done.pop().result()
+        other.cancel()
+        await asyncio.wait((other,))
+
+
+async def test_polling_while_a_webhook_is_set_is_refused() -> None:
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        async with BotClient(bot.token, api=api.url) as client:
+            await client.call("setWebhook", url="http://127.0.0.1:1/hook")
+        with pytest.raises(UsageError, match="has a webhook"):
+            await run_polling(make_router(MemoryStorage()), bot.token, api=api.url)
+
+
+async def test_wrong_arguments() -> None:
+    async with BotAPI() as api:
+        with pytest.raises(BotApiError, match="the token is not valid"):
+            await run_polling(make_router(MemoryStorage()), "123:nothing", api=api.url)
+    with pytest.raises(InvalidOption, match="needs a router with a machine"):
+        await run_polling(Router(), "123:abc")
+    with pytest.raises(InsideLoop):
+        run_polling_sync(make_router(MemoryStorage()), "123:abc")

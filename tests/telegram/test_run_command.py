@@ -1,0 +1,171 @@
+"""``stepwell run`` as a process, with the local Bot API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio import create_subprocess_exec as spawn
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from stepwell.botfile import load_router
+from stepwell.errors import UsageError
+from stepwell.playground.botapi import BotAPI
+
+ROOT = Path(__file__).parents[2]
+README = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+assert README is not None
+BOT = README[1]
+
+
+class Command:
+    """A running command, and its output."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.output = ""
+
+    async def until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(60):
+            while text not in self.output:
+                line = await self.process.stdout.readline()
+                assert line, f"the command ended without {text!r}: {self.output}"
+                self.output += line.decode()
+
+    async def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            self.output += (await self.process.communicate())[0].decode()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@asynccontextmanager
+async def command(*arguments: str, folder: Path, **env: str) -> AsyncIterator[Command]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("BOT_", "STEPWELL_"))}
+    process = await spawn(
+        sys.executable, "-m", "stepwell", *arguments, cwd=folder, env={**clean, **env},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        yield Command(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_the_first_snippet_of_the_readme_runs(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        (tmp_path / ".env").write_text(f"BOT_TOKEN={bot.token}\n")
+        async with command("run", "bot.py", "--api", api.url, folder=tmp_path) as run:
+            await run.until("Ctrl-C stops it.")
+            shown = " ".join(run.output.split())
+            assert f"@my_bot is running. Storage: {tmp_path / 'bot.db'}. Flows: registration." in shown
+            alice = api.chat(bot)
+            assert await alice.ask("/register") == "What's your name?"
+            assert await run.stop() == 0
+            assert run.output.endswith("Stopped.\n")
+            assert bot.token not in run.output
+        async with command("run", "bot.py", "--api", api.url, folder=tmp_path) as run:
+            await run.until("is running")
+            assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
+
+
+async def test_a_changed_file_restarts_the_bot(tmp_path: Path) -> None:
+    file = tmp_path / "bot.py"
+    file.write_text(BOT)
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        async with command(
+            "run", "bot.py", "--reload", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token,
+            STEPWELL_STORAGE="sqlite:///other.db",
+        ) as run:  # fmt: skip
+            await run.until("Ctrl-C stops it.")
+            assert str(tmp_path / "other.db") in "".join(run.output.split())
+            alice = api.chat(bot)
+            assert await alice.ask("/register") == "What's your name?"
+            file.write_text(BOT.replace("Got it, ", "Thank you, "))
+            await run.until("restarting")
+            assert await alice.ask("Alice") == "Thank you, Alice! What's your email?"
+            run.process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(60):
+                assert await run.process.wait() == 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+async def test_a_webhook_with_two_workers(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/hook"
+    async with BotAPI(webhook_pause=0.1) as api:
+        bot = api.bot("my_bot")
+        async with command(
+            "run", "bot.py", "--webhook", url, "--port", str(port), "--workers", "2", "--api", api.url,
+            folder=tmp_path, BOT_TOKEN=bot.token,
+        ) as run:  # fmt: skip
+            await run.until("Ctrl-C stops it.")
+            alice = api.chat(bot)
+            await alice.send("/register")
+            # Until a worker listens, deliveries are repeated.
+            assert await alice.answer(timeout=60) == "What's your name?"
+            assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
+            await run.stop()
+            assert bot.token not in run.output
+        async with command("run", "bot.py", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            assert b"has a webhook" in (await run.process.communicate())[0]
+            assert run.process.returncode == 1
+
+
+async def test_several_workers_need_a_shared_storage(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    arguments = ("run", "bot.py", "--webhook", "https://example.com/", "--workers", "2", "--storage", "memory://")
+    async with command(*arguments, folder=tmp_path, BOT_TOKEN="1:a") as run:
+        assert b"several workers need a storage that they can share" in (await run.process.communicate())[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "error"),
+    [
+        ("x = 1", {"BOT_TOKEN": "1:a"}, "bot.py has no router; define router = Router(fsm), or make_router(storage)"),
+        ("router = 1", {"BOT_TOKEN": "1:a"}, "bot.py: router is a int, no Router"),
+        ("def make_router(storage): return 1", {}, "bot.py: make_router(storage) returned a int, no Router"),
+        ("from stepwell.fsm import Router\nrouter = Router()", {}, "the router of bot.py has no machine"),
+        (BOT, {}, "no bot token was found"),
+        (BOT, {"BOT_TOKEN": "secret"}, "does not have the form of a bot token"),
+    ],
+)
+async def test_a_wrong_file_or_token_gives_one_sentence(
+    tmp_path: Path, code: str, env: dict[str, str], error: str
+) -> None:
+    (tmp_path / "bot.py").write_text(code)
+    async with command("run", "bot.py", folder=tmp_path, **env) as run:
+        output = (await run.process.communicate())[0].decode()
+    assert run.process.returncode == 1
+    assert output.startswith("stepwell: ")
+    assert output.count("\n") == 1
+    assert error in output
+    assert "secret" not in output
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"bot\.py does not exist"):
+        load_router(tmp_path / "bot.py")
+    (tmp_path / "bot.txt").write_text("")
+    with pytest.raises(UsageError, match=r"bot\.txt is not a Python file"):
+        load_router(tmp_path / "bot.txt")

@@ -1,0 +1,183 @@
+"""The webhook application, served for real, with updates from the local Bot API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from examples import registration
+from stepwell import MemoryStorage
+from stepwell.errors import InvalidOption, StorageUnavailable
+from stepwell.fsm import FSM, Context, Router, command, text
+from stepwell.playground.botapi import BotAPI, Person
+from stepwell.playground.serving import Serving
+from stepwell.telegram import BotClient, webhook
+from tests.backends import Backend
+
+SECRET = "s3cret"
+
+
+class Served:
+    """A webhook on a port of its own, registered at a local Bot API."""
+
+    def __init__(self, api: BotAPI, router: Router, options: dict[str, Any]) -> None:
+        self.api = api
+        self.bot = api.bot("my_bot")
+        self.app = webhook(router, secret_token=SECRET, token=self.bot.token, api=api.url, limits=None, **options)
+        self.url = ""
+
+    def person(self, user: int = 42) -> Person:
+        return self.api.chat(self.bot, user)
+
+    async def post(self, body: bytes, secret: str = SECRET, method: str = "POST") -> int:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
+            return (await http.request(method, self.url, content=body, headers=headers)).status_code
+
+
+@asynccontextmanager
+async def serving(router: Router, **options: Any) -> AsyncIterator[Served]:
+    async with BotAPI(webhook_pause=0.05) as api:
+        served = Served(api, router, options)
+        server = Serving(served.app, name="webhook")
+        async with served.app:
+            port = await server.start("127.0.0.1", 0)
+            served.url = f"http://127.0.0.1:{port}/"
+            try:
+                async with BotClient(served.bot.token, api=api.url) as client:
+                    await client.call("setWebhook", url=served.url, secret_token=SECRET)
+                yield served
+            finally:
+                await server.stop()
+
+
+def make_router(storage: Any) -> Router:
+    return Router(FSM("my_bot", storage=storage, flows=[]))
+
+
+async def test_a_conversation(backend: Backend) -> None:
+    async with serving(registration.make_router(backend.storage())) as served:
+        alice = served.person()
+        assert await alice.ask("/register") == "What's your name?"
+        assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
+
+
+async def test_requests_that_are_not_telegrams() -> None:
+    router = make_router(MemoryStorage())
+    handled = []
+
+    @router.on()
+    async def handler(ctx: Context) -> None:
+        handled.append(ctx.update)
+
+    async with serving(router, max_body=1000) as served:
+        update = b'{"update_id": 1, "message": {"message_id": 1, "chat": {"id": 42}, "from": {"id": 42}}}'
+        assert await served.post(update, secret="wrong") == 403
+        assert await served.post(update, secret="") == 403
+        assert await served.post(update, method="GET") == 405
+        assert await served.post(b" " * 1001) == 413
+        for body in (b"", b"{", b"[]", b'"text"', b'{"update_id": "1"}', b"[" * 900):
+            assert await served.post(body) == 400
+        assert handled == []
+        assert await served.post(update) == 200
+        assert len(handled) == 1
+
+
+async def test_a_failing_handler_and_a_refused_call_are_final() -> None:
+    router = make_router(MemoryStorage())
+    handled = []
+
+    @router.on(command("fail"))
+    async def fail(ctx: Context) -> None:
+        handled.append(ctx.text)
+        raise ValueError("broken handler")
+
+    @router.on(command("refuse"))
+    async def refuse(ctx: Context) -> None:
+        handled.append(ctx.text)
+        ctx.answer("first", parse_mode="Nonsense")
+        ctx.answer("second")
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer("hello")
+
+    async with serving(router) as served:
+        alice = served.person()
+        await alice.send("/fail")
+        assert await alice.ask("/refuse") == "second"
+        assert await alice.ask("hi") == "hello"
+        assert handled == ["/fail", "/refuse"]
+
+
+class Away(MemoryStorage):
+    """A storage that can be unavailable."""
+
+    away = False
+
+    async def perform(self, operation: Any) -> Any:
+        if self.away:
+            raise StorageUnavailable("the storage is switched off", sent=False)
+        return await super().perform(operation)
+
+
+async def test_an_update_comes_again_while_the_storage_is_away() -> None:
+    storage = Away()
+    async with serving(registration.make_router(storage)) as served:
+        alice = served.person()
+        assert await alice.ask("/register") == "What's your name?"
+        storage.away = True
+        await alice.send("Alice")
+        body = b'{"update_id": 99, "message": {"message_id": 1, "chat": {"id": 7}, "from": {"id": 7}, "text": "x"}}'
+        assert await served.post(body) == 503
+        storage.away = False
+        assert await alice.answer() == "Got it, Alice! What's your email?"
+
+
+async def test_a_slow_handler_delays_no_other_chat() -> None:
+    router = make_router(MemoryStorage())
+    proceed = asyncio.Event()
+
+    @router.on(command("wait"))
+    async def wait(ctx: Context) -> None:
+        await proceed.wait()
+        ctx.answer("at last")
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer("hello")
+
+    async with serving(router) as served:
+        alice, bob = served.person(42), served.person(43)
+        await alice.send("/wait")
+        assert await bob.ask("hi") == "hello"
+        proceed.set()
+        assert await alice.answer() == "at last"
+
+
+async def test_the_lifespan_opens_and_closes_the_machine() -> None:
+    router = registration.make_router(MemoryStorage())
+    app = webhook(router, secret_token=SECRET, token="123:abc")
+    received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent: asyncio.Queue[Any] = asyncio.Queue()
+    running = asyncio.create_task(app({"type": "lifespan"}, received.get, sent.put))
+    await received.put({"type": "lifespan.startup"})
+    assert (await sent.get())["type"] == "lifespan.startup.complete"
+    assert router.fsm is not None
+    assert router.fsm.storage.is_open
+    await received.put({"type": "lifespan.shutdown"})
+    assert (await sent.get())["type"] == "lifespan.shutdown.complete"
+    await running
+    assert not router.fsm.storage.is_open
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(InvalidOption, match="needs a router with a machine"):
+        webhook(Router(), secret_token=SECRET, token="123:abc")
+    with pytest.raises(InvalidOption, match="secret_token must be 1 to 256 characters"):
+        webhook(make_router(MemoryStorage()), secret_token="", token="123:abc")
