@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import sys
 import time
 
@@ -110,7 +109,7 @@ async def test_a_waiter_that_gives_up_or_is_cancelled_leaves_its_place(shared_ba
 
 
 PROCESS = """
-import asyncio, json, sys, time
+import asyncio, sys
 from stepwell import open_storage
 from stepwell.slot import Slot
 
@@ -118,14 +117,15 @@ async def main(url, updates):
     async def update():
         async with Slot(storage, "bot", 1) as slot:
             await asyncio.sleep(0.3)
-            slot.data["count"] = slot.data.get("count", 0) + 1
+            found = slot.data.get("count", 0)
+            slot.data["count"] = found + 1
             await slot.commit()
+        return found
     async with open_storage(url) as storage:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        started = time.monotonic()
-        await asyncio.gather(*(update() for _ in range(updates)))
-        print(json.dumps(time.monotonic() - started), flush=True)
+        found = await asyncio.gather(*(update() for _ in range(updates)))
+        print(max(found), flush=True)
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
@@ -153,8 +153,8 @@ async def test_one_update_does_not_wait_for_all_updates_of_another_process(share
                 assert process.stdin is not None
                 process.stdin.write(b"go\n")
                 await asyncio.sleep(0.5)
-            # The process of twenty updates takes six seconds for them.
-            assert json.loads(await reply(processes[1])) < 4
+            # The number of updates before this one.
+            assert int(await reply(processes[1])) < 12
     finally:
         for process in processes:
             if process.returncode is None:

@@ -274,9 +274,11 @@ async def test_slots_may_be_left_in_any_order_and_in_another_task() -> None:
 
 
 async def test_two_tasks_that_claim_two_keys_in_opposite_orders_get_an_error(storage: Storage) -> None:
+    entered = asyncio.Barrier(2)
+
     async def both(one: int, other: int) -> None:
         async with Slot(storage, "bot", one, wait=0.1):
-            await asyncio.sleep(0.01)
+            await entered.wait()
             async with Slot(storage, "bot", other, wait=0.1):
                 pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from stepwell.errors import EncodeError, StoredDataError
 from stepwell.record import Limits
 from stepwell.testing.contract.values import same
 from tests.codec.test_values import EVERYTHING, cpu_time
+from tests.reliability.dose import dose
 
 TEXTS = st.text(alphabet='[]{},:"\\aü\n', max_size=60)
 TREES = st.recursive(
@@ -31,7 +33,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_FEW", 3)
 
 
-@settings(max_examples=500)
+@settings(max_examples=dose("TREES", 150, 2000))
 @given(TREES)
 def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     text = values.to_json(tree)
@@ -39,7 +41,7 @@ def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     assert pieces.load(text.decode(), 500) == tree
 
 
-@settings(max_examples=300)
+@settings(max_examples=dose("VALUES", 150, 1000))
 @given(EVERYTHING)
 def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     text = values.encode(value, Limits(), large=True)
@@ -47,7 +49,7 @@ def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     assert same(values.decode(text.decode()), value)
 
 
-@settings(max_examples=500)
+@settings(max_examples=dose("DAMAGED_TEXTS", 150, 2000))
 @given(TREES, st.data())
 def test_a_damaged_text_is_refused_in_pieces_as_at_once(tree: Any, data: st.DataObject) -> None:
     text = values.to_json(tree).decode()
@@ -94,18 +96,19 @@ def test_large_sets_have_one_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "make",
     [
-        [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"]} for n in range(100_000)],
-        [[1, 2]] * 500_000,
-        {"a": {"b": [list(range(700_000))]}},
-        {f"k{n}": n for n in range(300_000)},
-        {f"id{n}" for n in range(200_000)},
-        ["word, [word]"] * 300_000,
+        lambda: [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"]} for n in range(100_000)],
+        lambda: [[1, 2]] * 500_000,
+        lambda: {"a": {"b": [list(range(700_000))]}},
+        lambda: {f"k{n}": n for n in range(300_000)},
+        lambda: {f"id{n}" for n in range(200_000)},
+        lambda: ["word, [word]"] * 300_000,
     ],
     ids=["records", "pairs", "nested", "dict", "set", "strings"],
 )
-def test_no_call_for_a_large_value_takes_long(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_for_a_large_value_takes_long(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    value = make()
     monkeypatch.undo()
     longest = 0.0
 

@@ -302,7 +302,7 @@ async def test_timers_run_by_themselves_within_a_second_and_survive_a_restart(ba
             await asyncio.sleep(0.6)
             assert await storage.get_state("bot", 1) == State("quick", "ask", {})
         async with FSM("bot", storage=storage, flows=[Quick]):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while await storage.get_state("bot", 1) != State("quick", "late", {}):
                     await asyncio.sleep(0.02)
         assert [task for task in asyncio.all_tasks() if "stepwell-timers" in task.get_name()] == []
@@ -333,7 +333,7 @@ async def test_a_storage_that_is_away_is_survived(clock: Clock, caplog: pytest.L
             clock.advance(61)
             await asyncio.sleep(0.05)
             storage.away = False
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while await storage.get_state("bot", KEY) != State("slow", "late", {}):
                     await asyncio.sleep(0.02)
     assert "timers cannot be read" in caplog.text

@@ -543,7 +543,7 @@ def test_a_blocking_handler_holds_up_nobody_else_and_keeps_its_claim() -> None:
 
     def slow(ctx: Any) -> str:
         # Nobody gets on unless all four are here at the same time, each for longer than its lease.
-        together.wait(10)
+        together.wait(60)
         time.sleep(1.2)
         ctx.update_data(by=threading.current_thread().name)
         return threading.current_thread().name

@@ -452,7 +452,7 @@ async def test_a_sleep_that_no_calendar_has_is_a_sleep(storage: Storage) -> None
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await what():
             await asyncio.sleep(0.01)
 
@@ -541,7 +541,7 @@ async def test_runs_that_a_worker_cannot_run_do_not_keep_it_from_others() -> Non
             await parked(before.run(flow_id=f"changed{number}"))
     async with worker([after, healthy], storage=storage):
         for number in range(3):
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(60):
                 await parked(healthy.run(flow_id=f"healthy{number}"))
                 while f"healthy{number}/a/1" not in ran:
                     await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from stepwell.errors import Busy, LeaseLost
 from stepwell.slot import Slot
 from stepwell.storage import Claim, Claimed, Release
 from tests.backends import Backend
-from tests.reliability.dose import dose
+from tests.reliability.dose import LARGE, dose
 from tests.reliability.roles import BOT
 from tests.reliability.workers import Workers
 
@@ -74,7 +74,8 @@ async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(
         await holder.kill()
         killed = time.monotonic()
         async with Slot(storage, BOT, key, wait=30):
-            assert time.monotonic() - killed < lease + 1
+            # A machine that also runs other tests needs more time.
+            assert time.monotonic() - killed < lease + (1 if LARGE else 15)
 
     holders = dose("HOLDERS", 5, 200)
     for first in range(0, holders, 5):

@@ -123,7 +123,7 @@ async def test_a_write_that_is_never_answered_has_an_unknown_outcome_in_time(pro
             await storage.update_data(BOT, 1, {"a": 1})
         with pytest.raises(StorageUnavailable):
             await storage.get_state(BOT, 1)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         proxy.speak()
         assert await storage.get_state(BOT, 1) == State("f", "s")
 
@@ -134,7 +134,7 @@ async def test_the_first_call_to_a_silent_server_raises_in_time(proxy: Proxy) ->
     start = time.monotonic()
     with pytest.raises(StorageUnavailable, match="does not answer within"):
         await storage.open()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     await storage.close()
 
 
@@ -331,11 +331,11 @@ async def test_a_server_that_is_loading_is_waited_for() -> None:
 async def test_a_wrong_password_is_an_error_at_once_that_does_not_show_it(own_server: RedisServer, user: str) -> None:
     with own_server.client() as client:
         client.config_set("requirepass", "right")
-    storage = open_storage(f"redis://{user}:se%2Fcret@127.0.0.1:{own_server.port}/0")
+    storage = open_storage(f"redis://{user}:se%2Fcret@127.0.0.1:{own_server.port}/0", patience=60)
     start = time.monotonic()
     with pytest.raises(StorageUnavailable, match="refuses the user or password") as caught:
         await storage.get_state(BOT, 1)
-    assert time.monotonic() - start < 5, "not tried again"
+    assert time.monotonic() - start < 30, "not tried again"
     error: BaseException | None = caught.value
     while error is not None:
         assert "cret" not in f"{error} {error!r}"
@@ -395,11 +395,11 @@ async def test_the_path_of_a_url_is_the_database(own_server: RedisServer) -> Non
 
 
 async def test_a_database_that_the_server_does_not_have_is_an_error_at_once(own_server: RedisServer) -> None:
-    storage = open_storage(f"redis://127.0.0.1:{own_server.port}/99")
+    storage = open_storage(f"redis://127.0.0.1:{own_server.port}/99", patience=60)
     start = time.monotonic()
     with pytest.raises(StorageUnavailable, match="has no database 99; use a lower number"):
         await storage.get_state(BOT, 1)
-    assert time.monotonic() - start < 5, "not tried again"
+    assert time.monotonic() - start < 30, "not tried again"
     await storage.close()
 
 
@@ -558,11 +558,11 @@ async def test_a_tls_file_that_cannot_be_read_is_an_error_at_once_that_names_it(
     path = tmp_path / "some.pem"
     if there:
         path.write_text("no certificate")
-    storage = open_storage(f"{scheme}://localhost:{the_server().port}?{option}={path}")
+    storage = open_storage(f"{scheme}://localhost:{the_server().port}?{option}={path}", patience=60)
     start = time.monotonic()
     with pytest.raises(StorageUnavailable, match=f"fix {option}={path} "):
         await storage.open()
-    assert time.monotonic() - start < 5, "not tried again"
+    assert time.monotonic() - start < 30, "not tried again"
     await storage.close()
 
 

@@ -151,7 +151,7 @@ async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeyp
     closing = asyncio.create_task(storage.close())
     await asyncio.sleep(0.01)
     storage.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await asyncio.gather(writing, *reading) == [{"n": 1}] + [{"n": 0}] * 3
         await closing
 
@@ -162,7 +162,7 @@ async def test_a_read_in_the_thread_does_not_wait_for_the_lock_of_another_connec
     monkeypatch.setattr(storage, "_read_inline", lambda get: None)
     other = connection.Connection(storage.path)
     other.execute("BEGIN IMMEDIATE")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await storage.get_data(BOT, KEY) == {"n": 0}
     other.close()
 
