@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import logging
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -212,6 +214,19 @@ async def test_an_unreachable_server_is_unavailable(bot: Bot) -> None:
             await client.call("getMe")
     assert raised.value.code is None
     assert isinstance(raised.value, ConnectionError)
+
+
+async def test_an_outage_is_logged_once_and_its_end_too(
+    api: BotAPI, bot: Bot, chat: Person, caplog: pytest.LogCaptureFixture
+) -> None:
+    bot.refuse(502, "Bad Gateway", times=6)
+    with caplog.at_level(logging.INFO, "stepwell"):
+        async with BotClient(bot.token, api=api.url) as client:
+            await asyncio.gather(*(client.call("getMe") for _ in range(3)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "getMe: no usable answer (Bad Gateway), trying again",
+        "the Bot API accepts calls again",
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -433,6 +448,12 @@ async def test_the_token_is_in_no_log_repr_or_error(
     for text in (caplog.text, shown, *map(str, errors), *map(repr, errors)):
         assert secret not in text
     assert str(bot.id) in shown
+
+
+def test_without_httpx_an_import_names_the_extra() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import stepwell.telegram"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtra: httpx is not installed; run: pip install 'stepwell[bot]'" in done.stderr
 
 
 # Ways to the server

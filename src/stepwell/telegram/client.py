@@ -18,7 +18,7 @@ from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOpti
 from stepwell.telegram.connections import Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
 from stepwell.telegram.limits import SendLimits, chat_of, messages_in
-from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, Turn
+from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, SendTurn
 from stepwell.telegram.token import check_token
 
 _httpx: Any = require("httpx", "bot")
@@ -121,14 +121,14 @@ class BotClient:
 
     # Internal
 
-    async def _try(self, link: _Link, call: _Call, turn: Turn | None) -> Any:
+    async def _try(self, link: _Link, call: _Call, turn: SendTurn | None) -> Any:
         """Send a call until it is accepted or refused, or patience ends."""
         loop = asyncio.get_running_loop()
         began, failures = loop.time(), 0
         while True:
             answer = await self._attempt(link, call)
             if answer.code == 200:
-                link.answered_at = loop.time()
+                link.answered()
                 if turn is not None and turn.messages:
                     link.queue.accepted()
                 return answer.result
@@ -140,8 +140,7 @@ class BotClient:
                 logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
             elif answer.code is None or answer.code >= 500:
                 pause = min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-                if not failures:
-                    logger.warning("%s: no usable answer (%s), trying again", call.method, answer.text)
+                link.failed(call.method, answer.text)
             else:
                 raise self._refused(call, answer)
             failures += 1
@@ -228,6 +227,7 @@ class _Link:
         self.queue = SendQueue(limits, patience=patience)
         #: When a call was accepted last.
         self.answered_at = -math.inf
+        self._failing = False
         parts = urlsplit(api)
         self._server = f"{parts.scheme}://{parts.netloc}"
         self._closing = asyncio.Event()
@@ -242,6 +242,19 @@ class _Link:
     @property
     def closed(self) -> bool:
         return self._closing.is_set()
+
+    def answered(self) -> None:
+        """Note that a call was accepted."""
+        self.answered_at = self.loop.time()
+        if self._failing:
+            self._failing = False
+            logger.info("the Bot API accepts calls again")
+
+    def failed(self, method: str, why: str) -> None:
+        """Note that the server failed. An outage is logged once, not for each call."""
+        if not self._failing:
+            self._failing = True
+            logger.warning("%s: no usable answer (%s), trying again", method, why)
 
     async def post(self, path: str, call: _Call) -> Response:
         """Post a call to a path. Raises ``NoAnswer``."""

@@ -49,8 +49,8 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._free = asyncio.Semaphore(size)
         #: The connection that was used last is on the right.
-        self._idle: deque[_Connection] = deque()
-        self._busy: set[_Connection] = set()
+        self._idle: deque[_KeptConnection] = deque()
+        self._busy: set[_KeptConnection] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -92,7 +92,7 @@ class Connections:
         for connection in connections:
             await connection.closed()
 
-    def _taken(self) -> _Connection | None:
+    def _taken(self) -> _KeptConnection | None:
         """Return a connection that can be used again, ``None`` if there is none."""
         while self._idle:
             connection = self._idle.pop()
@@ -102,7 +102,7 @@ class Connections:
             connection.abort()
         return None
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: _KeptConnection) -> None:
         self._busy.discard(connection)
         if self._closed or not connection.is_open:
             connection.abort()
@@ -121,14 +121,14 @@ class Connections:
         if self._idle:
             self._expiry = self._loop.call_at(self._idle[0].used_at + self._keep_alive, self._expire)
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _KeptConnection:
         # Only the loops of asyncio have this option.
         is_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         more: dict[str, Any] = {"happy_eyeballs_delay": NEXT_ADDRESS} if is_asyncio else {}
-        return _Connection(*await asyncio.open_connection(self._host, self._port, ssl=self._context, **more))
+        return _KeptConnection(*await asyncio.open_connection(self._host, self._port, ssl=self._context, **more))
 
 
-class _Connection:
+class _KeptConnection:
     """One connection. It can be used again when the last response was read completely."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,7 @@ from itertools import count
 
 from stepwell.telegram.limits import ChatId, SendLimits, Window, is_group
 
-__all__ = ["HeldTooLong", "QueueClosed", "SendQueue", "Turn"]
+__all__ = ["HeldTooLong", "QueueClosed", "SendQueue", "SendTurn"]
 
 #: The number of chats above which idle ones are dropped.
 SWEEP_FROM = 1000
@@ -30,7 +30,7 @@ class HeldTooLong(Exception):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.seconds: float = seconds
 
 
 class QueueClosed(Exception):
@@ -65,7 +65,7 @@ class SendQueue:
         """Return the number of chats in memory."""
         return len(self._chats)
 
-    def enter(self, chat: ChatId, messages: int) -> Turn:
+    def enter(self, chat: ChatId, messages: int) -> SendTurn:
         """Put a call at the end of its chat's queue. Call ``leave()`` on the result in any case."""
         now = self._loop.time()
         found = self._chats.get(chat)
@@ -73,7 +73,7 @@ class SendQueue:
             if len(self._chats) >= self._sweep_at:
                 self._sweep(now)
             found = self._chats[chat] = _Chat(chat, self._limits)
-        turn = Turn(self, found, messages)
+        turn = SendTurn(self, found, messages)
         found.turns.append(turn)
         if len(found.turns) == 1:
             self._advance(found, now)
@@ -114,9 +114,9 @@ class SendQueue:
                 turn.fail(QueueClosed())
             chat.turns.clear()
 
-    # For Turn
+    # For turns
 
-    def again(self, turn: Turn, delay: float) -> None:
+    def again(self, turn: SendTurn, delay: float) -> None:
         """Let the first call of a chat wait for its turn again, at least this long."""
         now = self._loop.time()
         chat = turn.chat
@@ -128,7 +128,7 @@ class SendQueue:
         else:
             turn.fail(QueueClosed())
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: SendTurn) -> None:
         """Remove a call, and let the next one of its chat go on."""
         chat = turn.chat
         if not chat.turns:
@@ -166,7 +166,7 @@ class SendQueue:
         else:
             self._start(turn, now)
 
-    def _start(self, turn: Turn, now: float) -> None:
+    def _start(self, turn: SendTurn, now: float) -> None:
         turn.chat.busy = True
         if turn.messages:
             turn.chat.take(now, turn.messages)
@@ -239,7 +239,7 @@ class _Chat:
     def __init__(self, chat: ChatId, limits: SendLimits) -> None:
         self.id = chat
         #: The first one is under way if ``busy``.
-        self.turns: deque[Turn] = deque()
+        self.turns: deque[SendTurn] = deque()
         self.busy = False
         #: Whether it is in ``SendQueue._ready``.
         self.is_ready = False
@@ -267,15 +267,16 @@ class _Chat:
         return used <= now and self.held <= now and not self.is_ready
 
 
-class Turn:
+class SendTurn:
     """The place of one call in the queue."""
 
     __slots__ = ("_queue", "_started", "chat", "messages")
 
     def __init__(self, queue: SendQueue, chat: _Chat, messages: int) -> None:
         self._queue = queue
-        self.chat = chat
-        self.messages = messages
+        self.chat: _Chat = chat
+        #: How many messages the call sends.
+        self.messages: int = messages
         #: ``None`` until somebody waits; the exception if it failed before that.
         self._started: asyncio.Future[None] | BaseException | bool | None = None
 
