@@ -8,7 +8,8 @@ import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
@@ -17,6 +18,9 @@ __all__ = ["call", "settle", "sync"]
 
 T = TypeVar("T")
 
+#: The most ``def`` handlers that run at once.
+THREADS = 64
+_pool: list[ThreadPoolExecutor] = []
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -62,17 +66,34 @@ async def _awaited(awaitable: Awaitable[T], ended: threading.Event, caller: _Cal
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in the thread that waits in ``sync`` for this task, or here if there is none.
+    """Call a function of a user's program, ``def`` or ``async def``, without blocking the loop.
 
-    In that thread the function may block, and use thread-bound objects such as a database connection or the request
-    of a web framework. An awaitable result is awaited here. ``async def`` functions are always called here.
+    A ``def`` function runs in the thread that waits in ``sync`` for this task, where it may use thread-bound objects
+    such as a database connection or the request of a web framework, else in a thread of the library's pool.
     """
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
     caller = _callers.get()
-    if caller is None or caller.gone or inspect.iscoroutinefunction(function):
-        result = function(*args)
+    if caller is None or caller.gone:
+        result = await _in_pool(function, *args)
     else:
         result = await caller.call(function, *args)
     return await result if inspect.isawaitable(result) else result
+
+
+async def _in_pool(function: Callable[..., Any], *args: Any) -> Any:
+    if not _pool:
+        _pool.append(ThreadPoolExecutor(THREADS, "stepwell-handler"))
+    context = copy_context()
+
+    def work() -> Any:
+        try:
+            return context.run(function, *args)
+        except StopIteration as error:
+            # A future cannot carry it.
+            raise RuntimeError("the function raised StopIteration") from error
+
+    return await asyncio.get_running_loop().run_in_executor(_pool[0], work)
 
 
 class _Caller:
@@ -142,6 +163,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 def _forget() -> None:
     global _lock, _loop
     _lock, _loop = threading.Lock(), None
+    _pool.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -81,6 +81,7 @@ async def test_no_match_gives_no_calls_and_writes_nothing() -> None:
         assert [type(operation) for batch in storage.batches for operation in batch] == [Claim, Release]
 
 
+@pytest.mark.filterwarnings("ignore:.*never gets an update:UserWarning")
 async def test_the_first_match_wins_in_the_order_of_registration(fsm: FSM) -> None:
     router = Router(fsm)
     seen: list[str] = []
@@ -201,6 +202,7 @@ async def test_calls_are_sent_after_the_commit(fsm: FSM) -> None:
     assert sent == [("one", State("form", "name", {})), ("two", State("form", "name", {}))]
 
 
+@pytest.mark.filterwarnings("ignore:.*never gets an update:UserWarning")
 async def test_a_scope_adds_its_filters_and_keeps_its_place(fsm: FSM) -> None:
     router = Router(fsm)
     seen: list[str] = []

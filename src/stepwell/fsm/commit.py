@@ -39,6 +39,8 @@ class Block(Protocol):
     moves: list[Move]
     #: How many of them were emitted as events.
     moves_emitted: int
+    #: How many of them had their hooks run.
+    moves_hooked: int
 
 
 async def run_hooks(fsm: Machine, ctx: Block) -> None:
@@ -46,7 +48,9 @@ async def run_hooks(fsm: Machine, ctx: Block) -> None:
     moves = ctx.moves
     limit = len(moves) + MOST_MOVES
     # The list grows while hooks make moves.
-    for left_flow, left_state, flow, state in moves:
+    while ctx.moves_hooked < len(moves):
+        left_flow, left_state, flow, state = moves[ctx.moves_hooked]
+        ctx.moves_hooked += 1
         if len(moves) > limit:
             raise UsageError(f"hooks made more than {MOST_MOVES} moves for one update; remove the cycle between them")
         for name, of, argument in (("on_leave", left_flow, left_state), ("on_enter", flow, state)):

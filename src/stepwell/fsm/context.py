@@ -68,7 +68,7 @@ class Context(Generic[Data]):
 
     __slots__ = (
         "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "moves_emitted",
-        "result", "saved", "started", "update", "update_id",
+        "moves_hooked", "moves_saved", "result", "saved", "started", "update", "update_id",
     )  # fmt: skip
 
     def __init__(self, fsm: Machine, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
@@ -95,6 +95,8 @@ class Context(Generic[Data]):
         self.started: float = monotonic()
         self.moves: list[Move] = []
         self.moves_emitted: int = 0
+        self.moves_hooked: int = 0
+        self.moves_saved: int = 0
 
     # Reading
 
@@ -276,6 +278,7 @@ class Context(Generic[Data]):
             return
         if not self._refuses() and await write(self._fsm, self, self._record, keep=True):
             self.saved = True
+            self.moves_saved = len(self.moves)
 
     # Answers. They are collected, and returned by the Router.
 
@@ -304,6 +307,15 @@ class Context(Generic[Data]):
         self._collected().append({"method": method, **params})
 
     # For the machine
+
+    def reset(self) -> None:
+        """Forget the calls and moves since the last ``save()``, after a rollback of the record."""
+        if self._calls is not None:
+            self._calls.clear()
+        del self.moves[self.moves_saved :]
+        self.moves_emitted, self.moves_hooked = min(self.moves_emitted, self.moves_saved), 0
+        self.entered = self.began = False
+        self.result = None
 
     def no_key(self) -> NoKeyError:
         """Return the error for a change if the update has no key."""

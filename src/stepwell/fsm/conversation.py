@@ -39,8 +39,8 @@ class Conversation:
     """
 
     __slots__ = (
-        "_collects", "_ctx", "_enters", "_fsm", "_handled", "_key", "_key_given", "_slot", "_started", "_token",
-        "_update", "_update_id",
+        "_collects", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given", "_slot", "_started",
+        "_token", "_update", "_update_id",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Conversation:
         #: Set if the update has an id.
         self._handled: HandledUpdates | None = None
         self._token = ""
+        #: Remember the update even if nothing else has changed.
+        self._force = False
 
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
@@ -134,7 +136,7 @@ class Conversation:
                     await run_hooks(fsm, ctx)
                 handled = self._handled
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
-                await write(fsm, ctx, slot, memo=memo, force=ctx.saved and handled is not None)
+                await write(fsm, ctx, slot, memo=memo, force=(ctx.saved or self._force) and handled is not None)
         except BaseException as failure:
             self._failed(failure)
             raise
@@ -142,6 +144,28 @@ class Conversation:
             ctx._record = CLOSED
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
+
+    async def run_hooks(self) -> None:
+        """Run the hooks now instead of before the commit, so that the caller can handle their errors."""
+        ctx = self._ctx
+        if self._fsm.has_hooks and ctx is not None:
+            await run_hooks(self._fsm, ctx)
+
+    async def rollback(self, error: Exception) -> None:
+        """Discard all that a failed handler changed and answered since the last ``save()``, and keep the claim.
+
+        The update is then remembered as handled even if nothing else changes.
+        """
+        ctx = self._ctx
+        assert ctx is not None
+        self._failed(error)
+        if self._slot is None:
+            ctx.data.clear()
+        else:
+            await self._slot.rollback()
+            catch_up(self._fsm.flows, self._slot)
+        ctx.reset()
+        self._force = True
 
     def _emit(self, kind: type[FSMEvent], **fields: Any) -> None:
         address = None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)

@@ -9,11 +9,11 @@ says when another worker may do so.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from time import monotonic
 from typing import Any, NamedTuple
 
+from stepwell import _portal
 from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
 from stepwell.fsm.base import Machine
@@ -170,9 +170,8 @@ async def _notify(fsm: Machine, expired: Expired) -> None:
     started = monotonic()
     failure: BaseException | None = None
     try:
-        result = None if fsm.on_expired is None else fsm.on_expired(expired)
-        if inspect.isawaitable(result):
-            await result
+        if fsm.on_expired is not None:
+            await _portal.call(fsm.on_expired, expired)
     except BaseException as error:
         failure = error
         raise

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stepwell import _portal
-from stepwell.errors import InvalidOption, UnknownFlowError
+from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.filters import Condition, Filter, as_filter
@@ -16,7 +18,21 @@ from stepwell.fsm.machine import FSM
 
 __all__ = ["Router"]
 
+ErrorHandler: TypeAlias = Callable[[Context, Exception], Any]
 H = TypeVar("H", bound=Handler)
+E = TypeVar("E", bound=ErrorHandler)
+
+#: Seconds before a handler is called again: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+class Route(NamedTuple):
+    """A handler, and how often it is called if it raises."""
+
+    handler: Handler
+    attempts: int
+    #: The handler is a coroutine function, which needs no thread.
+    is_async: bool
 
 
 class Router:
@@ -36,26 +52,48 @@ class Router:
         if fsm is not None and fsm.send is None:
             # The calls of timers are sent the same way.
             fsm.send = send
-        self._routes: list[tuple[tuple[Filter, ...], Handler | Router]] = []
+        self._routes: list[tuple[tuple[Filter, ...], Route | Router]] = []
+        #: At most one. A list, because the routers of ``scope`` share it.
+        self._error_handlers: list[ErrorHandler] = []
         self._scope: tuple[Filter, ...] = ()
 
-    def on(self, *filters: Filter | Condition) -> Callable[[H], H]:
-        """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters."""
+    def on(self, *filters: Filter | Condition, attempts: int = 1) -> Callable[[H], H]:
+        """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters.
+
+        A ``def`` handler runs in a thread. ``attempts``: how often a handler that raises is called, with a rollback and
+        a short pause in between, while the conversation stays claimed.
+        """
         chosen = self._checked(filters)
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise InvalidOption(f"attempts must be a number of at least 1, got {attempts!r}")
 
         def register(handler: H) -> H:
             if not callable(handler):
                 raise InvalidOption(f"@router.on(...) decorates a function of the context, got {handler!r}")
-            self._routes.append((self._scope + chosen, handler))
+            self._warn_if_unreachable(getattr(handler, "__name__", repr(handler)))
+            self._routes.append((self._scope + chosen, Route(handler, attempts, inspect.iscoroutinefunction(handler))))
             return handler
 
         return register
+
+    def on_error(self, handler: E) -> E:
+        """Decorate the function ``async def on_error(ctx, error)`` for handlers of this router that raise.
+
+        It runs after a rollback, within the same claim. Its answers and changes are committed, and the update counts
+        as handled. It is not called if the storage fails or the claim is lost. An error in it is raised.
+        """
+        if not callable(handler):
+            raise InvalidOption(f"@router.on_error decorates a function of the context and the error, got {handler!r}")
+        if self._error_handlers:
+            raise InvalidOption("this router has an error handler already")
+        self._error_handlers.append(handler)
+        return handler
 
     def scope(self, *filters: Filter | Condition) -> Router:
         """Return a router whose handlers have these filters too. They keep their order among this router's handlers."""
         inner = Router(self.fsm, send=self.send)
         inner._scope = self._scope + self._checked(filters)
-        inner._routes = self._routes
+        inner._routes, inner._error_handlers = self._routes, self._error_handlers
         return inner
 
     def include(self, other: Router) -> None:
@@ -64,8 +102,9 @@ class Router:
             raise InvalidOption(f"include() takes a Router, got {other!r}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
-        for filters, _ in other._flat():
+        for filters, _, _ in other._flat():
             self._checked(filters)
+        self._warn_if_unreachable("the included router")
         self._routes.append((self._scope, other))
 
     async def handle(self, update: Any) -> list[dict[str, Any]]:
@@ -78,10 +117,10 @@ class Router:
             raise InvalidOption(
                 "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
-        async with Conversation(self.fsm, update, collects=True, enters=True) as ctx:
-            handler = None if ctx.duplicate else self._find(ctx)
-            if handler is not None:
-                await _portal.call(handler, ctx)
+        conversation = Conversation(self.fsm, update, collects=True, enters=True)
+        async with conversation as ctx:
+            if not ctx.duplicate:
+                await self._run(conversation, ctx)
             # The same list that hooks add to before the commit.
             calls = ctx.calls
         if self.send is not None:
@@ -93,20 +132,68 @@ class Router:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
         return _portal.sync(self.handle(update))
 
-    def _find(self, ctx: Context) -> Handler | None:
-        for filters, handler in self._flat():
+    async def _run(self, conversation: Conversation, ctx: Context) -> None:
+        """Call the handler of an update, and its error handler if that fails."""
+        on_error = self._error_handlers[0] if self._error_handlers else None
+        found: Route | None = None
+        failures = 0
+        while True:
+            try:
+                if found is None:
+                    found, on_error = self._find(ctx)
+                    if found is None:
+                        return
+                if found.is_async:
+                    await found.handler(ctx)
+                else:
+                    await _portal.call(found.handler, ctx)
+                if on_error is not None or found.attempts > 1:
+                    await conversation.run_hooks()
+                return
+            except (Conflict, StorageError):
+                raise
+            except Exception as error:
+                failures += 1
+                last = found is None or failures >= found.attempts
+                if last and on_error is None:
+                    raise
+                await conversation.rollback(error)
+                if last:
+                    assert on_error is not None
+                    await _portal.call(on_error, ctx, error)
+                    return
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
+
+    def _find(self, ctx: Context) -> tuple[Route | None, ErrorHandler | None]:
+        """Return the first handler whose filters match, and the error handler that is nearest to it."""
+        for filters, route, on_error in self._flat():
             ctx.match = None
             if all(accepts(ctx) for accepts in filters):
-                return handler
-        return None
+                return route, on_error
+        return None, None
 
-    def _flat(self) -> Iterator[tuple[tuple[Filter, ...], Handler]]:
+    def _flat(
+        self, inherited: ErrorHandler | None = None
+    ) -> Iterator[tuple[tuple[Filter, ...], Route, ErrorHandler | None]]:
+        on_error = self._error_handlers[0] if self._error_handlers else inherited
         for filters, target in self._routes:
             if isinstance(target, Router):
-                for inner, handler in target._flat():
-                    yield filters + inner, handler
+                for inner, route, nearest in target._flat(on_error):
+                    yield filters + inner, route, nearest
             else:
-                yield filters, target
+                yield filters, target, on_error
+
+    def _warn_if_unreachable(self, name: str) -> None:
+        for filters, target in self._routes:
+            if not filters and isinstance(target, Route):
+                earlier = getattr(target.handler, "__name__", repr(target.handler))
+                warnings.warn(
+                    f"{name} never gets an update, because {earlier}, which was added before it, takes all of them; "
+                    f"add {earlier} last",
+                    UserWarning,
+                    stacklevel=3,
+                )
+                return
 
     def _included(self) -> Iterator[Router]:
         for _, target in self._routes:

@@ -7,12 +7,12 @@ tick, or the next update if that comes first. It reads the deadline again after 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
+from stepwell import _portal
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm import expiry
@@ -67,9 +67,7 @@ async def time_out(fsm: Machine, slot: Slot) -> list[dict[str, Any]]:
             elif isinstance(timeout.then, str):
                 ctx.set_state(timeout.then)
             else:
-                result = timeout.then(ctx)
-                if inspect.isawaitable(result):
-                    await result
+                await _portal.call(timeout.then, ctx)
         if fsm.has_hooks:
             await run_hooks(fsm, ctx)
         await write(fsm, ctx, slot, keep=True, deadline_passed=True)
