@@ -22,7 +22,7 @@ from stepwell.nodes.engine.execution import Execution
 from stepwell.nodes.engine.hooks import Hooks, call_hook, hook_of
 from stepwell.nodes.engine.items import BatchSettings, run_items
 from stepwell.nodes.engine.on_error import conclude, inside_cancelled, together
-from stepwell.nodes.engine.plan import Program, compile_flow, reach
+from stepwell.nodes.engine.plan import Program, program_of, reach
 from stepwell.nodes.engine.position import Cursor, current, enter
 from stepwell.nodes.engine.runner import drive, run_root, walk
 from stepwell.nodes.engine.workgroup import Halt
@@ -94,12 +94,9 @@ class BaseNode(StepwellNode):
         return drive(run_root(program.root, run, shared, self.params))
 
     def _compiled(self, *, without_loop: bool) -> Program:
-        programs: dict[bool, Program] = self.__dict__.setdefault("_programs", {})
-        program = programs.get(without_loop)
-        if program is None or not program.is_current():
-            program = programs[without_loop] = compile_flow(self, without_loop=without_loop)
-            # PocketFlow copies the nodes inside a flow, but not the node that is run.
-            program.root.copier = _itself
+        program = program_of(self, without_loop=without_loop)
+        # PocketFlow copies the nodes inside a flow, but not the node that is run.
+        program.root.copier = lambda node: node
         return program
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
@@ -310,10 +307,6 @@ async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, sh
 def _new_execution(program: Program, root: StepwellNode, *, without_loop: bool) -> Execution:
     name = type(root).__name__
     return Execution(program, name=name, without_loop=without_loop, emit=emitter(name, None))
-
-
-def _itself(node: Any) -> Any:
-    return node
 
 
 def _items(stage: Stage, prep_res: Any) -> Iterable[Any] | AsyncIterable[Any]:

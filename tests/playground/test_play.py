@@ -18,6 +18,7 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
 from stepwell.fsm.description import describe
 from stepwell.nodes import END, Node, NodeFlow
+from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.shape import graph_of
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
@@ -251,7 +252,7 @@ def test_a_node_flow_is_described_as_it_is_drawn() -> None:
     one - "stop" >> END
     two >> inner
     flow = NodeFlow(one, name="outer")
-    graph = describe_graph("outer", graph_of(flow._program(without_loop=False)))
+    graph = describe_graph("outer", graph_of(program_of(flow, without_loop=False)))
     assert graph["states"] == ["one", "two", "inner"]
     assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
     assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])

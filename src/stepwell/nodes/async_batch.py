@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes.batch import BatchNode, checked_items
+from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.items import close_source
 from stepwell.nodes.engine.on_error import attach
+from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.position import Cursor, enter, leave
 from stepwell.nodes.engine.runner import copy_node, run_root
 from stepwell.nodes.engine.threads import settled
@@ -51,7 +53,9 @@ def run_async_batch(
     else:
         states = StateStorage(storage)
     flow_id = new_flow_id(flow.name or type(flow).__name__)
-    program = flow._program(without_loop=False)
+    program = program_of(flow, without_loop=False)
+    if program.want_storage is not None:
+        raise UsageError(f"{program.want_storage}, so it needs a durable run: await flow.run(shared, storage=...)")
     work = _BackgroundRun(flow, program, flow_id, dict(initial_state), states, closes=isinstance(storage, str))
     try:
         loop = asyncio.get_running_loop()
@@ -106,16 +110,19 @@ class _BackgroundRun:
                 await self.states.storage.close()
 
     async def _run_per_item(self, first: Stage) -> None:
-        root = self.program.root
-        run = Execution(self.program, name=root.name, without_loop=False, flow_id=self.flow_id)
+        run = Execution(self.program, name=self.program.root.name, without_loop=False, flow_id=self.flow_id)
         async with aclosing(_each(await self._items(run, first))) as items:
             async for item in items:
                 self.state["current_batch_item"] = item
                 await self._save()
-                result = await run_root(root, run, self.state, {})
-                if isinstance(result, tuple):
-                    self.flow._take_updates(root, result, self.state)
+                await self._run_flow(run)
         await self._save()
+
+    async def _run_flow(self, run: Execution) -> None:
+        root = self.program.root
+        result = await run_root(root, run, self.state, {})
+        if isinstance(result, tuple):
+            apply_updates(root, result, self.state)
 
     async def _items(self, run: Execution, first: Stage) -> Iterable[Any] | AsyncIterable[Any]:
         token = enter(Cursor(run, first.path))
@@ -144,7 +151,8 @@ class _BackgroundRun:
                 changed.clear()
                 await self._save(**progress)
 
-        runner = asyncio.ensure_future(self.flow._run_unkept(self.state, self.flow_id, on_event=on_event))
+        run = self.flow._new_execution(self.program, self.flow_id, on_event=on_event)
+        runner = asyncio.ensure_future(self._run_flow(run))
         saver = asyncio.ensure_future(save_changes())
         try:
             await asyncio.wait((runner, saver), return_when=asyncio.FIRST_COMPLETED)

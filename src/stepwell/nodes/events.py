@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, Parked
 from stepwell.nodes.engine.shape import FlowGraph, graph_of
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.execution import Emit
+    from stepwell.nodes.engine.execution import Emit, EventKind
     from stepwell.nodes.engine.position import Cursor
 
 __all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
@@ -23,13 +23,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event of a run.
+    """An event of a run, a node or an item."""
 
-    Kinds: ``run.started run.finished run.failed run.parked``, ``node.started node.retried node.progress node.finished
-    node.failed``, ``item.started item.retried item.finished item.failed``.
-    """
-
-    kind: str
+    kind: EventKind
     #: The time in seconds since 1970.
     at: float
     #: The name of the outermost flow.
@@ -87,16 +83,7 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
     subscribers = (*_subscribers, *own) if extra is None else (*_subscribers, *own, _checked(extra))
     failed: set[int] = set()
 
-    def emit(
-        kind: str,
-        cursor: Cursor,
-        *,
-        began: float | None = None,
-        error: BaseException | None = None,
-        done: int | None = None,
-        total: int | None = None,
-        parked: Parked | None = None,
-    ) -> float:
+    def emit(kind: EventKind, cursor: Cursor, *, began: float | None = None, **fields: Any) -> float:
         now = time.perf_counter()
         event = Event(
             kind=kind,
@@ -107,12 +94,9 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
             visit=cursor.visit,
             item=cursor.item,
             attempt=cursor.attempt,
-            error=error,
-            done=done,
-            total=total,
             duration=None if began is None else now - began,
-            parked=parked,
             graph=graph_of(cursor.run.program) if kind == "run.started" else None,
+            **fields,
         )
         for subscriber in subscribers:
             try:

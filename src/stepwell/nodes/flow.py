@@ -12,13 +12,15 @@ from stepwell._portal import sync
 from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, UsageError
 from stepwell.nodes.engine import monitor, runs
 from stepwell.nodes.engine.base import BaseNode
+from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution, check_concurrency
 from stepwell.nodes.engine.ids import flow_of_wait
-from stepwell.nodes.engine.plan import Program
+from stepwell.nodes.engine.plan import Program, program_of
 from stepwell.nodes.engine.runner import drive, run_root
-from stepwell.nodes.engine.runs import IfExists, checked_retention, checked_storage
+from stepwell.nodes.engine.runs import IfExists, checked_retention
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
+from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.run_format import Retention
@@ -61,7 +63,7 @@ class NodeFlow(NodeGraph):
             raise InvalidOption(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps
-        self.storage: Storage | None = checked_storage(storage)
+        self.storage: Storage | None = None if storage is None else as_storage(storage)
         self.keep: Retention = checked_retention(keep)
         self._subscribers: list[Subscriber] = []
         if start is not None:
@@ -108,23 +110,13 @@ class NodeFlow(NodeGraph):
                     new_execution=partial(self._new_execution, concurrency=concurrency, on_event=on_event),
                 )
         runs.check_unkept(if_exists, keep)
-        return await self._run_unkept(shared, flow_id, params, concurrency, on_event)
-
-    async def _run_unkept(
-        self,
-        shared: dict[str, Any],
-        flow_id: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        concurrency: int | None = None,
-        on_event: Subscriber | None = None,
-    ) -> dict[str, Any]:
-        program = self._program(without_loop=False)
+        program = program_of(self, without_loop=False)
         if program.want_storage is not None:
             raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
         run = self._new_execution(program, flow_id, concurrency, on_event)
         result = await run_root(program.root, run, shared, params or {})
         if isinstance(result, tuple):
-            self._take_updates(program.root, result, shared)
+            apply_updates(program.root, result, shared)
         return shared
 
     def run_sync(
@@ -146,13 +138,13 @@ class NodeFlow(NodeGraph):
         :class:`InsideLoop` if it needs a loop and the caller runs inside one.
         """
         shared = _checked_shared(shared)
-        program = self._program(without_loop=True)
+        program = program_of(self, without_loop=True)
         if program.want_loop is None and storage is None and self.storage is None:
             runs.check_unkept(if_exists, keep)
             run = self._new_execution(program, flow_id, concurrency, on_event, without_loop=True)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):
-                self._take_updates(program.root, result, shared)
+                apply_updates(program.root, result, shared)
             return shared
         if asyncio._get_running_loop() is not None:
             why = program.want_loop or "the run has a storage"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, UnknownAction
 from stepwell.nodes.diagram import mermaid
 from stepwell.nodes.engine.base import END, BaseNode, End, add_edge, check_edge
-from stepwell.nodes.engine.base_flow import BaseFlow
-from stepwell.nodes.engine.plan import Stage, reach
+from stepwell.nodes.engine.base_flow import BaseFlow, apply_updates, is_pair
+from stepwell.nodes.engine.plan import Stage, program_of, reach
 from stepwell.nodes.engine.runner import run_nested_durable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class NodeGraph(BaseFlow):
 
     def diagram(self) -> str:
         """Return the graph as Mermaid text, for documents and for ``mermaid.live``."""
-        return mermaid(self._program(without_loop=False).root)
+        return mermaid(program_of(self, without_loop=False).root)
 
     def _node(self, node: BaseNode | type[BaseNode]) -> BaseNode:
         if isinstance(node, type) and issubclass(node, BaseNode):
@@ -95,9 +95,6 @@ class NodeGraph(BaseFlow):
         except TypeError as error:
             problem = f"{cls.__name__}() raised TypeError ({error}); give an instance"
             raise InvalidGraph(self._title(), [problem]) from error
-
-    def _title(self) -> str:
-        return self.name or type(self).__name__
 
     def _given_name(self) -> str | None:
         return None if self.name == UNNAMED else self.name
@@ -140,8 +137,8 @@ class NodeGraph(BaseFlow):
 
     def _leave(self, stage: Stage, result: Any, shared: Any) -> tuple[Any, Stage | None]:
         known = list(self._edges_of(stage.node))
-        if result and isinstance(result, tuple) and (known or _is_pair(result)):
-            result = self._take_updates(stage, result, shared)
+        if result and isinstance(result, tuple) and (known or is_pair(result)):
+            result = apply_updates(stage, result, shared)
         action = result or "default"
         if not isinstance(action, str | End):
             if known:
@@ -157,14 +154,3 @@ class NodeGraph(BaseFlow):
             warnings.warn(f"Flow ends: '{action}' not found in {known}", stacklevel=2)
             return action, None
         raise UnknownAction(stage.path, str(action), known)
-
-    def _take_updates(self, stage: Stage, result: tuple[Any, ...], shared: Any) -> Any:
-        """Apply the updates of ``(action, updates)`` to the shared state, and return the action."""
-        if not _is_pair(result):
-            raise InvalidAction(stage.path, f"a tuple of {', '.join(type(part).__name__ for part in result)}")
-        shared.update(result[1])
-        return result[0]
-
-
-def _is_pair(result: tuple[Any, ...]) -> bool:
-    return len(result) == 2 and isinstance(result[1], Mapping)

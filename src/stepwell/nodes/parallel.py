@@ -13,14 +13,7 @@ from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.branch import Branch, Park
-from stepwell.nodes.engine.on_error import (
-    Failed,
-    OnError,
-    check_on_error,
-    conclude,
-    inside_cancelled,
-    together,
-)
+from stepwell.nodes.engine.on_error import Failed, OnError, check_on_error, conclude, inside_cancelled, together
 from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.runner import walk
 from stepwell.nodes.engine.workgroup import Halt
@@ -38,7 +31,19 @@ Merge = Mapping[str, Callable[[list[Any]], Any]]
 
 
 class Parallel(BaseNode):
-    """The node that :func:`parallel` returns. Its ``post`` gets the last actions of the branches."""
+    """A node that runs several branches concurrently and completes when all have ended.
+
+    A branch is a node with the nodes that its edges lead to, or a flow. Each branch works on its own shallow
+    copy of the shared state. When all have ended, the fields that they changed or deleted are merged into the
+    shared state. If several branches changed a field to different values, the function in ``merge`` is called
+    with the list of the values, in the order of the branches; without one, :class:`MergeConflict` is raised.
+    Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ. ``post`` gets the last actions of the
+    branches.
+
+    :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
+        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` continues with the
+        branches that succeeded.
+    """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")
     _shape: ClassVar[str] = "parallel"
@@ -74,37 +79,14 @@ class Parallel(BaseNode):
         return run_branches
 
 
-def parallel(
-    *branches: BaseNode | type[BaseNode],
-    name: str | None = None,
-    merge: Merge | None = None,
-    on_error: OnError = "stop",
-) -> Parallel:
-    """Return a node that runs several branches concurrently and completes when all have ended.
-
-    A branch is a node with the nodes that its edges lead to, or a flow. Each branch works on its own shallow
-    copy of the shared state. When all have ended, the fields that they changed or deleted are merged into the
-    shared state. If several branches changed a field to different values, the function in ``merge`` is called
-    with the list of the values, in the order of the branches; without one, :class:`MergeConflict` is raised.
-    Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ.
-
-    :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
-        error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` continues with the
-        branches that succeeded.
-    """
-    return Parallel(*branches, name=name, merge=merge, on_error=on_error)
-
-
-async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
-    """Run all branches, merge their changes, and return their last actions in the order of the branches."""
-    return await _run_branches(stage, cursor, node, shared)
+parallel = Parallel
 
 
 async def run_branches_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
     """Run the branches of a durable run, each from its own position; return the result of ``prep`` and the actions."""
     assert cursor.branch is not None
     prep_res = await cursor.branch.prep(stage, cursor.visit, node, shared, inside)
-    return prep_res, await _run_branches(stage, cursor, node, shared)
+    return prep_res, await run_branches(stage, cursor, node, prep_res, shared)
 
 
 async def _run_branch(stage: Stage, number: int, cursor: Cursor, state: dict[Any, Any], params: Any) -> Any:
@@ -114,7 +96,8 @@ async def _run_branch(stage: Stage, number: int, cursor: Cursor, state: dict[Any
     if cursor.branch is not None:
         journal = cursor.branch.journal
         branch = Branch(journal, f"{stage.path}/{number}", state, cursor.branch)
-        if branch.ended():
+        if branch.name in journal.open:
+            # It had ended when the run was interrupted.
             return journal.open[branch.name]
     own = Cursor(cursor.run, stage.path, branch=branch)
     enter(own)
@@ -125,7 +108,8 @@ async def _run_branch(stage: Stage, number: int, cursor: Cursor, state: dict[Any
     return action
 
 
-async def _run_branches(stage: Stage, cursor: Cursor, node: Any, shared: Any) -> list[Any]:
+async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
+    """Run all branches, merge their changes, and return their last actions in the order of the branches."""
     run = cursor.run
     graphs: list[Graph] = stage.extra
     outcomes: list[Any] = [None] * len(graphs)

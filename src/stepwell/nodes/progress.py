@@ -49,13 +49,12 @@ class ProgressBar:
         if event.kind == "node.failed":
             after_bar += f"  failed: {type(event.error).__name__}"
         name, bar = event.node, ""
+        width = _WIDTH
         if self._stream.isatty():
             # A line that wraps cannot be redrawn, so first the bar is shortened, then the name.
             room = shutil.get_terminal_size().columns - 1 - len(after_bar) - 2
             width = max(0, min(_WIDTH, room - len(name) - 2))
             name = name if len(name) <= room else f"…{name[len(name) - max(room - 1, 0) :]}"
-        else:
-            width = _WIDTH
         if total and width:
             filled = width * done // total
             bar = f"{'█' * filled}{'░' * (width - filled)}  "

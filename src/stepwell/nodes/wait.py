@@ -43,12 +43,7 @@ class Wait(BaseNode):
         return None
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        build.want_storage(f"{stage.path} waits")
-        if build.durable:
-            stage.durable = _wait
-        stage.extra = (self.timeout, True)
-        _set_timeout_action("timeout", stage)
-        return _needs_storage
+        return _compile(build, stage, self.timeout, "timeout")
 
 
 class Sleep(BaseNode):
@@ -63,12 +58,7 @@ class Sleep(BaseNode):
         self.seconds: float = seconds
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        build.want_storage(f"{stage.path} sleeps")
-        if build.durable:
-            stage.durable = _wait
-        stage.extra = (self.seconds, False)
-        _set_timeout_action("default", stage)
-        return _needs_storage
+        return _compile(build, stage, self.seconds, "default")
 
 
 def _check_seconds(name: str, seconds: object) -> None:
@@ -76,13 +66,22 @@ def _check_seconds(name: str, seconds: object) -> None:
         raise InvalidOption(f"{name}={seconds!r}: give a number of seconds above 0")
 
 
-def _set_timeout_action(action: str, stage: Stage) -> None:
+def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: str) -> Strategy:
+    """Complete the stage of a wait or a sleep, whose action after ``seconds`` is ``timeout_action``."""
+    why = f"{stage.path} waits"
+    build.want_storage_for.append(why)
+    # Storages need a loop.
+    build.want_loop_for.append(why)
+    if build.durable:
+        stage.durable = _wait
+    stage.extra = seconds
     post = stage.post
 
     def choose(node: Any, shared: Any, question: Any, answer: Any) -> Any:
-        return action if answer is _TIMED_OUT else post(node, shared, question, answer)
+        return timeout_action if answer is _TIMED_OUT else post(node, shared, question, answer)
 
     stage.post = choose
+    return _needs_storage
 
 
 async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
@@ -93,11 +92,11 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
     if not inside:
         question = await call_hook(stage.prep, node, shared)
         journal.seal(path, "question", question, "the question{}".format)
-        seconds, answerable = stage.extra
+        wait_id = WaitId(journal.flow_id, path, cursor.visit, journal.mark).text
         wait = {
-            "id": WaitId(journal.flow_id, path, cursor.visit, journal.mark).text if answerable else "",
+            "id": wait_id if isinstance(node, Wait) else "",
             "question": question,
-            "until": None if seconds is None else journal.now() + seconds,
+            "until": None if stage.extra is None else journal.now() + stage.extra,
         }
         branch.begin(stage, cursor.visit, None, wait)
         if branch.parent is not None:

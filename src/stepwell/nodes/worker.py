@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
@@ -15,7 +14,6 @@ from stepwell.errors import (
     Parked,
     RunBusy,
     RunFinished,
-    RunReplaced,
     StorageError,
     StoredDataError,
     UnknownRun,
@@ -41,8 +39,8 @@ PAUSES = (0.5, 8.0)
 FOREIGN_PAUSES = (8.0, 300.0)
 
 
-def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32) -> RunWorker:
-    """Resume the runs of these flows in the background: ``async with worker([flow], storage=storage):``.
+class RunWorker:
+    """A worker that resumes the runs of these flows: ``async with worker([flow], storage=storage):``.
 
     It resumes runs whose runner died, and fires sleeps and the timeouts of waits. Any number of workers, in any
     number of processes, may have the same flows: each run has one runner at a time. It does not resume a run that
@@ -52,13 +50,10 @@ def worker(flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, c
         and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     """
-    return RunWorker(flows, storage, concurrency)
 
-
-class RunWorker:
-    """The background task of one worker."""
-
-    def __init__(self, flows: Iterable[NodeFlow], storage: Storage | str | None, concurrency: int) -> None:
+    def __init__(
+        self, flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32
+    ) -> None:
         check_concurrency(concurrency)
         known = list(flows)
         self._flows = {flow._title(): flow for flow in known}
@@ -93,9 +88,7 @@ class RunWorker:
         self._due.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
         await self._due.stop()
         if self._closes:
@@ -123,11 +116,8 @@ class RunWorker:
         except RunBusy:
             # Its runner is alive, in the middle of a long node.
             return PAUSES
-        except (FlowChanged, RunReplaced) as changed:
-            logger.warning("%s", changed)
-            return FOREIGN_PAUSES
-        except StoredDataError as damaged:
-            logger.warning("run %r could not be read: %s", flow_id, damaged)
+        except (FlowChanged, StoredDataError) as failure:
+            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
             return FOREIGN_PAUSES
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
@@ -143,3 +133,6 @@ class RunWorker:
             return None
         name = (await self._storage.read_place(address, stored)).flow
         return None if name is None else self._flows.get(name)
+
+
+worker = RunWorker

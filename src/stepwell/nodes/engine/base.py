@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Awaitable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from stepwell.errors import InvalidGraph, InvalidOption
@@ -26,25 +27,19 @@ else:
     Prep, Exec = TypeVar("Prep"), TypeVar("Exec")
 
 
-class End:
+class End(Enum):
     """The type of :data:`END`."""
 
-    _only: ClassVar[End | None] = None
-
-    def __new__(cls) -> End:
-        if cls._only is None:
-            cls._only = super().__new__(cls)
-        return cls._only
+    END = "END"
 
     def __repr__(self) -> str:
         return "END"
 
-    def __reduce__(self) -> str:
-        return "END"
+    __str__ = __repr__
 
 
 #: Ends the flow: return it from ``post``, or use it as the target of an edge.
-END: Final[End] = End()
+END: Final = End.END
 
 #: Chooses the edge; ``None`` is the action ``"default"``.
 Action: TypeAlias = str | End | None

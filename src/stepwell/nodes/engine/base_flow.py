@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwell.errors import InvalidAction
 from stepwell.nodes.engine.base import BaseNode, End, PostResult
-from stepwell.nodes.engine.plan import Program, Stage, compile_flow
+from stepwell.nodes.engine.plan import Stage
 from stepwell.nodes.engine.runner import run_nested
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Strategy
+    from stepwell.storage import Storage
 
-__all__ = ["BaseFlow"]
+__all__ = ["BaseFlow", "apply_updates", "is_pair"]
 
 
 class BaseFlow(BaseNode):
@@ -22,10 +24,15 @@ class BaseFlow(BaseNode):
     max_steps: int | None = None
     #: How many ``exec`` calls inside it may run at once.
     concurrency: int | None = None
+    #: The storage of its runs.
+    storage: Storage | None = None
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Choose the edge of the enclosing flow; by default the last action inside."""
         return exec_res  # type: ignore[no-any-return]
+
+    def _title(self) -> str:
+        return self.name or type(self).__name__
 
     def _problems(self) -> list[str]:
         """Return what is wrong with the graph."""
@@ -53,10 +60,15 @@ class BaseFlow(BaseNode):
         stage.bare = stage.prep is BaseNode.prep and stage.post is BaseFlow.post
         return run_nested
 
-    def _program(self, *, without_loop: bool, durable: bool = False) -> Program:
-        programs: dict[bool | str, Program] = self.__dict__.setdefault("_programs", {})
-        kind = "durable" if durable else without_loop
-        program = programs.get(kind)
-        if program is None or not program.is_current():
-            program = programs[kind] = compile_flow(self, without_loop=without_loop, durable=durable)
-        return program
+
+def apply_updates(stage: Stage, result: tuple[Any, ...], shared: Any) -> Any:
+    """Apply the updates of ``(action, updates)`` to the shared state, and return the action."""
+    if not is_pair(result):
+        raise InvalidAction(stage.path, f"a tuple of {', '.join(type(part).__name__ for part in result)}")
+    shared.update(result[1])
+    return result[0]
+
+
+def is_pair(result: tuple[Any, ...]) -> bool:
+    """Return whether a result of ``post`` is ``(action, updates)``."""
+    return len(result) == 2 and isinstance(result[1], Mapping)

@@ -113,10 +113,6 @@ class Branch:
         """Return the commit of the position to await."""
         return self.journal.save(node) if self.parent is None else self.journal.save_whole(node)
 
-    def ended(self) -> bool:
-        """Return whether this branch had ended when the run was interrupted."""
-        return self.name in self.journal.open
-
     def end_branch(self, action: Any) -> None:
         """Record that the branch has ended."""
         self._store_fields(self.name)

@@ -9,14 +9,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
-from types import CoroutineType
+from types import CoroutineType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.errors import ExecutorError, NodeTimeout
 from stepwell.nodes.engine.attempts import attempt
 from stepwell.nodes.engine.position import Cursor, Step, current, enter, leave
 from stepwell.nodes.engine.thread_pool import ThreadPool
-from stepwell.nodes.engine.threads import ExecutorFailed, in_thread, result_of, settled, wait_for
+from stepwell.nodes.engine.threads import ExecutorFailed, in_thread, result_of, settled
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.items import BatchRun
@@ -165,15 +165,14 @@ class Chunks:
             return outcomes
         assert isinstance(self._executor, Executor)
         blobs: list[tuple[int, bytes]] = []
-        refused: list[Outcome] = []
         for index, item in chunk:
             try:
                 blobs.append((index, pickle.dumps(item)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the item's class raises
-                refused.append(Outcome(False, _not_picklable(stage.path, f"item {index}", error)))
+                if not blobs:
+                    return [Outcome(False, _not_picklable(stage.path, f"item {index}", error))]
+                # The next chunk begins with this item.
                 break
-        if not blobs:
-            return refused
         if self._blob is None:
             self._blob = self._pickled_node()
         try:
@@ -182,7 +181,7 @@ class Chunks:
             raise ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)
         try:
-            await wait_for(future)
+            await asyncio.wait((future,))
         except asyncio.CancelledError:
             if not self._broken:
                 # The thread of a broken process pool fails on a future that is cancelled.
@@ -192,12 +191,10 @@ class Chunks:
                 late(self._unpickled(future.result()))
             raise
         try:
-            outcomes = self._unpickled(result_of(future, stage.path))
+            return self._unpickled(result_of(future, stage.path))
         except BrokenExecutor as error:
             self._broken = True
             raise ExecutorFailed(error) from error
-        complete = len(outcomes) == len(blobs) and all(ok for ok, _ in outcomes)
-        return [*outcomes, *refused] if complete else outcomes
 
     def _pickled_node(self) -> bytes:
         stage = self._stage
@@ -243,16 +240,11 @@ def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> 
     return outcomes
 
 
-class _RemoteRun(NamedTuple):
-    """The part of an ``Execution`` that ``step()`` needs in another process."""
-
-    flow_id: str
-
-
 def run_in_worker(node_blob: bytes, name: str, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
     """Run a chunk in a worker of an executor, which may be another process."""
     node = _loads(node_blob)
-    run: Any = _RemoteRun(step.flow_id)
+    # step() needs no more of the execution in another process.
+    run: Any = SimpleNamespace(flow_id=step.flow_id)
     cursor = Cursor(run, step.node, step.visit, None, step.attempt)
     token = enter(cursor)
     outcomes: list[tuple[bool, bytes]] = []

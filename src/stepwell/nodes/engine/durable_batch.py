@@ -11,6 +11,7 @@ from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.items import BatchRun
 from stepwell.nodes.engine.on_error import Failed, attach, kept_error
 from stepwell.nodes.engine.threads import settled
+from stepwell.nodes.engine.workgroup import Halt
 from stepwell.slot import Sealed
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ class _DurableBatchRun(BatchRun):
         self._unsaved: list[tuple[int, Any]] = []
         self._in_flight = 0
         self._save_lock = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
         self._save_failed = False
 
@@ -128,9 +128,7 @@ class _DurableBatchRun(BatchRun):
             try:
                 await self._save()
             except Exception as error:  # noqa: BLE001 - conclude() raises it
-                self.fatal = self.fatal or error
-                self._save_failed = True
-                raise self.halt() from None
+                raise self._fail_save(error) from None
         return await super().take()
 
     def succeed(self, index: int, result: Any) -> None:
@@ -144,24 +142,23 @@ class _DurableBatchRun(BatchRun):
 
     def _queue_save(self, index: int) -> None:
         self._unsaved.append((index, self.results[index]))
-        if self._timer is None and self._saving is None:
-            self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save_later(), name="stepwell-results")
 
-    def _save_soon(self) -> None:
-        self._timer = None
-        self._saving = asyncio.get_running_loop().create_task(self._save_in_task(), name="stepwell-results")
-
-    async def _save_in_task(self) -> None:
+    async def _save_later(self) -> None:
         try:
-            await self._save()
-        except Exception as error:  # noqa: BLE001 - the batch ends with it
-            self.fatal = self.fatal or error
-            self._save_failed = True
-            self.halt()
+            while self._unsaved and self.fatal is None:
+                await asyncio.sleep(DELAY)
+                await self._save()
+        except Exception as error:  # noqa: BLE001 - conclude() raises it
+            self._fail_save(error)
         finally:
             self._saving = None
-            if self._unsaved and self.fatal is None:
-                self._timer = asyncio.get_running_loop().call_later(DELAY, self._save_soon)
+
+    def _fail_save(self, error: Exception) -> Halt:
+        self.fatal = self.fatal or error
+        self._save_failed = True
+        return self.halt()
 
     async def _save(self) -> None:
         """Commit the results that are not stored yet; one commit at a time."""
@@ -205,15 +202,11 @@ class _DurableBatchRun(BatchRun):
             await self._save()
 
     async def _end_saving(self) -> None:
-        self._stop_timer()
-        if self._saving is not None:
-            await settled(self._saving)
-        self._stop_timer()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if (saving := self._saving) is not None:
+            # While this task has the lock, no commit is under way.
+            async with self._save_lock:
+                saving.cancel()
+            await settled(saving)
 
 
 def _row(index: int, result: Any) -> list[Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwell.errors import InvalidOption, TooManySteps
 from stepwell.nodes.engine.ids import new_flow_id
@@ -16,24 +15,21 @@ if TYPE_CHECKING:
     from stepwell.errors import Parked
     from stepwell.nodes.engine.plan import Graph, Program, Stage
 
-__all__ = ["Emit", "Execution", "Limiter", "check_concurrency"]
+__all__ = ["Emit", "EventKind", "Execution", "Limiter", "check_concurrency"]
+
+
+EventKind = (
+    Literal["run.started", "run.finished", "run.failed", "run.parked"]
+    | Literal["node.started", "node.retried", "node.progress", "node.finished", "node.failed"]
+    | Literal["item.started", "item.retried", "item.finished", "item.failed"]
+)
 
 
 class Emit(Protocol):
     """Passes one event to the subscribers."""
 
-    def __call__(
-        self,
-        kind: str,
-        cursor: Cursor,
-        *,
-        began: float | None = None,
-        error: BaseException | None = None,
-        done: int | None = None,
-        total: int | None = None,
-        parked: Parked | None = None,
-    ) -> float:
-        """Return the time to pass as ``began`` with the event that ends this one."""
+    def __call__(self, kind: EventKind, cursor: Cursor, *, began: float | None = None, **fields: Any) -> float:
+        """Return the time to pass as ``began`` with the event that ends this one; ``fields`` are those of ``Event``."""
         ...
 
 
@@ -77,7 +73,7 @@ class Execution:
             self._flow_id.append(new_flow_id(self.name))
         return self._flow_id[0]
 
-    def end(self, kind: str, *, error: BaseException | None = None, parked: Parked | None = None) -> None:
+    def end(self, kind: EventKind, *, error: BaseException | None = None, parked: Parked | None = None) -> None:
         """Emit the last event of the run."""
         if self.emit is not None:
             self.emit(kind, Cursor(self, self.program.root.path), began=self.began, error=error, parked=parked)
@@ -136,19 +132,15 @@ class Limiter:
         self.semaphores = semaphores
 
     async def __aenter__(self) -> None:
-        held = 0
-        try:
-            for semaphore in self.semaphores:
+        for held, semaphore in enumerate(self.semaphores):
+            try:
                 await semaphore.acquire()
-                held += 1
-        except BaseException:
-            for semaphore in self.semaphores[:held]:
-                semaphore.release()
-            raise
+            except BaseException:
+                for acquired in self.semaphores[:held]:
+                    acquired.release()
+                raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for semaphore in self.semaphores:
             semaphore.release()
 

@@ -19,7 +19,7 @@ from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
 from stepwell.nodes.engine.workgroup import TASK_GROUPS_UNCANCEL, Halt, WorkGroup
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.execution import Execution, Limiter
+    from stepwell.nodes.engine.execution import EventKind, Execution, Limiter
     from stepwell.nodes.engine.plan import Stage
 
 __all__ = ["BatchRun", "BatchSettings", "close_source", "run_items"]
@@ -271,7 +271,7 @@ class BatchRun:
         self._halted = True
         return Halt()
 
-    def _emit(self, kind: str, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
+    def _emit(self, kind: EventKind, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
         assert self.run.emit is not None
         cursor = Cursor(self.run, self.stage.path, self.run.visits[self.stage.index], index, attempt)
         self.run.emit(kind, cursor, **fields)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, Unstorable
 from stepwell.nodes.engine.on_error import message_of
-from stepwell.nodes.engine.run_format import Retention, packed
+from stepwell.nodes.engine.run_format import Retention, Status, packed
 from stepwell.nodes.engine.shape import Shape, digest, shape_of
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, has_answer, parked, unanswered
@@ -47,7 +47,7 @@ class Journal:
         self.flow_id = flow_id
         #: The shared state.
         self.shared = shared
-        self.status: str = "running"
+        self.status: Status = "running"
         self.keep: Retention = False
         self.started_at: float = 0.0
         #: Part of the ids of its waits, to distinguish runs of the same id.
@@ -123,7 +123,9 @@ class Journal:
         self._changes += 1
         mine = self._changes
         while self._saving:
-            await self._end_of_save()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
             if self._saved >= mine:
                 # The save of another branch has written this change too.
                 return
@@ -145,12 +147,6 @@ class Journal:
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters.clear()
-
-    async def _end_of_save(self) -> None:
-        """Wait until the current save has ended."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
 
     async def save_whole(self, node: str) -> None:
         """Save, and complete the save even if the caller is cancelled.
@@ -230,15 +226,12 @@ class Journal:
     ) -> None:
         pending, self._pending = self._pending, {}
         slot = self.slot
+        parts = {name: part for name, part in pending.items() if part is not None} if pending else None
+        dropped = [name for name, part in pending.items() if part is None] if pending else ()
         try:
-            if pending:
-                parts = {name: part for name, part in pending.items() if part is not None}
-                dropped = [name for name, part in pending.items() if part is None]
-                await slot.commit(
-                    keep=keep, deadline=deadline, expiry=expiry, memo=memo, parts=parts, dropped_parts=dropped
-                )
-            else:
-                await slot.commit(keep=keep, deadline=deadline, expiry=expiry, memo=memo)
+            await slot.commit(
+                keep=keep, deadline=deadline, expiry=expiry, memo=memo, parts=parts, dropped_parts=dropped
+            )
         except Exception as error:
             self.broken = self._explained(node, error)
             if self.broken is error:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.engine.run_format import GRAPH, table_of
+from stepwell.nodes.engine.run_format import GRAPH, Status, table_of
 from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import Entry, Storage
 from stepwell.storage.operations import Get
 
 __all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "runs", "status"]
-
-Status = Literal["running", "parked", "sleeping", "failed", "finished"]
 
 
 class RunError(NamedTuple):

@@ -19,16 +19,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.position import Cursor
     from stepwell.nodes.engine.shape import FlowGraph, Shape
 
-__all__ = [
-    "Build",
-    "DurableStrategy",
-    "Graph",
-    "Program",
-    "Stage",
-    "Strategy",
-    "compile_flow",
-    "reach",
-]
+__all__ = ["Build", "DurableStrategy", "Graph", "Program", "Stage", "Strategy", "program_of", "reach"]
 
 #: (stage, cursor, copy of the node, prep_res, shared state) -> exec_res.
 Strategy = Callable[["Stage", "Cursor", Any, Any, Any], Awaitable[Any]]
@@ -147,11 +138,6 @@ class Build:
         #: The graphs around the current node, outermost first.
         self._around: list[Graph] = []
 
-    def want_storage(self, why: str) -> None:
-        self.want_storage_for.append(why)
-        # Storages need a loop.
-        self.want_loop_for.append(why)
-
     def stage(self, node: BaseNode, name: str, prefix: str) -> Stage:
         """Compile one node and what is inside it, without its edges."""
         stage = Stage(node, name, f"{prefix}{name}", len(self.stages))
@@ -185,14 +171,24 @@ class Build:
         return graph
 
 
-def compile_flow(node: BaseNode, *, without_loop: bool, durable: bool = False) -> Program:
-    """Compile a flow or a single node, for a loop or for runs without one; raise ``InvalidGraph`` if it cannot run."""
+def _compile_flow(node: BaseNode, *, without_loop: bool, durable: bool = False) -> Program:
+    """Compile a flow or a single node; raise ``InvalidGraph`` if it cannot run."""
     build = Build(without_loop=without_loop, durable=durable)
     name = node.name or type(node).__name__
     root = build.stage(node, name, "")
     if build.problems:
         raise InvalidGraph(name, build.problems)
     return Program(root, build)
+
+
+def program_of(node: BaseNode, *, without_loop: bool, durable: bool = False) -> Program:
+    """Return the compiled program of a flow or a single node; compile it again if a node or flow has changed."""
+    programs: dict[bool | str, Program] = node.__dict__.setdefault("_programs", {})
+    kind = "durable" if durable else without_loop
+    program = programs.get(kind)
+    if program is None or not program.is_current():
+        program = programs[kind] = _compile_flow(node, without_loop=without_loop, durable=durable)
+    return program
 
 
 def reach(start: BaseNode | None, edges_of: Callable[[BaseNode], Mapping[str, BaseNode | End]]) -> list[BaseNode]:

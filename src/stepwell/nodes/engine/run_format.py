@@ -11,8 +11,9 @@ from stepwell.errors import CorruptRecord
 from stepwell.nodes.engine.ids import WaitId
 from stepwell.record import Address, Place
 
-__all__ = ["GRAPH", "Retention", "packed", "problem_of_part", "table_of", "unpack"]
+__all__ = ["GRAPH", "Retention", "Status", "packed", "problem_of_part", "table_of", "unpack"]
 
+Status = Literal["running", "parked", "sleeping", "failed", "finished"]
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for so many seconds.
 Retention = bool | float
 
@@ -36,7 +37,7 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
 class _Table(TypedDict):
     """The form of :meth:`~stepwell.nodes.engine.journal.Journal._fill`."""
 
-    status: Literal["running", "parked", "sleeping", "failed", "finished"]
+    status: Status
     graph: str
     visits: str
     started: float
@@ -91,9 +92,7 @@ def problem_of_part(name: str, value: Any) -> str | None:
 
 
 def _problem_of_result(row: list[Any]) -> str | None:
-    if len(row) == 2:
-        return conform(row, tuple[int, Any])[1]
-    return conform(row, tuple[int, None, str, str])[1]
+    return conform(row, tuple[int, Any] if len(row) == 2 else tuple[int, None, str, str])[1]
 
 
 def _hashable(key: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from stepwell.codec.values import conform
 from stepwell.errors import (
@@ -16,14 +16,17 @@ from stepwell.errors import (
     RunBusy,
     RunExists,
     RunFinished,
+    RunReplaced,
     StorageError,
     UnknownRun,
 )
 from stepwell.nodes.engine import waits
+from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.on_error import attach
+from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.nodes.engine.stored_run import load
@@ -34,21 +37,11 @@ from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.nodes.engine.execution import Execution
-    from stepwell.nodes.engine.plan import Program, Stage
+    from stepwell.nodes.engine.plan import Program
 
-__all__ = [
-    "LEASE",
-    "IfExists",
-    "NewExecution",
-    "check_unkept",
-    "checked_retention",
-    "checked_storage",
-    "hold",
-    "resume",
-    "start",
-    "storage_of",
-]
+__all__ = ["LEASE", "IfExists", "check_unkept", "checked_retention", "resume", "start", "storage_for", "storage_of"]
 
 T = TypeVar("T")
 
@@ -59,20 +52,8 @@ NewExecution = Callable[["Program", str], "Execution"]
 LEASE = 10.0
 
 
-class DurableFlow(Protocol):
-    """The attributes of a ``NodeFlow`` that its durable runs use."""
-
-    storage: Storage | None
-
-    def _title(self) -> str: ...
-
-    def _program(self, *, without_loop: bool, durable: bool = False) -> Program: ...
-
-    def _take_updates(self, stage: Stage, result: tuple[Any, ...], shared: Any) -> Any: ...
-
-
 async def start(
-    flow: DurableFlow,
+    flow: BaseFlow,
     shared: dict[str, Any],
     *,
     storage: Storage,
@@ -85,7 +66,7 @@ async def start(
     """Write the start row of a run, and run it to its end."""
     if if_exists not in get_args(IfExists):
         raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
-    program = flow._program(without_loop=False, durable=True)
+    program = program_of(flow, without_loop=False, durable=True)
     if flow_id is None:
         flow_id = new_flow_id(flow._title())
     run = new_execution(program, flow_id)
@@ -96,7 +77,8 @@ async def start(
             if slot.found:
                 if if_exists == "raise":
                     await slot.confirm()
-                    raise RunExists(flow_id, state_only=await _table(slot) is None)
+                    async with _quarantine(slot):
+                        raise RunExists(flow_id, state_only=table_of(slot.place, slot.address) is None)
                 return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
             finished_at = _finished_at(slot)
             if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
@@ -105,13 +87,13 @@ async def start(
                 raise RunFinished(flow_id)
             journal = Journal(slot, program, flow._title(), flow_id, shared)
             await journal.begin(params, keep)
-            return await _run(flow, run, journal, params)
+            return await _run(run, journal, params)
     except Busy as busy:
         raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, wait)) from busy
 
 
 async def resume(
-    flow: DurableFlow,
+    flow: BaseFlow,
     given: str,
     value: Any,
     *,
@@ -140,7 +122,7 @@ def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 
 
 async def _continue(
-    flow: DurableFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
+    flow: BaseFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
 ) -> dict[str, Any]:
     # Some results below come from the record of an earlier runner, which must be durable before they are returned.
     await slot.confirm()
@@ -148,7 +130,8 @@ async def _continue(
         if _finished_at(slot) is not None:
             raise RunFinished(flow_id)
         raise UnknownRun(flow_id)
-    table = await _table(slot)
+    async with _quarantine(slot):
+        table = table_of(slot.place, slot.address)
     if table is None:
         raise UnknownRun(flow_id, state_only=True)
     asked = None if wait_id is None else WaitId.read(wait_id)
@@ -158,9 +141,10 @@ async def _continue(
         if value is not ... and wait_id is None:
             raise RunFinished(flow_id)
         return dict(slot.data)
-    program = flow._program(without_loop=False, durable=True)
+    program = program_of(flow, without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
-    params = await load(journal)
+    async with _quarantine(slot):
+        params = await load(journal)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
     if value is not ...:
@@ -170,13 +154,16 @@ async def _continue(
         raise waits.parked(journal)
     journal.status = "running"
     await journal.save(slot.state or "")
-    return await _run(flow, new_execution(program, flow_id), journal, params)
+    return await _run(new_execution(program, flow_id), journal, params)
 
 
-async def _table(slot: Slot) -> dict[str, Any] | None:
-    """Return the table of a held run; a damaged record goes to quarantine and raises ``CorruptRecord``."""
+@asynccontextmanager
+async def _quarantine(slot: Slot) -> AsyncIterator[None]:
+    """Copy the record to quarantine if it turns out to be damaged."""
     try:
-        return table_of(slot.place, slot.address)
+        yield
+    except RunReplaced:
+        raise
     except CorruptRecord as error:
         await slot.quarantine(error)
         raise
@@ -197,14 +184,14 @@ def _finished_at(slot: Slot) -> float | None:
     return None if memo is None else float(memo["finished"])
 
 
-async def _run(flow: DurableFlow, run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
+async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from the position in the journal, and commit the end of the run."""
     root = journal.program.root
     run.visits = journal.visits.copy()
     try:
         result = await run_root(root, run, journal.shared, params, journal)
         if isinstance(result, tuple):
-            flow._take_updates(root, result, journal.shared)
+            apply_updates(root, result, journal.shared)
         await _last_commit(run, journal.finish())
     except Park:
         parked = await _last_commit(run, journal.park())
@@ -237,7 +224,7 @@ async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def storage_for(flow: DurableFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
+async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
     """Yield the storage for one call, and close it at the end if it was given as a URL."""
     found = storage_of(flow, storage)
     try:
@@ -247,14 +234,9 @@ async def storage_for(flow: DurableFlow, storage: Storage | str | None) -> Async
             await found.close()
 
 
-def storage_of(flow: DurableFlow, storage: Storage | str | None) -> Storage:
+def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
     """Return the given storage, else that of the flow, else the configured one."""
-    return checked_storage(storage) or flow.storage or default_storage()
-
-
-def checked_storage(storage: Storage | str | None) -> Storage | None:
-    """Return a storage for a storage or a URL; raise ``InvalidOption`` for anything else."""
-    return None if storage is None else as_storage(storage)
+    return as_storage(storage) if storage is not None else flow.storage or default_storage()
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:

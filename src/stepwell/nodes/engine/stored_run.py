@@ -18,17 +18,7 @@ _POSITION = "the position of its run"
 
 
 async def load(journal: Journal) -> dict[str, Any]:
-    """Load the position of a run from its record, and return its params; a damaged record goes to quarantine."""
-    try:
-        return await _load(journal)
-    except RunReplaced:
-        raise
-    except CorruptRecord as error:
-        await journal.slot.quarantine(error)
-        raise
-
-
-async def _load(journal: Journal) -> dict[str, Any]:
+    """Load the position of a run from its record, and return its params; raise ``CorruptRecord`` if it is damaged."""
     slot = journal.slot
     table = table_of(slot.place, slot.address)
     assert table is not None

@@ -16,7 +16,7 @@ from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
 if TYPE_CHECKING:
     from stepwell.nodes.engine.position import Cursor
 
-__all__ = ["ExecutorFailed", "in_thread", "result_of", "settled", "wait_for"]
+__all__ = ["ExecutorFailed", "in_thread", "result_of", "settled"]
 
 
 class ExecutorFailed(BaseException):
@@ -74,7 +74,8 @@ async def in_thread(
         raise ExecutorFailed(error) from error
     future = asyncio.wrap_future(submitted)
     try:
-        done = await wait_for(future, timeout)
+        # Unlike wait_for(), it does not cancel the future.
+        await asyncio.wait((future,), timeout=timeout)
     except asyncio.CancelledError:
         job.abandoned = True
         await settled(future)
@@ -84,7 +85,7 @@ async def in_thread(
         if late is not None and job.result is not None:
             late(job.result)
         raise
-    if not done:
+    if not future.done():
         job.abandoned = True
         if isinstance(pool, ThreadPool):
             pool.abandon(submitted)
@@ -102,12 +103,6 @@ async def in_thread(
     return job.result
 
 
-async def wait_for(future: asyncio.Future[Any], timeout: float | None = None) -> bool:
-    """Wait for a future without cancelling it if the waiter is cancelled; return whether it is done."""
-    done, _ = await asyncio.wait((future,), timeout=timeout)
-    return bool(done)
-
-
 def result_of(future: asyncio.Future[Any], place: str) -> Any:
     """Return the result of an executor; raise its error, or ``BrokenExecutor`` if it cancelled the future."""
     if future.cancelled():
@@ -119,7 +114,7 @@ async def settled(future: asyncio.Future[Any]) -> None:
     """Wait until a future is done, even if the waiter is cancelled meanwhile."""
     while not future.done():
         try:
-            await wait_for(future)
+            await asyncio.wait((future,))
         except asyncio.CancelledError:
             # The caller raises the cancellation afterwards.
             continue
