@@ -32,7 +32,7 @@ async def polling(dispatcher: Dispatcher, api: BotAPI, chat: Person) -> AsyncIte
     try:
         yield
         # A handled update is confirmed; another one would be delivered again after a restart.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while chat.bot.updates.pending:
                 await asyncio.sleep(0.01)
     finally:
@@ -68,7 +68,7 @@ async def test_the_support_bot_in_forum_topics(api: BotAPI, tmp_path: Path, capl
     bob = alice.user(7, first_name="Bob")
 
     async def until(true: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not true():
                 await asyncio.sleep(0.01)
 

@@ -379,7 +379,7 @@ async def test_timers_run_from_startup_to_shutdown_and_answer_through_their_bot(
     await feed(dispatcher, bot, message("go", user=1))
     await feed(dispatcher, second, message("go", user=2))
     clock.advance(601)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (said.texts and also.texts):
             await asyncio.sleep(0.02)
     await dispatcher.emit_shutdown(bot=bot)

@@ -399,7 +399,7 @@ async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: 
         async with isolation.lock(stack):
             await kept.set_data(stack, {"a": 1})
 
-    async with asyncio.timeout(10), isolation.lock(KEY):
+    async with asyncio.timeout(60), isolation.lock(KEY):
         async with isolation.lock(stack):
             assert await kept.get_data(stack) == {}
         await asyncio.create_task(task())
@@ -409,8 +409,9 @@ async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: 
 
 @pytest.mark.every_backend
 async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlock(
-    storage: Storage, kept: StepwellStorage
+    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(claims, "SIBLING_WAIT", 600)
     isolation = StepwellIsolation(storage)
     one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
     both = asyncio.Barrier(2)
@@ -423,7 +424,7 @@ async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlo
             await both.wait()
             assert await kept.get_data(mine) == {"mine": 1, "theirs": 2}
 
-    async with asyncio.timeout(claims.SIBLING_WAIT - 1), isolation.lock(KEY):
+    async with asyncio.timeout(60), isolation.lock(KEY):
         await asyncio.gather(task(one, two), task(two, one))
     assert await kept.get_data(one) == await kept.get_data(two) == {"mine": 1, "theirs": 2}
     assert storage.queues == {}
@@ -431,8 +432,9 @@ async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlo
 
 @pytest.mark.every_backend
 async def test_a_task_with_its_own_lock_writes_to_the_records_of_the_caller_that_awaits_it(
-    storage: Storage, kept: StepwellStorage
+    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(claims, "SIBLING_WAIT", 600)
     isolation = StepwellIsolation(storage)
     one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
 
@@ -442,7 +444,7 @@ async def test_a_task_with_its_own_lock_writes_to_the_records_of_the_caller_that
             await kept.update_data(one, {"task": 1})
             await kept.update_data(two, {"task": 1})
 
-    async with asyncio.timeout(claims.SIBLING_WAIT - 1), isolation.lock(one):
+    async with asyncio.timeout(60), isolation.lock(one):
         await kept.update_data(KEY, {"caller": 1})
         await asyncio.create_task(task())
         assert await kept.get_data(KEY) == {"caller": 1, "task": 1}
@@ -605,7 +607,7 @@ async def test_a_handler_that_outlives_its_dispatcher_keeps_no_storage_open(capl
     async with StepwellIsolation(kept, lease=0.3).lock(KEY):
         await kept.get_state(KEY)
         await kept.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "could not be renewed" not in caplog.text:
                 await asyncio.sleep(0.01)
                 assert not kept.storage.is_open

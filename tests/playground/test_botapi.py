@@ -445,7 +445,11 @@ async def test_a_token_is_never_logged_or_shown(
     await call("setWebhook", url=f"http://127.0.0.1:9/{bot.token}")
     api.chat(bot)
     await api.chat(bot).send("x")
-    await asyncio.sleep(0.2)
+    webhook = api.webhooks.of(bot)
+    assert webhook is not None
+    async with asyncio.timeout(60):
+        while not webhook.failed_with:
+            await asyncio.sleep(0.01)
     secret = bot.token.partition(":")[2]
     said = [record.getMessage() for record in caplog.records if record.name.startswith(("stepwell", "uvicorn"))]
     assert secret not in "\n".join(said)

@@ -184,7 +184,7 @@ async def test_two_aiogram_bots_polling_with_one_token_get_a_conflict(
             )
             for dispatcher, bot in ((first, client), (other, second))
         ]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "make sure that only one bot instance is running" not in caplog.text:
                 await asyncio.sleep(0.05)
         await asyncio.gather(first.stop_polling(), other.stop_polling())

@@ -65,7 +65,7 @@ async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Pa
         for said, answer in REGISTRATION:
             assert await person.ask(said, timeout=30) == answer, play.output
             # aiogram's handlers answer before their state is written.
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await play.record(42) is None) != (said == "yes"):
                     await asyncio.sleep(0.02)
         assert [flow["name"] for flow in play._machines.popitem()[1]["flows"]] == ["registration"]
@@ -164,7 +164,7 @@ async def test_the_bots_process_ends_when_the_playground_is_killed(tmp_path: Pat
     bot = psutil.Process(int(await playing.stdout.readline()))
     os.kill(playing.pid, signal.SIGKILL)
     await playing.communicate()
-    await asyncio.to_thread(psutil.wait_procs, [bot], timeout=10)
+    await asyncio.to_thread(psutil.wait_procs, [bot], timeout=60)
     assert not bot.is_running() or bot.status() == psutil.STATUS_ZOMBIE
 
 

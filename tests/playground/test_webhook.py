@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ class Hook:
         self.answers: list[web.Response] = []
         self.url = ""
         self.busy = self.most_busy = 0
+        #: How many requests must be under way at once before the first one is answered.
+        self.together = 1
         self.delay = 0.0
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -30,18 +32,23 @@ class Hook:
         self.most_busy = max(self.most_busy, self.busy)
         self.got.append(await request.json())
         self.headers.append(request.headers)
+        await until(lambda: self.most_busy >= self.together)
         await asyncio.sleep(self.delay)
         self.busy -= 1
         return self.answers.pop(0) if self.answers else web.Response()
 
     async def wait(self, number: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.got) < number:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.got) >= number)
 
     @property
     def texts(self) -> list[str]:
         return [update["message"]["text"] for update in self.got]
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ async def test_updates_go_to_the_webhook_with_its_secret(call: Client, chat: Per
     await hook.wait(2)
     assert hook.texts == ["pending", "new"]
     assert hook.headers[0]["X-Telegram-Bot-Api-Secret-Token"] == "s3cret"
-    await asyncio.sleep(0.05)
+    await until(lambda: not chat.bot.updates.pending)
     info = await call("getWebhookInfo")
     assert (info["url"], info["pending_update_count"]) == (hook.url, 0)
 
@@ -105,7 +112,7 @@ async def test_an_unreachable_bot_gets_all_updates_later(call: Client, chat: Per
 async def test_chats_are_delivered_concurrently_up_to_max_connections(
     api: BotAPI, call: Client, chat: Person, bot: Bot, hook: Hook
 ) -> None:
-    hook.delay = 0.05
+    hook.together, hook.delay = 3, 0.05
     await call("setWebhook", url=hook.url, max_connections=3)
     for number in range(1, 7):
         await chat.user(number).send_at_once(f"{number}a", f"{number}b")

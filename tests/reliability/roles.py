@@ -80,7 +80,7 @@ async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: 
         async with Slot(storage, BOT, first, wait=wait):
             tell("holds")
             Path(meet, str(first)).touch()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not Path(meet, str(second)).exists():
                     await asyncio.sleep(0.005)
             async with Slot(storage, BOT, second, wait=wait):

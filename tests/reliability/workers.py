@@ -105,4 +105,4 @@ class Workers:
 
     def close(self) -> None:
         self.end_all()
-        self._server.communicate("", timeout=10)
+        self._server.communicate("", timeout=60)
