@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import psutil
 import pytest
@@ -255,6 +256,18 @@ async def test_an_incomplete_second_request_on_a_connection_times_out(monkeypatc
         assert b" 200 " in await reader.readuntil(b"}}")
         writer.write(b"GET / HT")
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed_later_than_clients_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with aiohttp.ClientSession() as session:
+        assert session.connector._keepalive_timeout < serving.KEEP_ALIVE
+    monkeypatch.setattr(serving, "KEEP_ALIVE", 0.1)
+    async with BotAPI() as api, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(f"GET /bot{api.bot('my_bot').token}/getMe HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\n\r\n".encode())
+        assert b" 200 " in await reader.readuntil(b"}}")
+        assert await reader.read() == b""
         writer.close()
 
 

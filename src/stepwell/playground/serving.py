@@ -20,6 +20,9 @@ __all__ = ["CUT", "Serving", "allowed_hosts", "netloc"]
 CUT = "stepwell.cut"
 #: Seconds from the connection, or the first byte of a request, to its last byte.
 REQUEST_TIMEOUT = 30.0
+#: Seconds after which an idle connection is closed. A request that arrives at that moment is lost, and clients do not
+#: retry a POST. This is longer than clients keep idle connections: httpx 5 s, aiohttp 15 s.
+KEEP_ALIVE = 75
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -39,7 +42,15 @@ class Serving:
 
     def __init__(self, app: Any, *, name: str) -> None:
         # No access log, because its lines would contain tokens.
-        config = _uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=_Protocol)
+        config = _uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http=_Protocol,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
         self._server = _Server(config)
         self._name = name
         self._task: asyncio.Task[None] | None = None
