@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -57,6 +58,7 @@ class Bot:
     def __init__(self, limits: SendLimits | None = SendLimits(), *, patience: float = 1e9) -> None:  # noqa: B008
         self.queue = SendQueue(limits, patience=patience)
         self.sent: list[tuple[ChatId, int, float]] = []
+        self.sizes: list[int] = []
         self.numbers: dict[ChatId, int] = {}
 
     async def send(
@@ -73,6 +75,7 @@ class Bot:
             await turn.wait()
             while True:
                 self.sent.append((chat, number, now()))
+                self.sizes.append(messages)
                 await asyncio.sleep(0.05)
                 pause = again(number) if again is not None else None
                 if pause is None:
@@ -83,6 +86,9 @@ class Bot:
         finally:
             turn.leave()
 
+    def messages(self, chats: list[ChatId]) -> list[tuple[float, int]]:
+        return [(at, size) for (to, _, at), size in zip(self.sent, self.sizes, strict=True) if to in chats]
+
     def times(self, chat: ChatId | None = None) -> list[float]:
         return [at for to, _, at in self.sent if chat in (None, to)]
 
@@ -90,7 +96,7 @@ class Bot:
 def most_within(times: list[float], seconds: float) -> int:
     """The most in any span that is shorter than this."""
     ordered = sorted(times)
-    return max(sum(start <= at < start + seconds - 1e-6 for at in ordered) for start in ordered)
+    return max((sum(start <= at < start + seconds - 1e-6 for at in ordered) for start in ordered), default=0)
 
 
 def test_a_chat_gets_a_burst_and_then_one_message_a_second() -> None:
@@ -287,6 +293,57 @@ def test_a_hundred_thousand_chats_take_little_memory_and_few_timers() -> None:
         assert loop.timers < 5000
         await asyncio.sleep(10)
         bot.queue.enter(-1, 1).leave()
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost_overtaken_or_too_fast_whatever_happens(seed: int) -> None:
+    """Random calls of random chats, of which some are refused, held or cancelled."""
+    chance = random.Random(seed)
+    limits = SendLimits(
+        per_second=chance.choice([None, 1, 3, 30]),
+        per_chat=chance.choice([None, 0.5, 5]),
+        burst=chance.randint(1, 4),
+        per_group=chance.choice([None, 2, 20]),
+    )
+    chats: list[ChatId] = [1, 2, 3, -4, -5, "@six"]
+
+    async def main() -> None:
+        bot = Bot(limits)
+
+        def again(number: int) -> float | None:
+            return chance.choice([0.01, 1, 7]) if chance.random() < 0.2 else None
+
+        async def send() -> str:
+            await asyncio.sleep(chance.random() * 20)
+            chat, messages = chance.choice(chats), chance.choice([0, 1, 1, 1, 2])
+            try:
+                async with asyncio.timeout(chance.choice([0.03, 5, None, None])):
+                    await bot.send(chat, messages, again=again)
+            except TimeoutError:
+                return "cancelled"
+            return "sent"
+
+        tasks = [asyncio.create_task(send()) for _ in range(300)]
+        for _ in range(3):
+            await asyncio.sleep(chance.random() * 10)
+            bot.queue.hold(chance.choice([None, *chats]), chance.random() * 5)
+        results = await asyncio.gather(*tasks)
+        assert set(results) == {"sent", "cancelled"}
+        for chat in chats:
+            numbers = [number for to, number, _ in bot.sent if to == chat]
+            assert numbers == sorted(numbers)
+        every = [at for at, messages in bot.messages(chats) for _ in range(messages)]
+        if limits.per_second is not None and limits.per_second > 1:
+            assert most_within(every, 1) <= limits.per_second
+        groups = [[at for at, messages in bot.messages([chat]) for _ in range(messages)] for chat in chats[3:]]
+        if limits.per_group is not None:
+            assert all(most_within(times, 60) <= limits.per_group for times in groups)
+        await asyncio.sleep(1000)
+        for chat in range(100, 100 + 2000):
+            bot.queue.enter(chat, 0).leave()
+        assert len(bot.queue) <= len(chats)
 
     run(main())
 

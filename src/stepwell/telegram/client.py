@@ -25,7 +25,7 @@ _httpx: Any = require("httpx", "bot")
 
 __all__ = ["BotClient"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 TELEGRAM = "https://api.telegram.org"
 #: Seconds before the second attempt, and the longest pause between two.

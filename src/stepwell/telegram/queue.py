@@ -237,16 +237,16 @@ class _Chat:
     __slots__ = ("_burst", "_free_at", "_interval", "_window", "busy", "held", "id", "is_ready", "turns", "wake")
 
     def __init__(self, chat: ChatId, limits: SendLimits) -> None:
-        self.id = chat
+        self.id: ChatId = chat
         #: The first one is under way if ``busy``.
         self.turns: deque[SendTurn] = deque()
-        self.busy = False
+        self.busy: bool = False
         #: Whether it is in ``SendQueue._ready``.
-        self.is_ready = False
+        self.is_ready: bool = False
         #: The time of its valid entry in ``SendQueue._later``.
-        self.wake = math.inf
+        self.wake: float = math.inf
         #: Until when Telegram accepts nothing.
-        self.held = -math.inf
+        self.held: float = -math.inf
         self._interval = 0.0 if limits.per_chat is None else 1 / limits.per_chat
         self._burst = limits.burst
         #: The token bucket: the time at which it is full again.

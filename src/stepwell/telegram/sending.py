@@ -12,7 +12,7 @@ from stepwell.telegram.client import BotClient
 
 __all__ = ["Sender"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Gets the call and the error. It may be a coroutine function.
 OnSendError = Callable[[dict[str, Any], BotApiError | InvalidOption], Any]
