@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from stepwell.testing import Clock
 from tests import backends
 
-# A job in the background may be started with Ctrl-C ignored, which all processes of the tests would inherit.
+# A shell starts background jobs with SIGINT ignored, and all processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine any example may take long.
@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[backends.Backend]:
-    """Each backend in turn; which ones, pytest_generate_tests decides."""
+    """Each backend that pytest_generate_tests chose for this test."""
     backend = request.param(tmp_path)
     yield backend
     await backend.close()
@@ -44,7 +44,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def shared_backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[backends.Backend]:
-    """Each of these backends that several processes may use at once."""
+    """The same without backends that only one process can use."""
     backend = request.param(tmp_path)
     yield backend
     await backend.close()
@@ -52,5 +52,5 @@ async def shared_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Asyn
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only by ``advance()``."""
     return Clock()

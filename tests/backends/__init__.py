@@ -1,8 +1,8 @@
 """The backends that the tests run on: one module each, all listed here.
 
-A test that takes the fixture ``backend`` runs once on each backend that ``tests/conftest.py`` chooses for it;
-``backend.place()`` is the URL of a fresh, empty storage, and ``backend.storage(clock=...)`` one that is closed by
-the fixture.
+A test that takes the fixture ``backend`` runs once on each backend that ``tests/conftest.py`` chooses for it.
+``backend.place()`` returns the URL of a new, empty store. ``backend.storage(clock=...)`` returns a storage, which the
+fixture closes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of each fault: a little in ``make test``, a lot with ``STEPWELL_DOSE=large``; and the run's seed."""
+"""Numbers of repetitions: small in ``make test``, large with ``STEPWELL_DOSE=large``; and the seed of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ LARGE = os.environ.get("STEPWELL_DOSE") == "large"
 
 
 def dose(name: str, small: int, large: int) -> int:
-    """The small or the large number, or the one given as ``STEPWELL_<NAME>``."""
+    """Return the small or the large number, or the value of ``STEPWELL_<NAME>``."""
     return int(os.environ.get(f"STEPWELL_{name}", large if LARGE else small))
 
 
 def seeded() -> random.Random:
-    """Randomness from ``STEPWELL_SEED``, or from a seed that is printed."""
+    """Return a generator seeded with ``STEPWELL_SEED``, or with a random seed; print the seed."""
     seed = int(os.environ.get("STEPWELL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
     print(f"STEPWELL_SEED={seed}")
     return random.Random(seed)
