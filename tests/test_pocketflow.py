@@ -514,14 +514,14 @@ async def test_a_parallel_batch_reads_a_generator_to_its_end_before_the_first_it
     assert log == ["item"] * 3 + ["exec"] * 3
 
 
-def test_max_retries_0_is_refused_where_pocketflow_skips_exec():
+def test_max_retries_0_raises_where_pocketflow_skips_exec():
     assert theirs.Node(max_retries=0).run({}) is None
     with pytest.raises(InvalidOption, match="max_retries"):
         ours.Node(max_retries=0)
 
 
 @pytest.mark.parametrize("kind", ["AsyncBatchNode", "AsyncParallelBatchNode"])
-async def test_prep_returning_none_in_an_async_batch_is_no_items(kind):
+async def test_none_from_prep_of_an_async_batch_means_no_items(kind):
     class Post:
         async def post_async(self, shared, prep_res, exec_res):
             return exec_res

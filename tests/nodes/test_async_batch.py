@@ -144,7 +144,7 @@ async def test_the_state_is_stored_at_the_start_and_updated_as_items_finish(back
     assert seen == [{"items": [0, 1, 2]}, {"items": [0, 1, 2], "squares": [0, 1, 2]}]
 
 
-async def test_the_state_of_a_plain_node_first_goes_on_from_item_to_item_in_the_storage():
+async def test_the_state_with_a_plain_first_node_is_stored_after_each_item():
     storage = MemoryStorage()
     seen = []
 
@@ -260,13 +260,13 @@ async def test_a_flow_that_is_cancelled_from_inside_has_failed():
         await run_async_batch(linear(Squares, Inside), {"items": [1]})
 
 
-async def test_a_flow_that_cannot_run_is_refused_at_once():
+async def test_an_invalid_flow_raises_at_once():
     with pytest.raises(InvalidGraph):
         run_async_batch(NodeFlow(), {})
     with pytest.raises(InvalidOption):
         run_async_batch(First(), {})  # type: ignore[arg-type]
 
 
-def test_without_a_loop_it_says_that_it_needs_one():
+def test_it_raises_without_a_loop():
     with pytest.raises(UsageError, match="running event loop"):
         run_async_batch(linear(First), {"items": []})

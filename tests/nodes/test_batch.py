@@ -1,4 +1,4 @@
-"""Batches: items, windows, results, and what becomes of failures."""
+"""Batches: items, windows, results, and failures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_items_are_any_iterable_or_async_iterable(items, expected, concurr
     "wrong", ["text", b"bytes", bytearray(b"x"), {"a": 1}, 7, object()], ids=lambda wrong: type(wrong).__name__
 )
 @pytest.mark.parametrize("concurrency", [1, 2])
-async def test_what_is_no_collection_of_items_is_an_error_that_says_what_to_return(wrong, concurrency):
+async def test_a_result_that_is_not_a_collection_of_items_raises(wrong, concurrency):
     with pytest.raises(InvalidItems, match="return") as caught:
         await results(wrong, concurrency=concurrency)
     assert (caught.value.node, caught.value.type_name) == ("Batch", type(wrong).__name__)
@@ -90,7 +90,7 @@ async def test_prep_may_be_an_async_generator():
     assert (await flow.run({}))["results"] == [0, 1, 2]
 
 
-def test_an_async_iterable_from_a_def_prep_needs_a_loop_and_says_so():
+def test_an_async_iterable_from_a_def_prep_raises_without_a_loop():
     class Streams(SyncBatch):
         def prep(self, shared):
             return agen([1])
@@ -99,7 +99,7 @@ def test_an_async_iterable_from_a_def_prep_needs_a_loop_and_says_so():
         NodeFlow(start=Streams()).run_sync()
 
 
-def test_a_batch_runs_by_hand_without_a_loop():
+def test_a_batch_runs_without_a_loop():
     flow = NodeFlow(start=SyncBatch())
     assert flow.run_sync({"items": [1, 2], "work": str})["results"] == ["1", "2"]
     with pytest.raises(ValueError):
@@ -121,7 +121,7 @@ async def test_by_default_one_item_runs_at_a_time():
 
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("window", [2, 7])
-async def test_never_more_items_than_the_window_run_at_once(window, lazily):
+async def test_never_more_items_than_concurrency_run_at_once(window, lazily):
     running, most = 0, 0
 
     async def work(item):
@@ -135,7 +135,7 @@ async def test_never_more_items_than_the_window_run_at_once(window, lazily):
     assert most == window
 
 
-async def test_items_are_taken_only_when_there_is_room_for_them():
+async def test_items_are_taken_only_when_a_worker_is_free():
     taken, release = [], asyncio.Event()
 
     def items():
@@ -151,7 +151,7 @@ async def test_items_are_taken_only_when_there_is_room_for_them():
     assert len(await task) == 1000
 
 
-async def test_as_many_threads_work_at_once_as_the_window_says():
+async def test_a_batch_has_as_many_threads_as_its_concurrency():
     barrier = threading.Barrier(12)
     work = lambda item: barrier.wait(10)  # noqa: E731
     got = await results(range(24), work, SyncBatch, concurrency=12)
@@ -241,12 +241,12 @@ async def test_the_bound_holds_for_items_in_threads_too():
     "options",
     [{"concurrency": 0}, {"concurrency": True}, {"concurrency": 2.0}, {"on_error": "ignore"}, {"executor": 3}],
 )
-def test_a_setting_that_makes_no_sense_is_refused(options):
+def test_an_invalid_setting_raises(options):
     with pytest.raises(InvalidOption, match=f"{next(iter(options))}="):
         BatchNode(**options)
 
 
-async def test_a_wrong_concurrency_of_a_run_is_refused():
+async def test_an_invalid_concurrency_of_a_run_raises():
     with pytest.raises(InvalidOption, match="concurrency"):
         await NodeFlow(start=Batch).run({}, concurrency=0)
     with pytest.raises(InvalidOption, match="concurrency"):
@@ -343,7 +343,7 @@ async def test_an_item_that_is_cancelled_from_inside_has_failed():
         assert isinstance(failed.error, WorkCancelled)
 
 
-async def test_a_worker_does_not_go_on_after_an_item_swallowed_its_cancellation():
+async def test_a_worker_ends_after_an_item_suppressed_its_cancellation():
     began, ran = asyncio.Event(), []
 
     async def work(item):
@@ -375,7 +375,7 @@ async def test_all_items_share_what_prep_put_on_self():
     assert (await NodeFlow(start=Shared(concurrency=2)).run({}))["results"] == [3, 6]
 
 
-async def test_an_async_exec_with_an_executor_is_refused():
+async def test_an_async_exec_with_an_executor_raises():
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(InvalidGraph, match="def exec"):
             await results([1], executor=pool)
@@ -415,7 +415,7 @@ async def test_a_sync_item_of_an_async_iterable_does_not_wait_for_the_next_one()
 
 
 class Delayed(BatchNode):
-    """Items that all take equally long; writes down the order in which they go on."""
+    """Items that all take equally long; records the order in which they continue."""
 
     def __init__(self, log, number, length, **options):
         super().__init__(name=f"batch{number}", **options)
@@ -436,7 +436,7 @@ class Delayed(BatchNode):
 @pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
 @pytest.mark.parametrize("options", [{"concurrency": 5}, {"concurrency": 4, "max_retries": 2}], ids=repr)
 @pytest.mark.parametrize("lengths", [(1, 3, 2, 4), (2, 0, 4, 1)], ids=repr)
-async def test_batches_of_branches_go_on_in_the_order_of_the_branches(lengths, options, durable):
+async def test_batches_of_branches_continue_in_the_order_of_the_branches(lengths, options, durable):
     log = []
     branches = [Delayed(log, number, length, **options) for number, length in enumerate(lengths)]
     flow = linear(parallel(*branches), Node())
@@ -449,7 +449,7 @@ async def test_batches_of_branches_go_on_in_the_order_of_the_branches(lengths, o
 
 
 @pytest.mark.parametrize("kind", [list, iter], ids=["a list", "an iterator"])
-async def test_sub_flows_that_items_run_go_on_in_the_order_of_the_items(kind):
+async def test_sub_flows_of_items_continue_in_the_order_of_the_items(kind):
     log = []
     lengths = (1, 3, 2, 4)
 

@@ -104,7 +104,7 @@ async def test_cancelling_waits_for_a_thread():
     assert ended.is_set()
 
 
-async def test_an_error_in_a_thread_that_was_cancelled_is_told():
+async def test_an_error_in_a_thread_that_was_cancelled_is_raised():
     began, release = threading.Event(), threading.Event()
 
     class Blocks(Node):
@@ -122,7 +122,7 @@ async def test_an_error_in_a_thread_that_was_cancelled_is_told():
         await task
 
 
-def test_an_interrupt_in_a_run_by_hand_ends_it():
+def test_an_interrupt_ends_a_run_without_a_loop():
     class Interrupts(Node):
         def exec(self, prep_res):
             raise KeyboardInterrupt
@@ -186,7 +186,7 @@ class Flaky(Node):
         pytest.param(NodeFlow(start=parallel(Failing(), Failing(concurrency=2))), id="branches"),
     ],
 )
-async def test_what_has_failed_leaves_no_mark_on_its_task(flow):
+async def test_a_failure_leaves_no_cancellation_on_its_task(flow):
     with pytest.raises((ConnectionError, ExceptionGroup)):
         await flow.run()
     task = asyncio.current_task()
@@ -218,7 +218,7 @@ async def test_a_node_whose_task_group_failed_is_tried_again():
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("storage", [None, "memory://"])
-async def test_items_that_get_over_a_failed_task_group_go_on(concurrency, storage):
+async def test_items_that_handle_a_failed_task_group_continue(concurrency, storage):
     class Grouped(BatchNode):
         def prep(self, shared):
             return range(5)
@@ -236,7 +236,7 @@ async def test_items_that_get_over_a_failed_task_group_go_on(concurrency, storag
     assert await flow.run(**options) == {"results": [0, 1, 2, 3, 4]}
 
 
-async def test_a_task_that_was_cancelled_once_and_lives_on_can_run_flows():
+async def test_a_task_that_survived_a_cancellation_can_run_flows():
     async def stubborn():
         task = asyncio.current_task()
         assert task is not None
@@ -250,7 +250,7 @@ async def test_a_task_that_was_cancelled_once_and_lives_on_can_run_flows():
 
 
 @pytest.mark.parametrize("storage", [None, "memory://"])
-async def test_a_node_that_meets_a_cancellation_nobody_asked_for_has_failed(storage):
+async def test_a_node_that_is_cancelled_from_inside_has_failed(storage):
     class Met(Node):
         async def exec(self, prep_res):
             task = asyncio.create_task(asyncio.sleep(60))

@@ -42,7 +42,7 @@ async def storage(backend: Backend) -> Storage:
 
 
 class Say(Node):
-    """Counts how often it ran, in ``ran``, and adds its name to what was said."""
+    """Counts how often it ran, in ``ran``, and adds its name to ``said``."""
 
     ran: list[str]
 
@@ -66,7 +66,7 @@ class Boom(Exception):
 
 
 class Watching:
-    """Counts what is asked of a storage."""
+    """Records the operations of a storage."""
 
     def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operations: list[Any] = []
@@ -94,7 +94,7 @@ async def test_a_run_gives_the_final_state_in_the_callers_dict_and_leaves_nothin
     assert [entry async for entry in storage.scan(RUNS)] == []
 
 
-async def test_a_start_row_and_then_one_write_a_node_and_no_read(
+async def test_a_run_writes_a_start_row_and_once_per_node_and_reads_nothing(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
@@ -145,7 +145,7 @@ async def test_a_failed_run_keeps_its_error_and_is_resumed_after_the_last_comple
     assert [run async for run in flow.runs()] == []
 
 
-async def test_what_a_failed_node_did_to_the_shared_state_is_not_kept(storage: Storage) -> None:
+async def test_changes_of_a_failed_node_to_the_shared_state_are_not_stored(storage: Storage) -> None:
     class Half(Node):
         times = 0
 
@@ -176,7 +176,7 @@ async def test_errors_are_kept_newest_first(storage: Storage) -> None:
     assert await flow.resume("r") == {"said": ["a"]}
 
 
-async def test_an_error_whose_text_no_storage_keeps_is_recorded_all_the_same(storage: Storage) -> None:
+async def test_an_error_whose_message_cannot_be_stored_is_recorded(storage: Storage) -> None:
     class Dumb(Exception):
         def __str__(self) -> str:
             raise Boom
@@ -215,7 +215,7 @@ async def test_a_cancelled_run_is_resumed_where_it_was(storage: Storage) -> None
     assert ran == ["r/a/1", "r/b/1"]
 
 
-async def test_a_run_that_exists_is_refused_or_resumed(storage: Storage) -> None:
+async def test_an_existing_run_raises_or_is_resumed(storage: Storage) -> None:
     ran: list[str] = []
     flow = linear(Say(ran, "a"), Say(ran, "b", fails=[Boom()]), storage=storage, keep=True)
     with pytest.raises(Boom):
@@ -232,7 +232,7 @@ async def test_a_run_that_exists_is_refused_or_resumed(storage: Storage) -> None
         await flow.run(flow_id="r", if_exists="replace")  # type: ignore[arg-type]
 
 
-async def test_a_run_that_is_running_is_refused(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_running_run_raises(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "LEASE", 0.3)
     reached, go = asyncio.Event(), asyncio.Event()
 
@@ -253,7 +253,7 @@ async def test_a_run_that_is_running_is_refused(storage: Storage, monkeypatch: p
     assert await task == {"said": ["b"]}
 
 
-async def test_of_two_that_start_or_resume_one_run_at_once_one_runs_it(storage: Storage) -> None:
+async def test_only_one_of_two_concurrent_starts_or_resumes_runs_the_run(storage: Storage) -> None:
     class Slow(Say):
         async def exec(self, prep_res: Any) -> str:
             await asyncio.sleep(0.02)
@@ -271,7 +271,7 @@ async def test_of_two_that_start_or_resume_one_run_at_once_one_runs_it(storage: 
     assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a", "b"]}
 
 
-async def test_a_claim_without_a_run_is_no_run(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its starter died before the start row."""
     await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
     flow = linear(Say([], "a"), storage=storage)
@@ -280,7 +280,7 @@ async def test_a_claim_without_a_run_is_no_run(storage: Storage, monkeypatch: py
     assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a"]}
 
 
-async def test_unknown_and_finished_runs_are_told_apart(storage: Storage) -> None:
+async def test_unknown_and_finished_runs_raise_different_errors(storage: Storage) -> None:
     flow = linear(Say([], "a"), storage=storage)
     for call in (flow.resume("r"), flow.status("r"), flow.resume("r", 1)):
         with pytest.raises(UnknownRun, match="no run 'r'"):
@@ -297,7 +297,7 @@ async def test_unknown_and_finished_runs_are_told_apart(storage: Storage) -> Non
     assert issubclass(UnknownRun, LookupError)
 
 
-async def test_a_finished_run_is_kept_if_asked_to_and_as_long_as_asked_to(backend: Backend, clock: Any) -> None:
+async def test_a_finished_run_is_kept_with_keep_and_for_the_given_time(backend: Backend, clock: Any) -> None:
     storage = backend.storage(clock=clock)
     await storage.open()
     flow = linear(Say([], "a"), storage=storage, keep=True)
@@ -346,7 +346,7 @@ async def test_params_are_kept_for_the_resume(storage: Storage) -> None:
     assert (await flow.resume("r"))["got"] == (1, 2)
 
 
-async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Storage) -> None:
+async def test_an_unstorable_value_raises_when_the_node_returns(storage: Storage) -> None:
     class Odd(Node):
         value: Any = object()
 
@@ -376,7 +376,7 @@ async def test_what_cannot_be_kept_is_refused_when_the_node_returns(storage: Sto
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("inside", ["a node", "a nested flow", "a branch", "the flow's own post"])
-async def test_what_cannot_be_kept_is_refused_from_the_last_node_too(storage: Storage, inside: str, keep: bool) -> None:
+async def test_an_unstorable_value_of_the_last_node_raises_too(storage: Storage, inside: str, keep: bool) -> None:
     value: list[Any] = [object()]
 
     class Odd(Node):
@@ -409,7 +409,7 @@ async def test_what_cannot_be_kept_is_refused_from_the_last_node_too(storage: St
 
 
 @pytest.mark.parametrize("how", ["removed", "taken over"])
-async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
+async def test_a_run_that_is_lost_before_its_resume_raises(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     ran: list[str] = []
@@ -437,7 +437,7 @@ async def test_a_run_that_is_taken_away_before_it_goes_on_says_so(
     assert ran == ["r/a/1", "r/b/1"]
 
 
-async def test_a_run_whose_state_was_replaced_from_outside_says_so(storage: Storage) -> None:
+async def test_a_run_whose_state_was_replaced_from_outside_raises(storage: Storage) -> None:
     flow = linear(Say([], "a"), Say([], "b", fails=[Boom()]), storage=storage)
     with pytest.raises(Boom):
         await flow.run(flow_id="r")
@@ -485,7 +485,7 @@ async def test_a_status_reads_no_parts_unless_something_was_replaced(
         await StateStorage(storage).cleanup("r")
 
 
-async def test_a_state_without_a_run_is_told_from_a_run(storage: Storage) -> None:
+async def test_a_state_without_a_run_is_distinguished_from_a_run(storage: Storage) -> None:
     flow = linear(Say([], "a"), storage=storage)
     await StateStorage(storage).merge_state("r", {"x": 1})
     calls = [flow.run(flow_id="r"), flow.run(flow_id="r", if_exists="resume"), flow.resume("r"), flow.status("r")]
@@ -498,7 +498,7 @@ async def test_a_state_without_a_run_is_told_from_a_run(storage: Storage) -> Non
 
 
 @pytest.mark.parametrize("error", [LeaseLost("elsewhere"), StorageUnavailable("another one")])
-async def test_a_conflict_of_the_nodes_own_fails_the_run(storage: Storage, error: Exception) -> None:
+async def test_a_conflict_raised_by_a_node_fails_the_run(storage: Storage, error: Exception) -> None:
     flow = linear(Say([], "a"), Say([], "b", fails=[error]), storage=storage)
     with pytest.raises(type(error)):
         await flow.run(flow_id="r")
@@ -520,7 +520,7 @@ async def test_a_run_that_is_removed_from_outside_stops(storage: Storage) -> Non
     assert ran == []
 
 
-async def test_a_runner_that_was_stopped_for_too_long_is_told_about_its_run(
+async def test_a_runner_that_was_stopped_for_too_long_gets_a_message_about_its_run(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stops(Node):
@@ -534,7 +534,7 @@ async def test_a_runner_that_was_stopped_for_too_long_is_told_about_its_run(
     assert any("while node 'Stops' ran here" in note for note in caught.value.__notes__)
 
 
-async def test_fields_that_somebody_else_writes_meanwhile_survive(storage: Storage) -> None:
+async def test_fields_that_are_merged_from_outside_survive(storage: Storage) -> None:
     class Meanwhile(Node):
         async def exec(self, prep_res: Any) -> None:
             await StateStorage(storage).merge_state("r", {"outside": 1})
@@ -545,7 +545,7 @@ async def test_fields_that_somebody_else_writes_meanwhile_survive(storage: Stora
     assert await flow.resume("r") == {"x": 1, "outside": 1, "said": ["b"]}
 
 
-async def test_loops_go_on_with_their_visits(storage: Storage) -> None:
+async def test_loops_resume_with_their_visit_counts(storage: Storage) -> None:
     ran: list[str] = []
 
     class Loop(Node):
@@ -568,7 +568,7 @@ async def test_loops_go_on_with_their_visits(storage: Storage) -> None:
     assert ran == [*[f"r/Loop/{n}" for n in (1, 2, 3, 4, 4, 5, 6)], "r/end/1"]
 
 
-async def test_a_changed_graph_is_refused_and_the_difference_named(storage: Storage) -> None:
+async def test_a_changed_graph_raises_and_names_the_difference(storage: Storage) -> None:
     def made(*names: str, last: type[Node] = Node, **edges: str) -> NodeFlow:
         nodes = {name: Say([], name, fails=[Boom()] if name == "b" else None) for name in names}
         flow = linear(*nodes.values(), name="f", storage=storage)
@@ -834,7 +834,7 @@ async def test_run_sync_and_resume_sync_use_the_background_loop(backend: Backend
     assert await asyncio.to_thread(work) == {"said": ["a", "b"]}
 
 
-async def test_options_that_cannot_be_are_refused() -> None:
+async def test_invalid_options_raise() -> None:
     with pytest.raises(InvalidOption, match="storage"):
         NodeFlow(storage=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="storage"):

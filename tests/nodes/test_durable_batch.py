@@ -86,7 +86,7 @@ async def test_a_resumed_batch_redoes_only_the_last_few(storage: Storage, concur
     assert set(ran) == set(range(1000))
 
 
-async def test_a_killed_batch_redoes_no_more_than_what_was_not_committed(
+async def test_a_killed_batch_runs_only_uncommitted_items_again(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
@@ -132,12 +132,12 @@ async def test_collect_keeps_what_succeeded_and_a_resume_does_only_what_failed(s
     assert sorted(ran) == [3, 40]
 
 
-async def test_skip_goes_on_with_those_that_succeeded(storage: Storage) -> None:
+async def test_skip_continues_with_the_branches_that_succeeded(storage: Storage) -> None:
     flow = linear(Square([], bad={1}, on_error="skip"), Say([], "end"), storage=storage)
     assert (await flow.run({"n": 3}))["squares"] == [0, 1, 4]
 
 
-async def test_what_is_skipped_can_be_kept_and_stays_skipped(storage: Storage) -> None:
+async def test_skipped_items_are_stored_and_stay_skipped(storage: Storage) -> None:
     ran: list[int] = []
     said: list[str] = []
 
@@ -188,7 +188,7 @@ class Wordless(Exception):
         raise ValueError("no words")
 
 
-async def test_whatever_an_item_failed_with_it_can_be_skipped(storage: Storage) -> None:
+async def test_an_item_that_failed_with_any_error_can_be_skipped(storage: Storage) -> None:
     errors = [ValueError("x" * 2_000_000), Wordless(), ValueError("half \ud83d"), Boom("fine")]
 
     class Odd(BatchNode):
@@ -213,7 +213,7 @@ async def test_whatever_an_item_failed_with_it_can_be_skipped(storage: Storage) 
     assert state["longest"] == 500
 
 
-async def test_a_skipped_item_in_the_state_that_cannot_be_kept_says_where_it_is(storage: Storage) -> None:
+async def test_a_skipped_item_that_cannot_be_stored_raises_with_its_path(storage: Storage) -> None:
     class Spoils(Node):
         def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
             shared["failed"] = Failed({"a": [1, object()]}, Boom())
@@ -223,7 +223,7 @@ async def test_a_skipped_item_in_the_state_that_cannot_be_kept_says_where_it_is(
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
-async def test_what_cannot_be_kept_is_refused_however_few_there_are(storage: Storage, count: int) -> None:
+async def test_an_unstorable_result_raises_however_few_results_there_are(storage: Storage, count: int) -> None:
     class Results(BatchNode):
         def prep(self, shared: Any) -> Any:
             return range(count)
@@ -235,7 +235,7 @@ async def test_what_cannot_be_kept_is_refused_however_few_there_are(storage: Sto
         await linear(Results, Node).run(storage=storage)
 
 
-async def test_large_results_get_parts_of_their_own_and_one_that_is_too_large_is_named(backend: Backend) -> None:
+async def test_large_results_get_their_own_parts_and_one_that_is_too_large_is_named(backend: Backend) -> None:
     storage = backend.storage(limits=Limits(item=1000))
     await storage.open()
     ran: list[int] = []
@@ -357,7 +357,7 @@ async def test_items_in_threads(storage: Storage, options: dict[str, Any]) -> No
 
 
 class InProcesses(BatchNode):
-    """Gives each number with the process that handled it; number 30 ends its process once."""
+    """Returns each number with the process that handled it; number 30 ends its process once."""
 
     def prep(self, shared: dict[str, Any]) -> Any:
         return [(number, shared["marker"]) for number in range(60)]
@@ -375,7 +375,7 @@ class InProcesses(BatchNode):
 
 
 @pytest.mark.parametrize(("on_error", "concurrency"), [("skip", 1), ("collect", 2)])
-async def test_a_run_whose_pool_broke_keeps_its_results_and_goes_on_with_a_new_pool(
+async def test_a_run_whose_pool_broke_keeps_its_results_and_resumes_with_a_new_pool(
     tmp_path: Path, on_error: Any, concurrency: int
 ) -> None:
     batch = InProcesses(on_error=on_error, concurrency=concurrency)
@@ -435,7 +435,7 @@ async def test_a_batch_in_a_branch_and_beside_another(storage: Storage) -> None:
     assert len(ran) <= 31
 
 
-async def test_what_cannot_be_kept_names_node_and_item(storage: Storage) -> None:
+async def test_an_unstorable_item_raises_with_its_node_and_index(storage: Storage) -> None:
     class Items(BatchNode):
         def prep(self, shared: Any) -> list[Any]:
             return [*range(ITEMS_A_PART + 5), {"x": object()}]

@@ -19,7 +19,7 @@ from tests.backends import Backend
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-async def test_a_batch_is_killed_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "translate.db")
     code = "import sys; from stepwell.nodes.engine import runs; runs.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -59,7 +59,7 @@ def test_a_person_answers_in_another_process(tmp_path: Path) -> None:
     assert run("answer", wait, "yes") == ["sent"]
 
 
-async def test_a_letter_that_nobody_approves_is_dropped(backend: Backend, clock: Any) -> None:
+async def test_a_letter_without_approval_is_dropped(backend: Backend, clock: Any) -> None:
     storage = backend.storage(clock=clock)
     await storage.open()
     flow = human_in_the_loop.flow
@@ -84,7 +84,7 @@ async def test_a_conversation_and_a_flow_together(tmp_path: Path) -> None:
         assert [run.path[-1] for run in runs] == ["Book"]
 
 
-async def test_a_message_whose_handling_died_half_way_neither_searches_nor_answers_twice(
+async def test_a_message_whose_handler_crashed_is_not_searched_or_answered_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched: list[str] = []

@@ -1,4 +1,4 @@
-"""No error of any item or branch is ever lost, whatever the policy."""
+"""Every policy raises or keeps all errors of items and branches."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ async def test_every_error_of_an_item_arrives(on_error, fallback, where):
             if on_error == "stop":
                 assert error in told
             else:
-                # An error that went to a fallback is told as the context of what the fallback raised.
+                # The error before a fallback is the context of the error that the fallback raised.
                 assert set(shared["raised"]) <= told | {error.__context__ for error in told}
 
 
 def check(on_error, shared, error):
-    # What counts for good is each item's last error; those before were tried again.
+    # Only the last error of each item counts; the earlier ones were retried.
     last = {str(raised).split()[0]: raised for raised in shared["raised"]}
     if on_error == "skip":
         assert error is None
@@ -238,7 +238,7 @@ async def test_errors_of_branches_survive_a_merge_conflict():
         assert any(isinstance(error, MergeConflict) for error in found)
 
 
-async def test_one_error_object_raised_by_many_items_is_no_endless_chain():
+async def test_one_error_object_raised_by_many_items_makes_no_endless_chain():
     error = Oops("shared")
 
     class Same(BatchNode):
@@ -255,7 +255,7 @@ async def test_one_error_object_raised_by_many_items_is_no_endless_chain():
     assert names(everything(error)) == ["shared"]
 
 
-async def test_errors_are_kept_where_another_one_is_being_handled():
+async def test_errors_are_kept_while_another_one_is_handled():
     class Bad(BatchNode):
         def prep(self, shared):
             return [1, 2, 3]

@@ -53,7 +53,7 @@ def told(events):
     return [(event.kind, event.node, event.item) for event in events]
 
 
-async def test_a_run_tells_its_nodes():
+async def test_a_run_emits_events_of_its_nodes():
     events = []
     await linear(A, B, name="words").run({}, flow_id="f", on_event=events.append)
     assert told(events) == [
@@ -68,7 +68,7 @@ async def test_a_run_tells_its_nodes():
     assert events == sorted(events, key=lambda event: event.at)
 
 
-async def test_attempts_and_failures_are_told_with_their_errors():
+async def test_attempts_and_failures_are_emitted_with_their_errors():
     events = []
     await NodeFlow(start=Flaky(2)).run(on_event=events.append)
     retried = [event for event in events if event.kind == "node.retried"]
@@ -82,7 +82,7 @@ async def test_attempts_and_failures_are_told_with_their_errors():
 
 @pytest.mark.parametrize("kind", [Items, SyncItems])
 @pytest.mark.parametrize("concurrency", [1, 2])
-async def test_items_and_progress_are_told(kind, concurrency):
+async def test_items_and_progress_are_emitted(kind, concurrency):
     events = []
     node = kind(2, concurrency=concurrency, on_error="skip", name="items")
     await NodeFlow(start=node).run({"items": [1, 0]}, on_event=events.append)
@@ -146,7 +146,7 @@ async def awaited(event):
 
 
 @pytest.mark.parametrize("wrong", [5, awaited, Listener()])
-def test_what_cannot_be_told_is_no_subscriber(wrong):
+def test_an_invalid_subscriber_raises(wrong):
     with pytest.raises(InvalidOption, match=r"subscriber|async def"):
         NodeFlow(start=A).run_sync({}, on_event=wrong)
     with pytest.raises(InvalidOption, match=r"subscriber|async def"):
@@ -196,7 +196,7 @@ async def test_elsewhere_the_bar_is_one_line_at_the_end():
     assert stream.getvalue().count("\n") == 1
 
 
-async def test_the_bar_says_that_a_batch_failed():
+async def test_the_bar_shows_that_a_batch_failed():
     stream = io.StringIO()
     with pytest.raises(ZeroDivisionError):
         await NodeFlow(start=Items()).run({"items": [1, 0]}, on_event=ProgressBar(stream))
@@ -283,7 +283,7 @@ async def test_events_that_end_something_have_its_duration():
         assert durations["run.failed", "flow"] >= 0.038
 
 
-async def test_a_parked_run_tells_its_question_and_deadline_once_that_is_committed():
+async def test_a_parked_run_emits_its_question_and_deadline_after_the_commit():
     class Ask(Wait):
         def prep(self, shared):
             return "go?"
@@ -320,7 +320,7 @@ async def test_a_run_whose_last_commit_fails_has_failed():
     assert [event.kind for event in events if event.kind.startswith("run.")] == ["run.started", "run.failed"]
 
 
-async def test_a_run_tells_its_graph_when_it_starts():
+async def test_a_run_emits_its_graph_when_it_starts():
     a, b = A(name="a"), NodeFlow(B(name="deep"), name="b")
     a - "more" >> b
     a - "stop" >> END

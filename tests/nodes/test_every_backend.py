@@ -1,4 +1,4 @@
-"""Durable runs on all backends: what they ask of a storage beyond a claim and a write."""
+"""Durable runs on all backends: the operations of a storage that they use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_failed_run_is_listed_resumed_and_leaves_nothing(storage: Storag
     assert [entry async for entry in storage.scan(RUNS)] == []
 
 
-async def test_a_finished_run_is_kept_for_as_long_as_asked(backend: Backend, clock: Clock) -> None:
+async def test_a_finished_run_is_kept_for_the_given_time(backend: Backend, clock: Clock) -> None:
     storage = backend.storage(clock=clock)
     flow = linear(Say([], "a"), storage=storage, keep=True)
     await flow.run(flow_id="kept")
@@ -77,7 +77,7 @@ async def test_a_run_that_was_removed_or_replaced_from_outside_stops(storage: St
     assert await flow.run(flow_id="r") == {"said": ["a"]}
 
 
-async def test_of_several_that_start_one_run_at_once_one_runs_it(storage: Storage) -> None:
+async def test_only_one_of_several_concurrent_starts_runs_the_run(storage: Storage) -> None:
     class Slow(Say):
         async def exec(self, prep_res: Any) -> str:
             await asyncio.sleep(0.02)
@@ -109,7 +109,7 @@ async def test_branches_resume_each_where_it_was(storage: Storage) -> None:
     assert sorted(ran) == ["r/both/0/a/1", "r/both/0/b/1", "r/both/0/b/1", "r/both/1/c/1", "r/end/1"]
 
 
-async def test_a_large_batch_goes_on_where_it_failed(storage: Storage) -> None:
+async def test_a_large_batch_resumes_where_it_failed(storage: Storage) -> None:
     ran: list[int] = []
     batch = Square(ran, bad={700}, concurrency=5)
     flow = linear(batch, Say([], "end"), storage=storage)
@@ -123,7 +123,7 @@ async def test_a_large_batch_goes_on_where_it_failed(storage: Storage) -> None:
     assert len(ran) - first <= 305
 
 
-async def test_large_results_are_kept_and_one_that_is_too_large_is_refused(backend: Backend) -> None:
+async def test_large_results_are_stored_and_one_that_is_too_large_raises(backend: Backend) -> None:
     storage = backend.storage(limits=Limits(item=200_000))
     say = Say([], "end", fails=[Boom()])
 

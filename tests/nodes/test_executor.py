@@ -158,14 +158,14 @@ async def test_a_result_that_cannot_travel_is_the_error_of_its_item(processes):
     assert "the result of item 1" in str(failed.error)
 
 
-async def test_an_item_that_cannot_travel_is_an_error_that_says_so(processes):
+async def test_an_item_that_cannot_be_pickled_raises(processes):
     one, failed, two = await run(processes, [1, threading.Lock(), 2], concurrency=1)
     assert (one, two) == (2, 4)
     assert isinstance(failed.error, ExecutorError)
     assert "item 1" in str(failed.error)
 
 
-async def test_a_node_that_cannot_travel_is_an_error_that_says_so(processes):
+async def test_a_node_that_cannot_be_pickled_raises(processes):
     class Local(Away):
         pass
 

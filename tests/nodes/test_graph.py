@@ -47,13 +47,13 @@ def test_a_class_that_stands_twice_in_linear_stands_for_two_nodes():
     assert trail(linear(A, B, A)) == ["A", "B", "A"]
 
 
-def test_linear_leaves_the_nodes_without_edges_of_their_own():
+def test_linear_adds_no_edges_to_the_nodes():
     a, b = A(), B()
     linear(a, b)
     assert trail(NodeFlow(start=a)) == ["A"]
 
 
-def test_with_error_handling_leads_the_action_error_of_each_node_to_the_handler():
+def test_with_error_handling_connects_the_action_error_of_each_node():
     assert trail(with_error_handling([A, B("error")], C)) == ["A", "B", "C"]
     assert trail(with_error_handling([A("error"), B], C)) == ["A", "C"]
     assert trail(with_error_handling([A, B], C)) == ["A", "B"]
@@ -123,13 +123,13 @@ def test_on_unknown_action_default_takes_the_default_edge():
     assert trail(flow) == ["A", "B"]
 
 
-def test_a_wrong_on_unknown_action_is_refused():
+def test_an_invalid_on_unknown_action_raises():
     with pytest.raises(InvalidOption, match="on_unknown_action"):
         NodeFlow(on_unknown_action="ignore")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [7, {"words": 1}, ("go",), ("go", 1), ("a", "b", "c")])
-def test_what_is_no_action_is_an_error_that_says_what_to_return(wrong):
+def test_a_result_that_is_not_an_action_raises(wrong):
     with pytest.raises(InvalidAction, match=r"return an action"):
         trail(linear(A(wrong), B))
 
@@ -230,7 +230,7 @@ def test_what_prep_puts_on_self_is_seen_by_that_visit_only():
     assert node.seen is None
 
 
-def test_a_node_with_its_own_rules_of_copying_keeps_them():
+def test_a_node_with_its_own_copy_method_uses_it():
     class Own(A):
         copies = 0
 
@@ -283,23 +283,23 @@ def test_two_equal_given_names_are_an_error():
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "12", 3])
-def test_a_name_that_would_make_step_ids_ambiguous_is_refused(name):
+def test_a_name_that_would_make_step_ids_ambiguous_raises(name):
     with pytest.raises(InvalidOption, match="name="):
         A(name=name)
 
 
-def test_a_flow_without_a_start_is_refused_before_it_runs():
+def test_a_flow_without_a_start_raises_before_it_runs():
     with pytest.raises(InvalidGraph, match="no start"):
         NodeFlow().connect(A, B).run_sync()
 
 
-def test_a_node_that_cannot_be_reached_is_refused_before_it_runs():
+def test_an_unreachable_node_raises_before_the_flow_runs():
     with pytest.raises(InvalidGraph, match="C is not reachable"):
         NodeFlow().connect(A, B).start(A).add_node(C).run_sync(shared := {})
     assert shared == {}
 
 
-def test_an_edge_to_nothing_is_refused():
+def test_an_edge_without_a_target_raises():
     with pytest.raises(InvalidGraph, match="is not a node"):
         A() >> None
     with pytest.raises(InvalidGraph, match="is not a node"):
@@ -312,7 +312,7 @@ def test_an_edge_to_nothing_is_refused():
     assert trail(NodeFlow(start=a)) == ["A"]
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_together():
     flow = NodeFlow(name="broken").connect(A(name="x"), B(name="x")).add_node(C)
     flow.start(next(iter(flow._added.values())))
     with pytest.raises(InvalidGraph) as caught:
@@ -321,14 +321,14 @@ def test_all_problems_are_told_at_once():
     assert caught.value.flow == "broken"
 
 
-def test_a_flow_that_contains_itself_is_refused():
+def test_a_flow_that_contains_itself_raises():
     outer = NodeFlow(name="outer")
     outer.start(NodeFlow(start=outer, name="inner"))
     with pytest.raises(InvalidGraph, match="contains itself"):
         outer.run_sync()
 
 
-def test_a_class_that_needs_arguments_is_refused_with_advice():
+def test_a_class_that_needs_arguments_raises_and_asks_for_an_instance():
     class Needs(Node):
         def __init__(self, url):
             super().__init__()
@@ -337,7 +337,7 @@ def test_a_class_that_needs_arguments_is_refused_with_advice():
         NodeFlow(start=Needs)
 
 
-def test_a_node_that_forgets_super_init_is_told_so():
+def test_a_node_without_super_init_raises():
     class Forgets(Node):
         def __init__(self):
             pass
@@ -395,7 +395,7 @@ async def test_a_change_of_a_setting_counts_in_the_next_run():
         node.max_retries = 0
 
 
-def test_the_error_of_a_node_says_where_it_happened():
+def test_the_error_of_a_node_has_a_note_with_its_position():
     class Fails(Trail):
         def exec(self, prep_res):
             raise ValueError("no")

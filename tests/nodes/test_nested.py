@@ -54,7 +54,7 @@ class Show(Trail):
         shared.setdefault("seen", []).append(dict(self.params))
 
 
-def test_params_are_merged_downwards_and_those_from_above_win():
+def test_params_of_the_run_override_those_of_flows_and_nodes():
     node, inner = Show(), NodeFlow(name="inner")
     node.params = {"node": 1, "inner": 1, "run": 1}
     inner.start(node)

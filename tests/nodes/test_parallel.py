@@ -37,7 +37,7 @@ async def run(node, shared=None):
     return await NodeFlow(start=node).run({} if shared is None else shared)
 
 
-async def test_branches_run_at_once_and_join():
+async def test_branches_run_concurrently_and_are_merged():
     barrier = asyncio.Barrier(3)
     branches = parallel(Put(barrier, a=1), Put(barrier, b=2), Put(barrier, c=3))
     branches >> Put(after=4)
@@ -237,14 +237,14 @@ def test_run_sync_runs_branches_on_the_background_loop():
     assert NodeFlow(start=parallel(Put(a=1), Put(b=2))).run_sync() == {"a": 1, "b": 2}
 
 
-async def test_a_flow_that_reaches_itself_through_branches_is_refused():
+async def test_a_flow_that_contains_itself_in_a_branch_raises():
     flow = NodeFlow(name="outer")
     flow.start(parallel(A, flow))
     with pytest.raises(InvalidGraph, match="contains itself"):
         await flow.run()
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(InvalidGraph, match="at least one branch"):
         parallel()
     with pytest.raises(InvalidOption, match="merge="):

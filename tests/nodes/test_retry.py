@@ -49,7 +49,7 @@ async def test_max_retries_counts_all_attempts(kind):
     assert shared["attempts"] == [1, 2]
 
 
-def test_retries_work_by_hand_too():
+def test_retries_work_without_a_loop():
     assert NodeFlow(start=Flaky(3, 0.001)).run_sync({})["attempts"] == [1, 2, 3]
 
 
@@ -69,7 +69,7 @@ def test_retries_work_by_hand_too():
         {"retry_on": (ValueError, KeyboardInterrupt)},
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(options):
+def test_an_invalid_setting_raises(options):
     with pytest.raises(InvalidOption, match=f"{next(iter(options))}="):
         Node(**options)
 
@@ -100,7 +100,7 @@ async def test_between_attempts_it_waits(monkeypatch):
     assert waits == [5, 10]
 
 
-def test_by_hand_it_waits_in_the_callers_thread(monkeypatch):
+def test_without_a_loop_it_waits_in_the_calling_thread(monkeypatch):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
     NodeFlow(start=Flaky(3, 5, backoff=2)).run_sync({})
@@ -152,7 +152,7 @@ async def test_after_the_last_attempt_the_fallback_gives_the_result(kind, retrie
     assert shared["attempts"] == list(range(1, retries + 1))
 
 
-def test_the_fallback_works_by_hand_too():
+def test_the_fallback_works_without_a_loop():
     assert NodeFlow(start=Saved(2)).run_sync({})["result"] == "fallback after attempt 2"
 
 
@@ -196,7 +196,7 @@ async def test_a_timeout_is_a_timeout_error_with_fields():
     assert (caught.value.node, caught.value.timeout) == ("Slow", 0.01)
 
 
-async def test_a_timeout_error_of_ones_own_stays_what_it_is():
+async def test_a_timeout_error_raised_by_exec_is_not_replaced():
     class Own(Node):
         async def exec(self, prep_res):
             raise TimeoutError("mine")
@@ -206,7 +206,7 @@ async def test_a_timeout_error_of_ones_own_stays_what_it_is():
     assert type(caught.value) is TimeoutError
 
 
-async def test_the_timeout_of_a_sync_exec_leaves_its_thread_to_itself():
+async def test_the_timeout_of_a_sync_exec_abandons_its_thread():
     release, ended = threading.Event(), threading.Event()
 
     class Blocks(Node):
@@ -232,7 +232,7 @@ def test_a_timeout_works_with_run_sync():
         NodeFlow(start=Slow(timeout=0.01)).run_sync()
 
 
-def test_a_timeout_that_could_not_interrupt_is_refused():
+def test_a_timeout_that_could_not_interrupt_raises():
     with pytest.raises(InvalidGraph, match="inline"):
         NodeFlow(start=Flaky(timeout=1, inline=True)).run_sync({})
 

@@ -1,4 +1,4 @@
-"""step(): what running code knows about where it is."""
+"""step(): the position of the running code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_every_hook_knows_its_step_in_threads_too(kind):
     assert shared["steps"][0].id == "run-1/note/1"
 
 
-def test_a_run_by_hand_knows_its_steps():
+def test_a_run_without_a_loop_knows_its_steps():
     shared = NodeFlow(start=Note(name="note")).run_sync({}, flow_id="run-1")
     assert {s.id for s in shared["steps"]} == {"run-1/note/1"}
 
@@ -104,7 +104,7 @@ def test_new_flow_ids_are_never_equal():
 
 
 @pytest.mark.parametrize("flow_id", ["", 3])
-def test_a_wrong_flow_id_is_refused(flow_id):
+def test_an_invalid_flow_id_raises(flow_id):
     with pytest.raises(InvalidOption, match="flow_id"):
         NodeFlow(start=Note).run_sync(flow_id=flow_id)
 

@@ -98,7 +98,7 @@ def test_with_async_work_run_sync_uses_the_librarys_background_loop():
         pytest.param(parallel(A, B), id="branches"),
     ],
 )
-async def test_run_sync_with_such_work_inside_a_running_loop_says_to_await(node):
+async def test_run_sync_that_needs_a_loop_raises_inside_a_running_loop(node):
     with pytest.raises(InsideLoop, match=r"await words\.run"):
         NodeFlow(start=node, name="words").run_sync({"n": 0})
 
@@ -131,7 +131,7 @@ async def test_a_def_that_gives_a_coroutine_is_as_good_as_an_async_def():
     assert await NodeFlow(start=Decorated()).run({"n": 0}) == {"n": 2}
 
 
-def test_a_coroutine_that_waits_in_a_run_by_hand_is_an_error_that_says_what_to_declare():
+def test_a_coroutine_that_suspends_in_a_run_without_a_loop_raises():
     class Hidden(Node):
         def prep(self, shared):
             return self.work()

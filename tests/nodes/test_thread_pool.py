@@ -125,7 +125,7 @@ except NodeTimeout:
     assert run_script(tmp_path / "script.py", script) == "ended\n"
 
 
-def test_a_forked_child_has_threads_of_its_own(tmp_path):
+def test_a_forked_child_has_its_own_threads(tmp_path):
     script = """
 import asyncio, os
 from stepwell.nodes import Node, NodeFlow
@@ -160,7 +160,7 @@ async def test_a_thread_sees_the_context_of_its_run():
     assert seen == ["one", "two"]
 
 
-def test_no_more_calls_than_places_run_at_once(release):
+def test_no_more_calls_than_threads_run_at_once(release):
     pool = ThreadPool(3, "test-places")
     began = threading.Semaphore(0)
 

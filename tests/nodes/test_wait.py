@@ -146,7 +146,7 @@ async def test_an_answer_to_an_earlier_run_does_not_reach_a_later_one_of_the_sam
     assert await flow.resume(last.id, "again") == {"x": "a", "y": "b"}
 
 
-async def test_a_question_that_was_never_asked_is_not_taken_for_answered(storage: Storage) -> None:
+async def test_an_unknown_question_does_not_count_as_answered(storage: Storage) -> None:
     flow = linear(Say([], "a"), Wait("x"), Wait("y"), Sleep(60), storage=storage)
     first = await parked(flow.run(flow_id="r"))
     mark = first.id.rpartition(":")[2]
@@ -162,7 +162,7 @@ async def test_a_question_that_was_never_asked_is_not_taken_for_answered(storage
         await flow.resume(never[0], "yes")
 
 
-async def test_answered_before_gives_the_kept_result_of_a_finished_run(storage: Storage) -> None:
+async def test_a_second_answer_returns_the_kept_state_of_a_finished_run(storage: Storage) -> None:
     flow = linear(Wait("x"), storage=storage, keep=True)
     wait = await parked(flow.run(flow_id="r"))
     assert await flow.resume(wait.id, 1) == {"x": 1}
@@ -181,7 +181,7 @@ async def test_many_answers_at_once_count_once(storage: Storage) -> None:
     assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
 
 
-async def test_a_run_that_waits_for_nothing_takes_no_answer(storage: Storage) -> None:
+async def test_a_run_without_a_wait_accepts_no_answer(storage: Storage) -> None:
     flow = linear(Say([], "a", fails=[Boom()]), Wait("x"), storage=storage)
     with pytest.raises(Boom):
         await flow.run(flow_id="r")
@@ -192,7 +192,7 @@ async def test_a_run_that_waits_for_nothing_takes_no_answer(storage: Storage) ->
     assert await flow.resume("r", 1) == {"said": ["a"], "x": 1}
 
 
-async def test_an_answer_outlives_a_post_that_fails(storage: Storage) -> None:
+async def test_an_answer_is_kept_if_post_fails(storage: Storage) -> None:
     fails = [Boom()]
 
     class Picky(Wait):
@@ -238,7 +238,7 @@ async def test_an_answer_that_post_fails_on_makes_way_for_another(storage: Stora
     assert [(again.node, again.question) for again in run.waits] == [("x", "How much?")]
     again = run.waits[0].id
     assert again != wait.id
-    # Delivered again, the first message changes nothing, and the code may have been mended.
+    # Delivered again, the first message changes nothing, also after the code was fixed.
     for value in ((), ("10",)):
         with pytest.raises(ValueError, match="ten"):
             await flow.resume(wait.id, *value)
@@ -270,7 +270,7 @@ async def test_an_answer_that_post_has_not_failed_on_stays(storage: Storage) -> 
         await flow.resume(f"{wait.id}.2", "10")
 
 
-async def test_of_two_branches_the_one_whose_answer_was_no_good_is_asked_again(storage: Storage) -> None:
+async def test_of_two_branches_the_one_that_failed_on_its_answer_is_asked_again(storage: Storage) -> None:
     both = parallel(Amount("left"), Wait("right"), name="both")
     flow = NodeFlow(start=both, storage=storage)
     await parked(flow.run(flow_id="r"))
@@ -284,7 +284,7 @@ async def test_of_two_branches_the_one_whose_answer_was_no_good_is_asked_again(s
     assert await flow.resume("r", "yes") == {"amounts": [10], "right": "yes"}
 
 
-async def test_what_cannot_be_kept_is_no_question_and_no_answer(storage: Storage) -> None:
+async def test_a_question_or_answer_that_cannot_be_stored_raises(storage: Storage) -> None:
     class Odd(Wait):
         def prep(self, shared: Any) -> Any:
             return [object()]
@@ -352,13 +352,13 @@ async def test_a_wait_in_a_nested_flow(storage: Storage) -> None:
     assert await flow.resume(wait.id, 1) == {"x": 1, "said": ["a", "b", "c"]}
 
 
-async def test_a_changed_graph_takes_no_answer(storage: Storage) -> None:
+async def test_a_changed_graph_accepts_no_answer(storage: Storage) -> None:
     wait = await parked(linear(Wait("x"), storage=storage).run(flow_id="r"))
     with pytest.raises(FlowChanged):
         await linear(Wait("x"), Say([], "new"), storage=storage).resume(wait.id, 1)
 
 
-async def test_ids_of_waits_are_told_from_ids_of_runs(storage: Storage) -> None:
+async def test_ids_of_waits_are_distinguished_from_ids_of_runs(storage: Storage) -> None:
     for flow_id in ("r/x/1", "wait:r", "ü:1:x", "wait:9:short", "a b/c"):
         flow = linear(Wait("x"), storage=storage)
         wait = await parked(flow.run(flow_id=flow_id))
@@ -384,7 +384,7 @@ async def test_after_its_timeout_a_wait_takes_the_action_timeout(timed: Storage,
     clock.advance(59)
     assert (await parked(flow.resume("r"))).id == wait.id
     clock.advance(1)
-    # The answer comes too late, although nobody has noticed yet.
+    # The answer comes after the deadline, before a worker has fired the timeout.
     assert await flow.resume(wait.id, "yes") == {"asked": 1, "said": ["draft", "late"]}
     assert ran == ["r/draft/1", "ask approve", "r/late/1"]
 
@@ -444,7 +444,7 @@ async def test_a_sleep_parks_the_run_until_its_time(timed: Storage, clock: Clock
     assert ran == ["r/a/1", "r/b/1"]
 
 
-async def test_a_sleep_that_no_calendar_has_is_a_sleep(storage: Storage) -> None:
+async def test_a_sleep_beyond_the_year_9999_is_a_sleep(storage: Storage) -> None:
     assert "sleeps at 'Sleep' beyond the year 9999" in str(await parked(linear(Sleep(1e15), storage=storage).run()))
 
 
@@ -478,7 +478,7 @@ async def test_a_worker_fires_sleeps_and_timeouts(storage: Storage, quick: None)
     assert sorted(ran) == ["ask approve", "s/woke/1", "w/draft/1", "w/late/1"]
 
 
-async def test_a_worker_takes_over_runs_whose_runner_died(
+async def test_a_worker_resumes_runs_whose_runner_died(
     storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepwell.nodes.engine.journal.WATCH", 0.2)
@@ -504,7 +504,7 @@ async def test_a_worker_takes_over_runs_whose_runner_died(
     assert ran == ["r/a/1", "r/b/1", "r/c/1"]
 
 
-async def test_a_worker_leaves_failed_runs_and_unknown_flows_alone(
+async def test_a_worker_does_not_resume_failed_runs_and_unknown_flows(
     storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = linear(Say([], "a", fails=[Boom()]), name="failed", storage=storage)
@@ -574,7 +574,7 @@ async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
         await until(lambda: gone(unknown))
 
 
-async def test_a_worker_runs_as_many_at_once_as_it_is_told(storage: Storage, quick: None) -> None:
+async def test_a_worker_runs_at_most_concurrency_runs_at_once(storage: Storage, quick: None) -> None:
     at_once = most = 0
     three = asyncio.Event()
 
@@ -600,7 +600,7 @@ async def test_a_worker_runs_as_many_at_once_as_it_is_told(storage: Storage, qui
             worker([flow], concurrency=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_worker_says_that_the_state_of_a_run_was_replaced(
+async def test_a_worker_logs_that_the_state_of_a_run_was_replaced(
     storage: Storage, quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow = linear(Sleep(0.01), storage=storage)
@@ -645,7 +645,7 @@ async def test_several_workers_run_each_run_once(backend: Backend, quick: None) 
     assert len(ran) == len(set(ran)) == 30
 
 
-async def test_a_worker_without_any_storage_is_refused() -> None:
+async def test_a_worker_without_any_storage_raises() -> None:
     stepwell.configure(storage=None)
     kept = NodeFlow(name="kept", storage=MemoryStorage())
     worker([kept])
@@ -663,7 +663,7 @@ async def test_a_worker_without_any_storage_is_refused() -> None:
         stepwell.configure(storage=None)
 
 
-async def test_an_answer_to_a_run_that_is_busy_elsewhere_says_that_it_was_not_stored(
+async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs_module, "LEASE", -1.9)
