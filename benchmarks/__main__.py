@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: all of them, or those named."""
+"""``python -m benchmarks``: run all benchmarks, or the named ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(names: list[str]) -> int:
         return 2
     names = names or known
     if len(names) > 1:
-        # Each in a process of its own: what one leaves behind, be it the state of the allocator, would move the next.
+        # Each in its own process: the state of the allocator after one benchmark would affect the next.
         ended = [subprocess.run([sys.executable, "-m", "benchmarks", name], check=False) for name in names]
         return max(process.returncode for process in ended)
     print(f"== {names[0]}", flush=True)

@@ -1,7 +1,6 @@
 """aiogram's dispatcher on Redis: its own storage and lock, ours in their place, and our conversations.
 
-One update loads state and data, changes a field and moves on. The dispatcher itself, which both sides pay for, is
-in every figure.
+One update loads state and data, changes a field and sets the next state. Every figure includes the dispatcher.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, fsm_st
 from stepwell.fsm import FSM, Context, Flow, state
 
 USERS, EACH, ROUNDS = 50, 20, 9
-#: At least so many times as fast.
+#: The required speedups.
 TARGET_MANY, TARGET_ONE = 3, 20
 
 _ids = count(1)
@@ -68,7 +67,7 @@ def with_states(dispatcher: Dispatcher) -> Dispatcher:
 
 
 def theirs(url: str) -> Dispatcher:
-    """aiogram's safe setting."""
+    """Return a dispatcher with aiogram's own storage and lock."""
     storage = RedisStorage.from_url(url, key_builder=DefaultKeyBuilder(prefix=uuid.uuid4().hex))
     isolation = RedisEventIsolation(storage.redis, storage.key_builder)
     return with_states(Dispatcher(storage=storage, events_isolation=isolation))
@@ -117,7 +116,7 @@ def update(bot: Bot, user: int) -> Update:
 
 
 async def seconds(make: Make, url: str, bot: Bot, *, users: int, at_once: int, each: int) -> float:
-    """How long it takes: so many users, each with so many tasks at once, each with so many updates in a row."""
+    """Return the seconds for ``each`` updates in a row, in ``at_once`` concurrent tasks for each user."""
     dispatcher = make(url)
     tasks = [[update(bot, user) for _ in range(each)] for user in range(1, users + 1) for _ in range(at_once)]
     await dispatcher.emit_startup(bot=bot)
@@ -136,7 +135,7 @@ async def seconds(make: Make, url: str, bot: Bot, *, users: int, at_once: int, e
 
 
 async def main() -> int:
-    """Print the table; the number of targets missed."""
+    """Print the table; return the number of missed targets."""
     logging.getLogger("aiogram").setLevel(logging.WARNING)
     server, bot = RedisServer(), Bot("1:x")
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -146,7 +145,7 @@ async def main() -> int:
             for name, make in WAYS.items():
                 taken = await seconds(make, server.url(), bot, users=USERS, at_once=1, each=EACH)
                 rates[name].append(USERS * EACH / taken)
-                # It takes them seconds, and hardly varies: once in a while is enough.
+                # aiogram's own takes seconds and hardly varies, so it is measured less often.
                 if make is not theirs or number % 4 == 0:
                     times[name].append(await seconds(make, server.url(), bot, users=1, at_once=50, each=1))
     finally:
@@ -154,7 +153,7 @@ async def main() -> int:
     rate = {name: statistics.median(values) for name, values in rates.items()}
     time_of = {name: statistics.median(values) for name, values in times.items()}
     peer, storage, _ = WAYS
-    # Round by round, so that both sides of a ratio had the same machine.
+    # A ratio for each round, so that other load affects both sides of it.
     faster = {
         name: statistics.median(ours / theirs for ours, theirs in zip(values, rates[peer], strict=True))
         for name, values in rates.items()
@@ -171,7 +170,7 @@ async def main() -> int:
 
 
 def shown(what: str, ratio: float, target: float) -> int:
-    """One line; 1 if the target is missed."""
+    """Print one line; return 1 if the target is missed."""
     missed = ratio < target
     print(f"{what:24}{ratio:6.1f} times as fast, at least {target:g}{'   MISSED' if missed else ''}")
     return int(missed)

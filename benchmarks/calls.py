@@ -1,6 +1,6 @@
-"""Python function calls per update and per durable node, in all threads, beside a budget and the peers.
+"""Python function calls per update and per durable node, in all threads, beside a budget and other libraries.
 
-A call count does not depend on the machine or its load, so a change that adds work is seen at once.
+A call count does not depend on the machine or its load, so it shows every change that adds work.
 Resuming a coroutine counts as a call, calls into C do not. LangGraph is counted if it is installed.
 """
 
@@ -35,7 +35,7 @@ BUDGET = {
     "postgres": (280, 130, 150),
 }
 
-#: What the calls were last: one update by one user and one durable node, by Python version and backend.
+#: The calls that were measured last: one update by one user and one durable node, by Python version and backend.
 #: Python itself makes more or fewer calls from one minor version to the next. ``tests/test_calls.py`` fails when a
 #: figure grows by more than ``GROWTH``; after an intended change, write the new figures here.
 FIGURES: dict[tuple[int, int], dict[str, tuple[float, float]]] = {
@@ -77,7 +77,7 @@ class Counter:
 
 
 async def counted(counter: Counter, work: Callable[[], Awaitable[object]], count: int) -> float:
-    """Calls per one of so many."""
+    """Return the calls per unit of work; ``count`` is the number of units."""
     before = counter.total
     await work()
     return (counter.total - before) / count
@@ -92,7 +92,7 @@ class Ping(Flow, name="ping"):
 
 
 class Loop(Node):
-    """Counts to a number, one visit a time."""
+    """Loops until a counter reaches a number."""
 
     async def exec(self, prep_res: Any) -> None:
         pass
@@ -106,7 +106,7 @@ _ids = itertools.count(1)
 
 
 def update(user: int) -> dict[str, Any]:
-    """A message as Telegram sends it."""
+    """Return a message as Telegram sends it."""
     person = {"id": user, "is_bot": False, "first_name": "Alice"}
     chat = {"id": user, "type": "private", "first_name": "Alice"}
     message = {"message_id": 1, "date": 1_700_000_000, "chat": chat, "from": person, "text": "hello"}
@@ -114,7 +114,7 @@ def update(user: int) -> dict[str, Any]:
 
 
 async def updates(counter: Counter, storage: Storage, users: int) -> float:
-    """Calls per update: a transition and a changed field."""
+    """Return the calls per update: a transition and a changed field."""
     fsm = FSM("bench", storage=storage, flows=[Ping])
 
     async def converse(user: int, times: int) -> None:
@@ -135,7 +135,7 @@ async def updates(counter: Counter, storage: Storage, users: int) -> float:
 
 
 async def nodes(counter: Counter, storage: Storage) -> float:
-    """Calls per node of a durable run."""
+    """Return the calls per node of a durable run."""
     node = Loop()
     node - "again" >> node
     flow = NodeFlow(start=node, on_unknown_action="end", name="loop").connect(node, Node(inline=True), "done")
@@ -144,7 +144,7 @@ async def nodes(counter: Counter, storage: Storage) -> float:
 
 
 async def on_backend(url: str) -> tuple[float, float, float]:
-    """Calls for one update alone, one of many, and one durable node."""
+    """Return the calls for one update alone, one of many, and one durable node."""
     counter = Counter()
     counter.start()
     try:
@@ -160,7 +160,7 @@ async def on_backend(url: str) -> tuple[float, float, float]:
 
 @asynccontextmanager
 async def backends(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """The URL of each backend, with its server running."""
+    """Start the servers, and yield the URL of each backend."""
     redis = RedisServer()
     postgres = PostgresServer().start()
     try:
@@ -176,14 +176,14 @@ async def backends(folder: Path) -> AsyncIterator[dict[str, str]]:
 
 
 async def measured() -> dict[str, tuple[float, float, float]]:
-    """The figures of every backend."""
+    """Return the figures of every backend."""
     with tempfile.TemporaryDirectory(prefix="stepwell-calls-") as name:
         async with backends(Path(name)) as urls:
             return {backend: await on_backend(url) for backend, url in urls.items()}
 
 
 async def aiogram_update() -> float:
-    """One update through aiogram's dispatcher, on memory with its isolation."""
+    """Return the calls of one update through aiogram's dispatcher, on memory with its isolation."""
     from aiogram import Bot, Dispatcher
     from aiogram.filters import StateFilter
     from aiogram.fsm.context import FSMContext
@@ -227,7 +227,7 @@ async def aiogram_update() -> float:
 
 
 async def telegram_update() -> float:
-    """One update through python-telegram-bot's ConversationHandler, without persistence."""
+    """Return the calls of one update through python-telegram-bot's ConversationHandler, without persistence."""
     from telegram import Update
     from telegram.ext import Application, ConversationHandler, MessageHandler, filters
 
@@ -264,7 +264,7 @@ async def telegram_update() -> float:
 
 
 async def pocketflow_node() -> float:
-    """One node of PocketFlow, which keeps nothing."""
+    """Return the calls of one node of PocketFlow, which saves nothing."""
     import pocketflow
 
     class Count(pocketflow.Node):
@@ -291,7 +291,7 @@ async def pocketflow_node() -> float:
 
 
 async def langgraph_node(saver: str | None) -> float:
-    """One node of LangGraph, without a saver or with its SQLite saver."""
+    """Return the calls of one node of LangGraph, without a saver or with its SQLite saver."""
     from contextlib import AsyncExitStack
     from typing import TypedDict
 
@@ -311,12 +311,12 @@ async def langgraph_node(saver: str | None) -> float:
     counter.start()
     try:
         async with AsyncExitStack() as stack:
-            keeping = None
+            checkpointer = None
             if saver is not None:
                 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-                keeping = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(saver))
-            app = graph.compile(checkpointer=keeping)
+                checkpointer = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(saver))
+            app = graph.compile(checkpointer=checkpointer)
             options = {"recursion_limit": NODES + 10, "configurable": {"thread_id": "1"}}
             return await counted(counter, lambda: app.ainvoke({"n": 0}, options), NODES)
     finally:
@@ -329,7 +329,7 @@ def show(who: str, what: str, figure: float, remark: str) -> None:
 
 
 async def main() -> int:
-    """Print each figure beside its budget, then the peers'; the number of budgets exceeded."""
+    """Print each figure beside its budget, then those of other libraries; return the number of exceeded budgets."""
     logging.disable(logging.WARNING)
     missed = 0
     names = ("one update", f"one of {USERS} users", "durable node")
@@ -340,8 +340,8 @@ async def main() -> int:
             bound = "" if budget is None else f"at most {budget}"
             show(backend, name, figure, bound + ("   MISSED" if over else ""))
     show("aiogram", "one update", await aiogram_update(), "memory, with isolation; parses the update")
-    show("ptb", "one update", await telegram_update(), "memory, nothing isolated or kept; parses the update")
-    show("pocketflow", "node", await pocketflow_node(), "nothing kept")
+    show("ptb", "one update", await telegram_update(), "memory, no isolation or persistence; parses the update")
+    show("pocketflow", "node", await pocketflow_node(), "nothing saved")
     try:
         with tempfile.TemporaryDirectory() as folder:
             show("langgraph", "node", await langgraph_node(None), "no saver")

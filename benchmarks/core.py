@@ -1,4 +1,4 @@
-"""What the core costs without a backend: import, merges and whole updates on memory."""
+"""The cost of the core without a backend: import, merges and whole updates on memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepwell.slot import Slot
 
 
 async def main() -> int:
-    """Print each figure beside its bound; the number of bounds missed."""
+    """Print each figure beside its bound; return the number of missed bounds."""
     async with MemoryStorage() as storage:
         ids = itertools.count(1)
 
@@ -54,7 +54,7 @@ class Ping(Flow, name="ping"):
 
 
 def update(number: int) -> dict[str, object]:
-    """A message as Telegram sends it."""
+    """Return a message as Telegram sends it."""
     user = {"id": 42, "is_bot": False, "first_name": "Alice"}
     chat = {"id": 42, "type": "private", "first_name": "Alice"}
     message = {"message_id": number, "date": 1_700_000_000, "chat": chat, "from": user, "text": "hello"}
@@ -62,7 +62,7 @@ def update(number: int) -> dict[str, object]:
 
 
 async def each(action: Callable[[int], Awaitable[None]], count: int = 5_000, rounds: int = 7) -> float:
-    """Microseconds a call, the median of several rounds."""
+    """Return the microseconds per call, the median of several rounds."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -73,7 +73,7 @@ async def each(action: Callable[[int], Awaitable[None]], count: int = 5_000, rou
 
 
 def import_time(rounds: int = 9) -> float:
-    """Milliseconds that ``import stepwell`` adds to a process that has asyncio and json."""
+    """Return the milliseconds that ``import stepwell`` adds to a process that has asyncio and json."""
     code = "import asyncio, json, time; t = time.perf_counter(); import stepwell; print(time.perf_counter() - t)"
     times = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -83,7 +83,7 @@ def import_time(rounds: int = 9) -> float:
 
 
 def shown(what: str, figure: float, bound: float, unit: str) -> int:
-    """One line; 1 if the bound is missed."""
+    """Print one line; return 1 if the bound is missed."""
     missed = figure > bound
     print(f"{what:45} {figure:8.1f} {unit}   at most {bound:g} {unit}{'   MISSED' if missed else ''}")
     return int(missed)

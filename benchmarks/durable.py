@@ -1,6 +1,6 @@
 """Durable runs beside one plain commit, and beside LangGraph's SQLite saver: time and bytes per node and per item.
 
-LangGraph is measured if it is there: ``pip install langgraph langgraph-checkpoint-sqlite``.
+LangGraph is measured if it is installed: ``pip install langgraph langgraph-checkpoint-sqlite``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def main() -> int:
 
 
 class Loop(Node):
-    """Counts to a number, one visit a time."""
+    """Loops until a counter reaches a number."""
 
     async def exec(self, prep_res: Any) -> None:
         pass
@@ -56,7 +56,7 @@ class Loop(Node):
 
 
 class Count(Node):
-    """The same, once."""
+    """Increments the counter once."""
 
     async def exec(self, prep_res: Any) -> None:
         pass
@@ -83,7 +83,7 @@ class Double(BatchNode):
 
 
 async def timed(work: Callable[[], Awaitable[object]], count: int) -> float:
-    """Microseconds per one of so many."""
+    """Return the microseconds per unit of work; ``count`` is the number of units."""
     started = time.perf_counter()
     await work()
     return (time.perf_counter() - started) / count * 1e6
@@ -92,13 +92,14 @@ async def timed(work: Callable[[], Awaitable[object]], count: int) -> float:
 async def compared(
     ours: Callable[[], Awaitable[object]], floor: Callable[[], Awaitable[object]], count: int = NODES
 ) -> tuple[list[float], list[float]]:
-    """In turns, so that whatever slows the machine slows both."""
+    """Measure both in turns, so that other load on the machine affects both."""
     await ours()
     pairs = [(await timed(ours, count), await timed(floor, count)) for _ in range(ROUNDS)]
     return [mine for mine, _ in pairs], [its for _, its in pairs]
 
 
-def told(what: str, ours: list[float], peer: str, theirs: list[float]) -> None:
+def show(what: str, ours: list[float], peer: str, theirs: list[float]) -> None:
+    """Print a figure beside its peer's."""
     print(f"{what:34} {statistics.median(ours):8.1f} us   {peer:36} {statistics.median(theirs):8.1f} us")
 
 
@@ -123,12 +124,12 @@ async def nodes_on_sqlite(folder: Path) -> int:
             lambda: flow.run({"n": 0, "nodes": NODES, "text": TEXT}, storage=storage), inserted
         )
     raw.close()
-    told("a node on SQLite, FULL", ours, "a row and commit with sqlite3", floor)
+    show("a node on SQLite, FULL", ours, "a row and commit with sqlite3", floor)
     return bound("node over row and commit", [one / other for one, other in zip(ours, floor, strict=True)], most=3)
 
 
 async def growth_of_a_file(folder: Path) -> int:
-    """How a file grows by a run that is kept, with everything checkpointed into it."""
+    """Measure how much a file grows by a finished run that is kept."""
 
     async def grown(nodes: int) -> float:
         path = folder / f"growth-{nodes}.db"
@@ -152,7 +153,7 @@ async def items_on_sqlite(folder: Path) -> int:
         times = [await timed(lambda: flow.run({"items": ITEMS}, storage=storage), ITEMS) for _ in range(ROUNDS)]
         half = [await timed(lambda: flow.run({"items": ITEMS // 2}, storage=storage), ITEMS // 2) for _ in range(3)]
     plain = [await timed(lambda: flow.run({"items": ITEMS}), ITEMS) for _ in range(3)]
-    told("an item of 10,000 on SQLite", times, "an item of 5,000", half)
+    show("an item of 10,000 on SQLite", times, "an item of 5,000", half)
     print(f"{'an item without a storage':34} {statistics.median(plain):8.1f} us")
     return bound("microseconds an item of a durable batch", times, most=60)
 
@@ -180,11 +181,11 @@ async def nodes_on_postgres(server: PostgresServer) -> int:
 
         await connection.execute("checkpoint")
         await run()
-        # The least of several: other work of the server writes too, and a page's first change after a checkpoint.
+        # The minimum of several: the server also writes for other work, and whole pages after a checkpoint.
         once = min([await written(NODES) for _ in range(3)])
         twice = min([await written(2 * NODES) for _ in range(3)])
     await connection.close()
-    told("a node on PostgreSQL", ours, "a row and commit with asyncpg", floor)
+    show("a node on PostgreSQL", ours, "a row and commit with asyncpg", floor)
     print(f"{NODES} nodes with 10 KB set once: {once:.0f} KB of WAL; {2 * NODES} nodes: {twice:.0f} KB")
     return (
         bound("node over row and commit", [one / other for one, other in zip(ours, floor, strict=True)], most=1.8)
@@ -194,7 +195,7 @@ async def nodes_on_postgres(server: PostgresServer) -> int:
 
 
 async def beside_langgraph(folder: Path) -> int:
-    """A chain of nodes, alone and with other runs beside it. LangGraph's cost of a node grows with the chain."""
+    """Compare a chain of nodes, alone and in concurrent runs. LangGraph's cost per node grows with the chain."""
     try:
         from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
         from langgraph.graph import END, START, StateGraph
@@ -232,18 +233,18 @@ async def beside_langgraph(folder: Path) -> int:
 
             async def theirs() -> None:
                 config: Any = {"configurable": {"thread_id": str(next(threads))}, "recursion_limit": nodes + 10}
-                # As ours: each node is kept before the next one runs.
+                # Like ours: each node is saved before the next one runs.
                 final = await compiled.ainvoke({"n": 0, "text": TEXT}, config, durability="sync")
                 assert final["n"] == nodes
 
             async def ours() -> None:
                 await flow.run({"n": 0, "text": TEXT}, storage=storage, keep=True)
 
-            async def at_once(run: Callable[[], Awaitable[None]]) -> None:
+            async def concurrently(run: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.gather(*(run() for _ in range(runs)))
 
-            mine, peer = await compared(lambda: at_once(ours), lambda: at_once(theirs), nodes * runs)
-        told(f"a node of {nodes}, runs at once: {runs}", mine, "a node with LangGraph's SQLite saver", peer)
+            mine, peer = await compared(lambda: concurrently(ours), lambda: concurrently(theirs), nodes * runs)
+        show(f"a node of {nodes}, concurrent runs: {runs}", mine, "a node with LangGraph's SQLite saver", peer)
         return bound(
             "LangGraph's node over ours", [one / other for one, other in zip(peer, mine, strict=True)], least=10
         )

@@ -24,7 +24,7 @@ ROUNDS = 15
 
 
 def main() -> int:
-    """Print each figure beside its peer's; the number of bounds missed."""
+    """Print each figure beside its peer's; return the number of missed bounds."""
     missed = 0
     for what, ours, peer, count in (
         ("a node, looping, sync", looping(Sync, Stop), looping_pf(pocketflow), VISITS),
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def compared(what: str, ours: Callable[[], object], peer: Callable[[], object], count: int) -> int:
-    """Take both in turns, so that whatever slows the machine slows both; 1 if ours is slower."""
+    """Measure both in turns, so that other load affects both; return 1 if ours is slower."""
     pairs = [(timed(ours, count), timed(peer, count)) for _ in range(ROUNDS)]
     mine, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(one / other for one, other in pairs)
@@ -214,7 +214,7 @@ def gathered() -> None:
 
 
 class FanOut(BatchNode):
-    """Results are small numbers, so whatever else grows with the items is ours."""
+    """Returns small numbers, so that all other memory that grows with the items is ours."""
 
     def prep(self, shared: Any) -> Any:
         return self.items(shared["count"])
@@ -245,7 +245,7 @@ class ThreadFanOut(FanOut):
 
 
 def fan_out(small: int = 10_000, large: int = 100_000) -> int:
-    """Ten times the items: how much longer, and how much memory beyond the list of results."""
+    """Compare ten times the items: the time per item, and the memory beyond the list of results."""
     missed = 0
     for kind in (FanOut, AsyncFanOut, ThreadFanOut):
         flow = NodeFlow(start=kind(concurrency=WINDOW if kind is not ThreadFanOut else 4))
@@ -265,7 +265,7 @@ def fan_out(small: int = 10_000, large: int = 100_000) -> int:
 
 
 def cpu(action: Callable[[], object], count: int) -> float:
-    """Processor time per item, of all threads: how it grows must not depend on who else is at work."""
+    """Return the processor time of all threads per item, which does not depend on other load."""
     start = time.process_time()
     action()
     return (time.process_time() - start) / count

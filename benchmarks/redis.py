@@ -1,7 +1,7 @@
 """Redis: claim and commit against plain redis-py doing HMGET and one EVALSHA.
 
-50 tasks, each on its own key, side by side in one run: our operations on texts, as the floor's are, and the whole
-update with codec, order and lease renewal, which is what is held to the bound.
+50 tasks, each on its own key, measured in turns: our operations on texts, like those of plain redis-py, and the whole
+update with codec, order and lease renewal. The bound is for the whole update.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Guard
 
 TASKS, UPDATES, ROUNDS = 50, 40, 9
-#: At least so many times the floor.
+#: The required ratio to plain redis-py.
 TARGET = 2.0
 
 OURS = "a whole update, one server"
 Way = tuple[Callable[[int], Awaitable[None]], Callable[[], Awaitable[None]]]
 
-#: What a careful program would do by hand: write if nobody else did since the read.
+#: Optimistic locking: write only if the version is the one that was read.
 FLOOR = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] and ARGV[1] ~= '' then return 0 end
 redis.call('HINCRBY', KEYS[1], 'version', 1)
@@ -36,7 +36,7 @@ return 1
 
 
 async def rate(update: Callable[[int], Awaitable[None]]) -> float:
-    """Updates a second of all tasks together."""
+    """Return the updates per second of all tasks together."""
 
     async def task(number: int) -> None:
         for _ in range(UPDATES):
@@ -101,7 +101,7 @@ async def main() -> int:
         for turn in range(ROUNDS + 1):
             for name, (update, _) in ways.items():
                 found = await rate(update)
-                if turn:  # the first round connects and teaches the scripts
+                if turn:  # the first round connects and loads the scripts
                     rates[name].append(found)
     finally:
         for _, close in ways.values():

@@ -446,7 +446,7 @@ def acl_line() -> list[str]:
     return line.split()[4:]
 
 
-# Somebody else's doings
+# Changes by other programs
 
 
 @pytest.mark.parametrize("what", ["string", "version", "bytes"])

@@ -20,14 +20,14 @@ BOT = "bot"
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.getuid() != 0:
-        pytest.skip("only root can mount a small disk; the limit on the size of files is tested for everybody")
+        pytest.skip("only root can mount a small disk; the test with a limit on the size of files still runs")
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=False, capture_output=True
     )
     if mounted.returncode:
-        pytest.skip("this root may not mount; the limit on the size of files is tested for everybody")
+        pytest.skip("this root may not mount; the test with a limit on the size of files still runs")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -106,7 +106,7 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert "extra" not in [row[1] for row in apsw.Connection(path).execute("PRAGMA table_info(memo)")]
 
 
-#: All that reads more than a row by its primary key: what its plan must say, step by step.
+#: The required plans of queries that do not look up one row by its primary key.
 PLANS = {
     "page": ["SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key>?)"],
     "page_by_flow": ["SEARCH record USING INDEX record_by_flow (namespace=? AND flow=? AND key>?)"],

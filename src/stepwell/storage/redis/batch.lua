@@ -183,7 +183,7 @@ local function put(field, text)
   set_size = set_size + 2
 end
 
--- Set a field that has changed or was dropped, and delete one that has no value any more.
+-- Set a field that has changed or was dropped; delete a field that no longer has a value.
 local function update_field(field, new, old, dropped)
   if new then
     if dropped or new ~= old then

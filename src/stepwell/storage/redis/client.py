@@ -31,7 +31,7 @@ __all__ = [
 Command: TypeAlias = tuple[str, ...]
 Reply: TypeAlias = Any
 
-#: Options that every connection gets, whatever its URL or client says.
+#: Options of every connection. They replace those of its URL or client.
 _OPTIONS: Final[Mapping[str, Any]] = {
     "decode_responses": True,
     "encoding": "utf-8",
@@ -40,7 +40,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {
     # ``exchange`` has one timeout for connecting, sending and reading.
     "socket_timeout": None,
     "socket_connect_timeout": None,
-    # The lane retries, because it knows what was sent.
+    # The lane retries: it knows whether a batch was sent.
     "retry": None,
     "retry_on_error": [],
     "retry_on_timeout": False,

@@ -25,7 +25,7 @@ local page = {false}
 local bytes = 0
 for n = 1, #keys do
   local key = prefix .. 'r:' .. space .. '/' .. keys[n]
-  -- A key that another program has overwritten is no record any more, and must not end the scan.
+  -- A key that another program has overwritten is not a record, and must not end the scan.
   local found = redis.pcall('HMGET', key, '$z', '$e', '$f', '$s')
   local hidden = found.err or not tonumber(found[1]) or (found[2] and (tonumber(found[2]) or 0) <= now)
   if not hidden and fits(flow, found[3]) and fits(state, found[4]) then

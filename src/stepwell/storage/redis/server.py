@@ -85,7 +85,7 @@ def refused(reply: Refused, location: str) -> StorageError:
 
 
 class Server:
-    """A server that has all keys, so that a batch is one call whatever its hash tags."""
+    """A server that has all keys, so that a batch is one call."""
 
     #: Whether each hash tag needs a call of its own.
     spread = False

@@ -275,12 +275,9 @@ class SQLiteFile:
                 apsw.sqlite_lib_version(),
             )
         # secure_delete overwrites removed rows with zeros; the cost is not measurable.
-        for pragma in (
-            *("trusted_schema = 0", "cell_size_check = 1", "temp_store = 2", "cache_size = -16384"),
-            "secure_delete = 1",
-        ):
+        safety = ("trusted_schema = 0", "cell_size_check = 1", "secure_delete = 1")
+        for pragma in (*safety, "temp_store = 2", "cache_size = -16384", f"page_size = {PAGE_SIZE}"):
             writer.execute(f"PRAGMA {pragma}")
-        writer.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         if self.memory:
             prepare(writer.execute, self.path)
             return
@@ -293,7 +290,14 @@ class SQLiteFile:
                 # SQLite does not notice this, and a write would damage both.
                 raise DamagedStorage(self.path, "two tables or indexes begin at the same page")
             prepare(writer.execute, self.path)
-        self._retry_while_busy(lambda: writer.execute("PRAGMA journal_mode = WAL").get)
+        # SQLite does not call the busy handler when the journal mode is changed.
+        while True:
+            try:
+                writer.execute("PRAGMA journal_mode = WAL")
+                break
+            except apsw.BusyError:
+                if not self._busy(10):
+                    raise
         writer.set_wal_hook(self._committed)
         writer.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_PAGES * PAGE_SIZE}")
         prepare(writer.execute, self.path)
@@ -305,17 +309,6 @@ class SQLiteFile:
                 self.path,
                 filesystem,
             )
-
-    def _retry_while_busy(self, action: Callable[[], Any]) -> None:
-        # SQLite does not call the busy handler when the journal mode is changed.
-        while True:
-            try:
-                action()
-            except apsw.BusyError:
-                if not self._busy(10):
-                    raise
-            else:
-                return
 
     def _reader(self) -> apsw.Connection:
         reader = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)

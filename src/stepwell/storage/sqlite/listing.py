@@ -20,14 +20,15 @@ MEMOS_A_SWEEP = 500
 class Listing:
     """Pages, deadlines and sweeps on one connection, inside a transaction of the caller."""
 
-    def __init__(self, execute: Callable[..., Any], rows: Rows) -> None:
+    def __init__(self, execute: Callable[..., Any], rows: Rows, clock: Callable[[], float]) -> None:
         self._execute = execute
         self._rows = rows
+        self._clock = clock
         self._memos_seen = ("", "")
 
-    def page(self, query: Query, after: str | None, limit: int, now: float) -> Page:
+    def page(self, query: Query, after: str | None, limit: int) -> Page:
         """Return records in the order of their keys; ``after`` is the last key of the previous page."""
-        name = "page"
+        name, now = "page", self._clock()
         if query.tag is not None:
             name = "page_by_tag"
         elif query.state is not ANY:
@@ -54,8 +55,9 @@ class Listing:
                 records.append((address, record))
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
 
-    def due(self, namespace: str, before: float | None, limit: int, after: Due | None, now: float) -> list[Due]:
+    def due(self, namespace: str, before: float | None, limit: int, after: Due | None) -> list[Due]:
         """Return the deadlines that have passed, earliest first."""
+        now = self._clock()
         bindings = {
             "namespace": namespace,
             "before": now if before is None else before,
@@ -75,10 +77,10 @@ class Listing:
         """Return the addresses with a tag, tombstones included."""
         return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["traces"], (namespace, tag, limit))]
 
-    def sweep(self, limit: int, now: float) -> Swept:
+    def sweep(self, limit: int) -> Swept:
         """Remove up to ``limit`` expired records, tombstones and leases that are not held."""
         expired: list[tuple[Address, str | None]] = []
-        removed = 0
+        removed, now = 0, self._clock()
         times = {"now": now, "lease_now": self._rows.lease_clock(), "limit": limit}
         for namespace, key, memo_until, *columns in self._rows.read(QUERIES["expired"], times):
             address, row = Address(namespace, key), Row._make(columns)

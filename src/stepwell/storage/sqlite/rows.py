@@ -75,7 +75,7 @@ class Rows:
         return new
 
     def read(self, query: str, bindings: Any) -> list[Any]:
-        """Return all rows of a query. Text that is not UTF-8 any more comes back changed: its checksum fails."""
+        """Return all rows of a query. Damaged UTF-8 is returned with replaced characters: its checksum fails."""
         try:
             found: list[Any] = self._execute(query, bindings).fetchall()
         except UnicodeDecodeError:

@@ -115,7 +115,7 @@ class SQLiteStorage(Storage):
         self._rows = Rows(self._file.writer, lease_clock)
         self._inline_rows = Rows(self._file.writer, lease_clock, INLINE_BYTES)
         self._reader_rows = Rows(self._file.reader, lease_clock, INLINE_BYTES)
-        self._listing = Listing(self._file.writer.cursor().execute, self._rows)
+        self._listing = Listing(self._file.writer.cursor().execute, self._rows, self._now)
 
     async def _close(self) -> None:
         thread, self._thread = self._thread, None
@@ -159,7 +159,7 @@ class SQLiteStorage(Storage):
             last, self._last_address = self._last_address, operation.address
             if alone and last == operation.address:
                 try:
-                    results = await self._write(self._do, (operation,), durable=True)
+                    results = await self._write(partial(self._do, (operation,)), durable=True)
                 except StorageUnavailable as error:
                     if error.sent:
                         raise OutcomeUnknown(operation.address.text, str(error)) from error
@@ -177,9 +177,9 @@ class SQLiteStorage(Storage):
         kinds = set(map(type, operations))
         if kinds == {Get}:
             # Reads do not wait for the lock of another process.
-            return await self._read(self._do, operations)
+            return await self._read(partial(self._do, operations))
         self._batching = len(operations) > 1
-        return await self._write(self._do, operations, durable=Apply in kinds)
+        return await self._write(partial(self._do, operations), durable=Apply in kinds)
 
     def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
         # The clock is read inside the transaction, so that times grow in the order of the commits.
@@ -213,19 +213,19 @@ class SQLiteStorage(Storage):
             self._start_checkpoint()
         return results
 
-    async def _write(self, work: Callable[..., T], *args: Any, durable: bool) -> T:
+    async def _write(self, work: Callable[[], T], *, durable: bool) -> T:
         """Do some work in the thread, in one transaction."""
         thread, file = self._opened_thread(), self._file
         try:
-            result: T = await thread.call(partial(file.write, partial(work, *args), durable=durable))
+            result: T = await thread.call(partial(file.write, work, durable=durable))
             return result
         finally:
             if file.wants_checkpoint:
                 self._start_checkpoint()
 
-    async def _read(self, work: Callable[..., T], *args: Any) -> T:
+    async def _read(self, work: Callable[[], T]) -> T:
         """Do some work in the thread, on one snapshot."""
-        result: T = await self._opened_thread().call(self._file.read, partial(work, *args))
+        result: T = await self._opened_thread().call(self._file.read, work)
         return result
 
     def _start_checkpoint(self) -> None:
@@ -245,26 +245,23 @@ class SQLiteStorage(Storage):
     # Lists, sweeps and erasing
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        return await self._list(lambda now: self._listing.page(query, after, limit, now))
+        return await self._list(self._listing.page, query, after, limit)
 
     async def namespaces(self) -> list[str]:
-        return await self._list(lambda now: self._listing.namespaces())
+        return await self._list(self._listing.namespaces)
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        return await self._list(lambda now: self._listing.traces(namespace, tag, limit))
+        return await self._list(self._listing.traces, namespace, tag, limit)
 
     async def due(
         self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
     ) -> list[Due]:
-        return await self._list(lambda now: self._listing.due(namespace, before, limit, after, now))
+        return await self._list(self._listing.due, namespace, before, limit, after)
 
-    async def _list(self, work: Callable[[float], T]) -> T:
+    async def _list(self, work: Callable[..., T], *args: Any) -> T:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await self._read(self._at_now, work)
-
-    def _at_now(self, work: Callable[[float], T]) -> T:
-        return work(self._now())
+        return await self._read(partial(work, *args))
 
     async def sweep(self, limit: int = 1000) -> Swept:
         expired: list[tuple[Address, str | None]] = []
@@ -273,7 +270,7 @@ class SQLiteStorage(Storage):
             await self.ensure_open()
         while removed < limit:
             most = min(SWEEP_BATCH, limit - removed)
-            swept = await self._write(self._at_now, partial(self._listing.sweep, most), durable=False)
+            swept = await self._write(partial(self._listing.sweep, most), durable=False)
             expired += swept.expired
             removed += swept.removed
             if swept.removed < most:
