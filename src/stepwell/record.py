@@ -105,6 +105,9 @@ class Place(NamedTuple):
     #: Expired conversations that ``on_expired`` has not handled yet: time of expiry, flow, state, and the time from
     #: which a worker may handle it.
     expired: tuple[tuple[Any, ...], ...] = ()
+    #: Bot API calls of timers and jobs that are not sent yet: the time from which another worker may send them, how
+    #: often that was tried, and the calls as JSON.
+    outbox: tuple[tuple[float, int, str], ...] = ()
 
 
 NOWHERE: Final = Place(None, None)

@@ -238,7 +238,9 @@ async def test_forged_texts_of_a_run_give_typed_errors_only(make: Any) -> None:
     [
         *("null", "[]", '["flow"]', '[1,"state"]', '["flow",[]]', '["flow","state","1"]', '["flow","state",1,7]'),
         *('["flow","state",1,[1]]', '["flow","state",1,[],[["order"]]]', '["flow","state",1,[],[],{}]'),
-        *('["flow","state",1,[],[],[],[1]]', '["flow","state",1,[],[],[],[],[7]]', '["f","s",1,[],[],[],[],[],[]]'),
+        *('["flow","state",1,[],[],[],[1]]', '["flow","state",1,[],[],[],[],[7]]'),
+        *('["f","s",1,[],[],[],[],[],[[1.5,0,"[]"]]]', '["f","s",1,[],[],[],[],[],[[1.5,0,"["]]]'),
+        *('["f","s",1,[],[],[],[],[],[[1,0,"x"]]]', '["f","s",1,[],[],[],[],[],[],[]]'),
     ],
 )
 async def test_a_head_of_another_form_is_damage_with_a_copy_in_quarantine(head: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from stepwell.codec import values
+from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
 from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place
@@ -83,7 +84,7 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Seal a place. Empty values at its end are left out."""
-        flow, state, revision, _, stack, _, _, _ = place
+        flow, state, revision, _, stack, *_ = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")
@@ -172,10 +173,10 @@ def _row(place: Place) -> list[Any]:
 
 def _place(body: str, depth: int, by_state: bool) -> Place:
     row = values.decode(body, depth)
-    if type(row) is not list or not 2 <= len(row) <= 8:
+    if type(row) is not list or not 2 <= len(row) <= 9:
         raise values.DecodeError("has an unknown format")
     row.extend(NOWHERE[len(row) :])
-    flow, state, revision, history, stack, where, times, expired = row
+    flow, state, revision, history, stack, where, times, expired, outbox = row
     if not (
         _is_position(flow, state, revision, history)
         and type(stack) in _SEQUENCES
@@ -188,11 +189,21 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         and all(at is None or type(at) is float for at in times)
         and type(expired) in _SEQUENCES
         and all(_is_entry(entry) for entry in expired)
+        and type(outbox) in _SEQUENCES
+        and all(_is_unsent(entry) for entry in outbox)
     ):
         raise values.DecodeError("has an unknown format")
     # Sequences are decoded as lists.
     return Place(
-        flow, state, revision, tuple(history), tuple(stack), tuple(where), tuple(times), tuple(map(tuple, expired))
+        flow,
+        state,
+        revision,
+        tuple(history),
+        tuple(stack),
+        tuple(where),
+        tuple(times),
+        tuple(map(tuple, expired)),
+        tuple(map(tuple, outbox)),
     )
 
 
@@ -215,6 +226,20 @@ def _is_entry(entry: Any) -> bool:
         and type(entry[0]) is type(entry[3]) is float
         and all(name is None or type(name) is str for name in entry[1:3])
     )
+
+
+def _is_unsent(entry: Any) -> bool:
+    """Return whether this is an entry of an outbox: time of the next attempt, number of attempts, and calls."""
+    if type(entry) not in _SEQUENCES or len(entry) != 3:
+        return False
+    due, attempts, calls = entry
+    if type(due) is not float or type(attempts) is not int or type(calls) is not str:
+        return False
+    try:
+        found = from_json(calls)
+    except MalformedJSON:
+        return False
+    return type(found) is list and bool(found) and all(type(call) is dict and "method" in call for call in found)
 
 
 def _is_waiting(waiting: Any) -> bool:

@@ -36,7 +36,7 @@ async def find(fsm: Machine, user: int | None, chat: int | None, flow: Any, stat
     now = fsm.storage.clock or time.time
     state_name = state if state is None or state is ANY else str(state)
     async for entry in fsm.storage.scan(fsm.bot, flow=flow_name, state=state_name, tag=tags[0] if tags else None):
-        if set(tags) <= set(entry.tags) and not (fsm.expires and is_over(entry, now())):
+        if set(tags) <= set(entry.tags) and not is_over(entry, now()):
             yield entry
 
 
@@ -114,11 +114,13 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         return
     where = source.place.where
     slot.place = source.place._replace(
-        expired=slot.place.expired + source.place.expired, where=(new, *where[1:]) if where[:1] == (old,) else where
+        expired=slot.place.expired + source.place.expired,
+        outbox=slot.place.outbox + source.place.outbox,
+        where=(new, *where[1:]) if where[:1] == (old,) else where,
     )
     slot.data = {**source.data, **slot.data}
     deadline = None if source.deadline is None else max(source.deadline - source.now, 0.0)
-    if slot.place.expired:
+    if slot.place.expired or slot.place.outbox:
         deadline = deadline_of(slot)
     await slot.commit(
         force=True,
@@ -127,4 +129,4 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         deadline=deadline,
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
-    source.place = source.place._replace(expired=())
+    source.place = source.place._replace(expired=(), outbox=())

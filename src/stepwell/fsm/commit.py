@@ -93,7 +93,7 @@ async def write(
     elif deadline_passed:
         deadline, force = None, True
     expiry = _expiry(fsm, ctx, slot, flow) if fsm.expires else KEEP
-    scheduled = fsm.hands_over or place.times or place.expired
+    scheduled = fsm.hands_over or place.times or place.expired or place.outbox
     if scheduled and not slot.deletes and (force or slot.changed):
         deadline, expiry = schedule(slot, deadline, expiry)
     written = await slot.commit(

@@ -348,13 +348,13 @@ class Context(Generic[Data]):
         stack: tuple[Any, ...] = (),
     ) -> None:
         record = self._record
-        left_flow, left_state, _, _, _, where, times, expired = record.place
+        left_flow, left_state, _, _, _, where, times, expired, outbox = record.place
         if state is not None:
             # A declared state is a StateName, but the codec takes exact types only.
             state = str.__str__(state)
         self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
-        record.place = tuple.__new__(Place, (flow, state, revision, history, stack, where, times, expired))
+        record.place = tuple.__new__(Place, (flow, state, revision, history, stack, where, times, expired, outbox))
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
-from stepwell.fsm import keys
+from stepwell.fsm import keys, outbox
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import run_hooks, write
@@ -18,7 +18,7 @@ from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.events import DuplicateReceived, FSMEvent, HandlerFailed, UpdateReceived, emit, subscribers
 from stepwell.fsm.expiry import is_expired, retire
 from stepwell.fsm.migration import catch_up, is_declared
-from stepwell.fsm.timers import deliver, is_timed_out, time_out
+from stepwell.fsm.timers import is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.record import KEEP
 from stepwell.slot import Slot
@@ -68,7 +68,8 @@ class Conversation:
         self._key = key
         self._key_given = key_given
         self._update_id = update_id
-        self._collects = collects
+        # A job may answer if its calls can be sent.
+        self._collects = collects or (update is None and fsm.send is not None)
         self._enters = enters
         self._slot: Slot | None = None
         self._ctx: Context | None = None
@@ -125,6 +126,7 @@ class Conversation:
     ) -> None:
         ctx, slot = self._ctx, self._slot
         assert ctx is not None
+        unsent: outbox.Unsent | None = None
         try:
             if error is not None:
                 self._failed(error)
@@ -135,6 +137,9 @@ class Conversation:
                 if fsm.has_hooks and ctx.moves:
                     await run_hooks(fsm, ctx)
                 handled = self._handled
+                if self._update.raw is None and ctx._calls:
+                    # Nothing delivers a job again.
+                    unsent = outbox.add(fsm, slot, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
                 await write(fsm, ctx, slot, memo=memo, force=(ctx.saved or self._force) and handled is not None)
         except BaseException as failure:
@@ -144,6 +149,8 @@ class Conversation:
             ctx._record = CLOSED
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
+        if unsent is not None:
+            await outbox.deliver(self._fsm, self._key, unsent)
 
     async def run_hooks(self) -> None:
         """Run the hooks now instead of before the commit, so that the caller can handle their errors."""
@@ -205,7 +212,7 @@ class Conversation:
                 slot.delete()
         elif is_timed_out(slot):
             try:
-                calls = await time_out(fsm, slot)
+                unsent = await time_out(fsm, slot)
             except (Conflict, StorageError):
                 raise
             except Exception:
@@ -214,7 +221,8 @@ class Conversation:
                 await slot.rollback()
                 catch_up(fsm.flows, slot)
             else:
-                await deliver(fsm.send, calls)
+                if unsent is not None:
+                    await outbox.deliver_held(fsm, slot, unsent)
 
 
 def _check_update(raw: Any, key: keys.KeyStrategy) -> None:

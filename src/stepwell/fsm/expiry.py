@@ -67,10 +67,10 @@ def is_waiting(slot: Slot) -> bool:
 
 
 def is_over(entry: Entry, now: float) -> bool:
-    """Return whether a listed record has expired and only waits to be handed over."""
+    """Return whether a listed record has expired, or only keeps what is not handed over or sent yet."""
     try:
         place = entry.place
-        if place.expired and place.flow is None and place.state is None:
+        if (place.expired or place.outbox) and place.flow is None and place.state is None:
             return not entry.state.data
     except StoredDataError:
         # The caller gets the same error when it reads the state.
@@ -98,16 +98,20 @@ def schedule(
     if expiry is not KEEP:
         expires_at = None if expiry is None else float(now + expiry)
     expired = tuple(entry for entry in place.expired if entry[0] > now - GRACE)
-    times = () if expires_at is None and not expired else (expires_at, timeout_at)
+    times = () if expires_at is None and not expired and not place.outbox else (expires_at, timeout_at)
     slot.place = place._replace(times=times, expired=expired)
     if not times:
         return (None if timeout_at is None else max(timeout_at - now, 0.0)), None
+    if expires_at is None and (place.flow is not None or place.state is not None or slot.data):
+        return deadline_of(slot), None
     return deadline_of(slot), GRACE + max((expires_at or now) - now, 0.0)
 
 
 def deadline_of(slot: Slot) -> float | None:
-    """Return the seconds to the next time in the head: expiry, timeout, or hand-over of an entry."""
-    due = [at for at in (*slot.place.times, *[entry[3] for entry in slot.place.expired]) if at is not None]
+    """Return the seconds to the next time in the head: expiry, timeout, hand-over of an entry, or unsent calls."""
+    place = slot.place
+    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox]]
+    due = [at for at in (*place.times, *waiting) if at is not None]
     return max(min(due) - slot.now, 0.0) if due else None
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
 from stepwell import _portal
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
-from stepwell.fsm import expiry
+from stepwell.fsm import expiry, outbox
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context
@@ -27,7 +26,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.poller import DueTasks
 
-__all__ = ["Timers", "deliver", "is_due", "is_timed_out", "time_out"]
+__all__ = ["Timers", "is_due", "is_timed_out", "time_out"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -35,8 +34,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 LEASE = 1.0
 #: Seconds before a timer that failed is retried: the first pause and the longest.
 PAUSES = (1.0, 300.0)
-#: Seconds that sending one call of a timer may take.
-SEND_TIMEOUT = 30.0
 
 
 def is_due(slot: Slot) -> bool:
@@ -50,8 +47,8 @@ def is_timed_out(slot: Slot) -> bool:
     return timeout_at is not None and timeout_at <= slot.now
 
 
-async def time_out(fsm: Machine, slot: Slot) -> list[dict[str, Any]]:
-    """Apply the timeout of a held record's state, write it, and keep the claim. Return its Bot API calls.
+async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
+    """Apply the timeout of a held record's state, write it, and keep the claim. Return its calls, to be delivered.
 
     If the state has no timeout in this release, only the deadline is removed.
     """
@@ -70,8 +67,9 @@ async def time_out(fsm: Machine, slot: Slot) -> list[dict[str, Any]]:
                 await _portal.call(timeout.then, ctx)
         if fsm.has_hooks:
             await run_hooks(fsm, ctx)
+        unsent = outbox.add(fsm, slot, ctx.calls)
         await write(fsm, ctx, slot, keep=True, deadline_passed=True)
-        return ctx.calls
+        return unsent
     except BaseException as error:
         failure = error
         raise
@@ -80,20 +78,6 @@ async def time_out(fsm: Machine, slot: Slot) -> list[dict[str, Any]]:
         if fsm.subscribers or subscribers:
             fields = {"flow": left.flow, "state": left.state, "duration": monotonic() - ctx.started, "error": failure}
             emit(TimerFired, fsm, key, slot.address, **fields)
-
-
-async def deliver(send: Callable[[dict[str, Any]], Awaitable[Any]] | None, calls: list[dict[str, Any]]) -> None:
-    """Send the calls of a timer. Errors are logged and not raised, because the timeout is already committed."""
-    if send is None:
-        if calls:
-            logger.warning("the calls of a timer were dropped; pass send= to FSM or Router to send them")
-        return
-    for call in calls:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT):
-                await send(call)
-        except Exception:
-            logger.exception("a timer's call %s could not be sent", call.get("method"))
 
 
 class Timers:
@@ -111,8 +95,8 @@ class Timers:
             raise Unsupported(type(self._fsm.storage).__name__, what)
 
     def start(self) -> None:
-        """Start polling for deadlines if any flow has timeouts or ``on_expired`` is set."""
-        if self._needed:
+        """Start polling for deadlines if a flow has timeouts, ``on_expired`` is set, or unsent calls can be sent."""
+        if self._needed or (self._fsm.send is not None and type(self._fsm.storage).due is not Storage.due):
             self._due.start()
 
     @property
@@ -135,12 +119,15 @@ class Timers:
                 if not is_due(slot):
                     return False
                 entries: tuple[Any, ...] = ()
-                calls: list[dict[str, Any]] = []
+                unsent: list[outbox.Unsent] = []
                 expired = expiry.is_expired(slot)
-                if fsm.hands_over and (expired or expiry.is_waiting(slot)):
+                if fsm.send is not None and outbox.is_due(slot):
+                    unsent = await outbox.take(slot)
+                elif fsm.hands_over and (expired or expiry.is_waiting(slot)):
                     entries = await expiry.take(slot)
                 elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
                     calls = await time_out(fsm, slot)
+                    unsent = [] if calls is None else [calls]
                 else:
                     # Another worker may have the flow or on_expired.
                     self._due.pause(address)
@@ -156,7 +143,8 @@ class Timers:
         if entries:
             # The record is not held meanwhile: on_expired may be slow, or open the same conversation.
             return await self._hand_over(address, key, entries)
-        await deliver(fsm.send, calls)
+        for each in unsent:
+            await outbox.deliver(fsm, key, each)
         return True
 
     async def _hand_over(self, address: Address, key: Any, entries: tuple[Any, ...]) -> bool:

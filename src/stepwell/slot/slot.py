@@ -224,10 +224,11 @@ class Slot:
     def delete(self) -> None:
         """Let the next commit delete the record. Changes after this call create a new one.
 
-        Expired conversations that ``on_expired`` has not handled yet are kept.
+        Expired conversations that ``on_expired`` has not handled yet, and unsent calls, are kept.
         """
         self._deleted = True
-        self.place, self.data = Place(None, None, expired=self.place.expired), {}
+        place = self.place
+        self.place, self.data = Place(None, None, expired=place.expired, outbox=place.outbox), {}
 
     @property
     def deleted(self) -> bool:
@@ -336,7 +337,8 @@ class Slot:
     def deletes(self) -> bool:
         """Whether the next commit would delete the record."""
         place = self.place
-        return self._deleted and place.flow is None and place.state is None and not self.data and not place.expired
+        emptied = self._deleted and place.flow is None and place.state is None and not self.data
+        return emptied and not place.expired and not place.outbox
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)

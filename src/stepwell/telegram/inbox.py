@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.codec.values import to_json
+from stepwell.codec.json import to_json
 from stepwell.errors import StorageError, StoredDataError
 from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage

@@ -1,0 +1,138 @@
+"""The outbox: answers without an update, of timers and jobs, kept in the record until they are sent.
+
+Telegram delivers an update again if its answer was lost. Nothing repeats a timer or a job, so its calls are written in
+the commit that makes them, as an entry in the head of the record. The worker that committed sends them at once and then
+removes the entry. If it dies, the deadline of the record leads another worker to the entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any, NamedTuple, TypeAlias
+
+from stepwell.codec.json import to_json
+from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, StorageError
+from stepwell.fsm.base import Machine
+from stepwell.fsm.expiry import deadline_of, schedule
+from stepwell.record import KEEP
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+
+__all__ = ["add", "deliver", "deliver_held", "is_due", "take"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The time from which another worker may send the calls, how often that was tried, and the calls as JSON.
+Entry: TypeAlias = tuple[float, int, str]
+#: Seconds that sending the calls of one entry may take, and seconds before another worker sends them.
+SEND_TIMEOUT, RETRY = 45.0, 60.0
+#: The longest pause between two attempts, in seconds, and the most attempts.
+LONGEST_PAUSE, MOST_ATTEMPTS = 3600.0, 20
+
+
+class Unsent(NamedTuple):
+    """Calls to send, and their entry; ``None`` if they could not be stored."""
+
+    entry: Entry | None
+    calls: list[dict[str, Any]]
+
+
+def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent | None:
+    """Add calls to a held record, to be written by its next commit. Return what to deliver after it."""
+    if not calls:
+        return None
+    if fsm.send is None:
+        logger.warning("answers without an update were dropped; pass send= to FSM or Router, or run the bot")
+        return None
+    if type(fsm.storage).due is Storage.due:
+        # Nobody would find them.
+        return Unsent(None, calls)
+    try:
+        text = to_json(calls).decode()
+    except (TypeError, ValueError) as error:
+        logger.warning("calls without an update are sent but not stored, so a crash loses them: %s", error)
+        return Unsent(None, calls)
+    entry = (float(slot.now + RETRY), 0, text)
+    slot.place = slot.place._replace(outbox=(*slot.place.outbox, entry))
+    return Unsent(entry, calls)
+
+
+def is_due(slot: Slot) -> bool:
+    """Return whether a held record has calls that its worker did not send."""
+    return any(entry[0] <= slot.now for entry in slot.place.outbox)
+
+
+async def take(slot: Slot) -> list[Unsent]:
+    """Return the calls of a held record to send now. Other workers skip them for a while."""
+    now = slot.now
+    taken = {
+        entry: (now + min(RETRY * 2 ** entry[1], LONGEST_PAUSE), entry[1] + 1, entry[2])
+        for entry in slot.place.outbox
+        if entry[0] <= now
+    }
+    slot.place = slot.place._replace(outbox=tuple(taken.get(entry, entry) for entry in slot.place.outbox))
+    await slot.commit(keep=True, deadline=deadline_of(slot))
+    return [Unsent(entry, json.loads(entry[2])) for entry in taken.values()]
+
+
+async def deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
+    """Send calls, without holding the record, and remove their entry. Best effort: errors are logged."""
+    left = await _send(fsm, unsent)
+    if unsent.entry is None:
+        return
+    try:
+        async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
+            await _replace(slot, unsent.entry, left)
+    except (Conflict, StorageError, AlreadyHeld) as error:
+        logger.warning("calls that were sent stay in the outbox and may be sent again: %s", error)
+
+
+async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
+    """Send calls of a held record, remove their entry, and keep the claim."""
+    left = await _send(fsm, unsent)
+    if unsent.entry is not None:
+        await _replace(slot, unsent.entry, left, keep=True)
+
+
+async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
+    """Send calls in order, and return those that are left because one could not be sent now."""
+    attempts = MOST_ATTEMPTS if unsent.entry is None else unsent.entry[1]
+    calls = list(unsent.calls)
+    send = fsm.send
+    if send is None:
+        return calls
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT):
+            while calls:
+                try:
+                    await send(calls[0])
+                except BotUnavailable:
+                    raise
+                except BotApiError as error:
+                    logger.warning("a call was not sent: %s", error)
+                del calls[0]
+    except Exception:
+        if attempts < MOST_ATTEMPTS:
+            logger.exception("%s could not be sent and will be tried again", calls[0].get("method"))
+        else:
+            logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
+            calls = []
+    return calls
+
+
+async def _replace(slot: Slot, entry: Entry, left: list[dict[str, Any]], *, keep: bool = False) -> None:
+    """Replace an entry by its calls that are left, and write."""
+    place = slot.place
+    if entry not in place.outbox:
+        return
+    still = (entry[0], entry[1], to_json(left).decode())
+    outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
+    slot.place = place._replace(outbox=outbox)
+    if not outbox and place.flow is None and place.state is None and not slot.data:
+        slot.delete()
+    # Times that are set make schedule() keep what the head says.
+    slot.place = slot.place._replace(times=slot.place.times or (None, None))
+    deadline, expiry = schedule(slot, KEEP, KEEP)
+    await slot.commit(keep=keep, deadline=deadline, expiry=expiry)

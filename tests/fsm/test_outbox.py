@@ -1,0 +1,212 @@
+"""Answers without an update, of timers and jobs, are kept with the commit until they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import BotApiError, BotUnavailable, StepwellError
+from stepwell.fsm import FSM, Context, Flow, Router, command, state
+from stepwell.storage.operations import Get
+from stepwell.testing import Clock
+from tests.backends import Backend
+
+KEY = (42, 42)
+
+
+async def remind(ctx: Context) -> None:
+    ctx.answer("Are you there?")
+    ctx.answer("Bye.")
+    ctx.clear_flow()
+
+
+async def ask_again(ctx: Context) -> None:
+    ctx.answer("Your name, please.")
+
+
+class Form(Flow, name="form"):
+    name = state(to=["email"], timeout=10, on_timeout=remind)
+    email = state(to=[], timeout=10, on_timeout=ask_again)
+    default_state = name
+
+
+class Telegram:
+    """Takes calls, or fails."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.errors: list[BaseException] = []
+
+    async def send(self, call: dict[str, Any]) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.sent.append(call["text"])
+
+
+def update(number: int, text: str) -> dict[str, Any]:
+    person = {"id": 42, "first_name": "A", "is_bot": False}
+    message = {"message_id": number, "date": 0, "chat": {**person, "type": "private"}, "from": person, "text": text}
+    return {"update_id": number, "message": message}
+
+
+def make_fsm(storage: Storage, telegram: Telegram) -> FSM:
+    return FSM("my_bot", storage=storage, flows=[Form], send=telegram.send)
+
+
+async def begin(fsm: FSM, to: str | None = None) -> None:
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.start_flow(Form)
+        if to is not None:
+            ctx.transition(to)
+
+
+async def visible(fsm: FSM) -> list[Any]:
+    return [entry.key async for entry in fsm.find()]
+
+
+@pytest.mark.every_backend
+async def test_a_worker_that_dies_after_the_commit_leaves_its_answers_to_another(
+    backend: Backend, clock: Clock
+) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+    # The process ends while it sends the first call.
+    telegram.errors = [asyncio.CancelledError()]
+    with pytest.raises(asyncio.CancelledError):
+        await fsm.tick()
+    assert await visible(fsm) == []
+    other = make_fsm(storage, telegram)
+    assert await other.tick() == 0
+    clock.advance(61)
+    assert await other.tick() == 1
+    assert telegram.sent == ["Are you there?", "Bye."]
+    assert await storage.get_state("my_bot", KEY) is None
+    clock.advance(1000)
+    assert await other.tick() == 0
+
+
+async def test_answers_wait_while_the_bot_api_is_away_and_stay_in_order(backend: Backend, clock: Clock) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+    telegram.errors = [BotUnavailable("sendMessage", 502, "Bad Gateway")]
+    assert await fsm.tick() == 1
+    assert telegram.sent == []
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["Are you there?", "Bye."]
+    assert await storage.get_state("my_bot", KEY) is None
+
+
+async def test_only_calls_that_are_left_are_sent_again(clock: Clock, backend: Backend) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+
+    outage_ends = clock() + 30
+
+    async def send(call: dict[str, Any]) -> None:
+        if call["text"] == "Bye." and clock() < outage_ends:
+            raise ConnectionError("cut")
+        await telegram.send(call)
+
+    fsm.send = send
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["Are you there?"]
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["Are you there?", "Bye."]
+
+
+async def test_a_refused_call_is_final(clock: Clock, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+    telegram.errors = [BotApiError("sendMessage", 400, "Bad Request: message is too long")]
+    await fsm.tick()
+    assert telegram.sent == ["Bye."]
+    assert "message is too long" in caplog.text
+    clock.advance(1000)
+    assert await fsm.tick() == 0
+
+
+async def test_the_conversation_goes_on_while_its_answer_waits(clock: Clock, backend: Backend) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm, "email")
+    clock.advance(11)
+    telegram.errors = [ConnectionError("cut")]
+    await fsm.tick()
+    assert await visible(fsm) == [KEY]
+    record = await storage.get_state("my_bot", KEY)
+    assert record is not None
+    assert record.state == "email"
+    stored = await storage.perform(Get(storage.address("my_bot", KEY)))
+    assert stored.expires_at is None
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.update_data(seen=1)
+    clock.advance(61)
+    await fsm.tick()
+    assert telegram.sent == ["Your name, please."]
+    stored = await storage.perform(Get(storage.address("my_bot", KEY)))
+    assert (stored.expires_at, stored.deadline) == (None, None)
+
+
+async def test_a_timeout_that_the_next_update_applies_is_answered_first(clock: Clock, backend: Backend) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    router = Router(make_fsm(storage, telegram), send=telegram.send)
+
+    @router.on(command("hello"))
+    async def hello(ctx: Context) -> None:
+        ctx.answer("Hello!")
+
+    assert router.fsm is not None
+    await begin(router.fsm)
+    clock.advance(11)
+    await router.handle(update(1, "/hello"))
+    assert telegram.sent == ["Are you there?", "Bye.", "Hello!"]
+    assert await storage.get_state("my_bot", KEY) is None
+
+
+async def test_a_job_may_answer(clock: Clock, backend: Backend) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    telegram.errors = [ConnectionError("cut")]
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.answer("Your parcel has arrived.")
+    assert await visible(fsm) == []
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["Your parcel has arrived."]
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.answer("And another one.")
+    assert telegram.sent[1:] == ["And another one."]
+    assert await storage.get_state("my_bot", KEY) is None
+
+
+async def test_a_job_without_a_sender_cannot_answer(backend: Backend) -> None:
+    fsm = FSM("my_bot", storage=backend.storage(), flows=[Form])
+    with pytest.raises(StepwellError):
+        async with fsm.conversation(key=KEY) as ctx:
+            ctx.answer("nobody sends this")
+
+
+async def test_calls_that_cannot_be_stored_are_still_sent(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    sent = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call)
+
+    fsm = FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[Form], send=send)
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.call("sendPhoto", chat_id=42, photo=object())
+    assert len(sent) == 1
+    assert "sent but not stored" in caplog.text
