@@ -1,4 +1,4 @@
-"""A bot to talk to."""
+"""Fixtures: a flow, a machine and updates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Make = Callable[..., FSM]
 
 @pytest.fixture
 def make_fsm(backend: Backend) -> Make:
-    """An FSM on this test's storage; further ones share it."""
+    """Return a function that makes machines on this test's storage."""
     storage = backend.storage()
 
     def make(**options: Any) -> FSM:
@@ -52,7 +52,7 @@ def fsm(make_fsm: Make) -> FSM:
 def message(
     text: str = "hi", *, user: int = 42, chat: int = 42, update_id: int | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A message as Telegram sends it."""
+    """Return a message in the form of the Bot API."""
     update: dict[str, Any] = {
         "message": {
             "message_id": 1,

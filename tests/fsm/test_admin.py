@@ -1,4 +1,4 @@
-"""People and chats: found, forgotten, moved; and conversations that expire."""
+"""Records of users and chats are found, deleted and moved; conversations expire."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_records_are_found_by_user_chat_flow_and_state(fsm: FSM) -> None:
     assert len(await found(fsm.find())) == 3
 
 
-async def test_what_was_written_past_the_machine_is_found_once_the_machine_has_written_it(fsm: FSM) -> None:
+async def test_a_record_written_through_the_storage_is_found_after_the_machine_has_written_it(fsm: FSM) -> None:
     await fsm.storage.set_state("bot", (1, 1), State("form", "name"))
     assert await found(fsm.find(user=1)) == set()
     assert await fsm.forget(user=1) == 0
@@ -85,7 +85,7 @@ async def test_a_handler_may_forget_its_own_user_if_it_changes_nothing_afterward
         assert await fsm.forget(user=1) == 0
 
 
-async def test_a_user_is_forgotten_with_all_that_cleared_conversations_leave(fsm: FSM) -> None:
+async def test_forget_deletes_the_traces_of_cleared_conversations_too(fsm: FSM) -> None:
     await begin(fsm, 1, OLD, update_id=1)
     await begin(fsm, 1, 1, update_id=2)
     await begin(fsm, 2, OLD, update_id=3)
@@ -108,7 +108,7 @@ async def test_a_user_is_forgotten_with_all_that_cleared_conversations_leave(fsm
     [lambda tags: b"!" + tags, lambda tags: tags.replace(b"user:1", b"user:3"), lambda tags: b"7"],
     ids=["unreadable", "another user", "a number"],
 )
-async def test_a_user_is_forgotten_although_the_tags_of_a_record_are_damaged(
+async def test_forget_works_although_the_tags_of_a_record_are_damaged(
     shared_backend: Backend, damage: Callable[[bytes], bytes]
 ) -> None:
     url = shared_backend.place()
@@ -123,7 +123,7 @@ async def test_a_user_is_forgotten_although_the_tags_of_a_record_are_damaged(
     assert await storage.get_data("bot", (1, 1)) is None
 
 
-async def test_forget_raises_where_a_storage_goes_on_listing_what_it_removed() -> None:
+async def test_forget_raises_if_a_storage_keeps_listing_a_deleted_record() -> None:
     class Stuck(MemoryStorage):
         async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
             return [Address(namespace, "(1,1)")]
@@ -160,7 +160,7 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_state(fsm: FSM, ways:
     assert await fsm.storage.traces("bot", f"chat:{OLD}") != [], "the old keys leave tombstones for a day"
 
 
-async def test_a_timer_moves_along(storage: Storage, clock: Clock) -> None:
+async def test_a_timer_moves_with_its_chat(storage: Storage, clock: Clock) -> None:
     class Timed(Flow, name="timed"):
         ask = state(timeout=60, on_timeout="late")
         late = state()
@@ -178,7 +178,7 @@ async def test_a_timer_moves_along(storage: Storage, clock: Clock) -> None:
     assert await storage.get_state("bot", (NEW, 1)) == State("timed", "late", {})
 
 
-async def test_a_conversation_that_is_active_in_the_new_chat_wins(fsm: FSM) -> None:
+async def test_a_conversation_that_is_active_in_the_new_chat_is_kept(fsm: FSM) -> None:
     await begin(fsm, 1, OLD)
     await begin(fsm, 1, NEW, Open)
     await begin(fsm, 2, OLD)
@@ -191,7 +191,7 @@ async def test_a_conversation_that_is_active_in_the_new_chat_wins(fsm: FSM) -> N
     assert await found(fsm.find(chat=OLD)) == set()
 
 
-async def test_a_move_that_is_interrupted_anywhere_loses_nothing_and_can_be_finished(clock: Clock) -> None:
+async def test_an_interrupted_move_loses_nothing_and_can_be_repeated(clock: Clock) -> None:
     finished = False
     for fault in range(4, 60):
         async with FaultyStorage(clock=clock, patience=0) as storage:
@@ -215,7 +215,7 @@ async def test_a_move_that_is_interrupted_anywhere_loses_nothing_and_can_be_fini
     assert finished
 
 
-async def test_custom_keys_say_how_they_move(storage: Storage) -> None:
+async def test_a_custom_strategy_can_define_how_its_keys_move(storage: Storage) -> None:
     class Language:
         def extract(self, update: Any) -> Any:
             return f"{update.chat.id}/{update.user.language_code}"
@@ -232,7 +232,7 @@ async def test_custom_keys_say_how_they_move(storage: Storage) -> None:
     assert await found(fsm.find()) == {f"{NEW}/de"}
 
 
-async def test_every_strategy_moves(storage: Storage) -> None:
+async def test_the_keys_of_every_strategy_move(storage: Storage) -> None:
     for number, (key, expected) in enumerate(
         {
             keys.Chat(): (NEW,),
@@ -284,13 +284,13 @@ async def test_a_ttl_slides_with_every_write_or_stays_fixed(storage: Storage, cl
         assert (await found(fsm.find()) == {(1, 1)}) is sliding
 
 
-async def test_an_expired_conversation_ends_with_an_event(backend: Backend, clock: Clock) -> None:
+async def test_an_expired_conversation_is_passed_to_on_expired(backend: Backend, clock: Clock) -> None:
     events: list[Any] = []
-    told = asyncio.Event()
+    called = asyncio.Event()
 
     async def on_expired(event: Any) -> None:
         events.append(event)
-        told.set()
+        called.set()
 
     storage = backend.storage(clock=clock, sweep_every=0.05)
     async with FSM("bot", storage=storage, flows=[Short], on_expired=on_expired) as fsm:
@@ -299,12 +299,12 @@ async def test_an_expired_conversation_ends_with_an_event(backend: Backend, cloc
         await storage.set_state("other", 1, State("short", "a"))
         clock.advance(11)
         async with asyncio.timeout(10):
-            await told.wait()
+            await called.wait()
         await asyncio.sleep(0.2)
     assert [tuple(event) for event in events] == [((1, 1), "short", "a")]
 
 
-def test_wrong_retention_options_are_errors_at_once() -> None:
+def test_wrong_retention_options_raise_at_once() -> None:
     for wrong in ({"ttl": 0}, {"on_expired": 7}, {"send": 7}):
         with pytest.raises(InvalidOption):
             FSM("bot", storage="memory://", flows=[Form], **wrong)

@@ -1,4 +1,4 @@
-"""Every row of docs/coming-from.md about ExGram.FSM's keys, flows and middleware, shown."""
+"""One test for every row of docs/coming-from.md about ExGram.FSM's keys, flows and middleware."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ async def test_a_key_is_an_instance_a_class_or_a_function_and_none_is_no_key(mak
 
 
 @shows("0 for a chat or thread that an update does not have")
-def test_zero_stands_for_what_is_not_there() -> None:
+def test_zero_means_no_chat_or_no_thread() -> None:
     inline = {"update_id": 1, "inline_query": {"id": "1", "from": {"id": 42}, "query": ""}}
     assert keys.ChatUser().extract(Update.of(inline)) == (0, 42)
     assert keys.ChatTopic().extract(Update.of(message(chat=-100))) == (-100, 0)
 
 
 @shows("`:error`: an empty state, nothing is loaded or stored")
-async def test_without_a_key_a_change_raises_unless_it_is_to_be_ignored(make: Callable[..., FSM]) -> None:
+async def test_without_a_key_a_change_raises_unless_it_is_ignored(make: Callable[..., FSM]) -> None:
     async with make().conversation(POLL) as ctx:
         assert (ctx.flow, ctx.state, ctx.data) == (None, None, {})
     with pytest.raises(NoKeyError):
@@ -150,7 +150,7 @@ def test_a_flow_is_a_class_and_its_states_are_strings() -> None:
 
 
 @shows("`start_flow` of the active flow")
-async def test_starting_the_active_flow_begins_anew(fsm: FSM) -> None:
+async def test_starting_the_active_flow_begins_again(fsm: FSM) -> None:
     async with fsm.conversation(message()) as ctx:
         ctx.start_flow("registration")
         ctx.update_data(name="Alice")
@@ -163,15 +163,15 @@ async def test_starting_the_active_flow_begins_anew(fsm: FSM) -> None:
 @shows("`start_flow` while another flow is active")
 @shows("`on_invalid_transition: :raise`, `:log`, `:ignore`, `{Module, :function}`")
 @shows("a helper returns the context")
-async def test_the_policy_decides_and_a_move_tells_whether_it_moved(make: Callable[..., FSM]) -> None:
+async def test_the_policy_decides_and_a_move_returns_whether_it_moved(make: Callable[..., FSM]) -> None:
     async with make().conversation(message()) as ctx:
         assert ctx.start_flow(Registration) is True
         with pytest.raises(TransitionError):
             ctx.start_flow(Settings)
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def policy(ctx: Context, from_: str, to: str) -> str:
-        asked.append((from_, to))
+        calls.append((from_, to))
         return "no"
 
     for given, result in (("log", False), ("ignore", False), (policy, "no")):
@@ -179,18 +179,18 @@ async def test_the_policy_decides_and_a_move_tells_whether_it_moved(make: Callab
             assert ctx.start_flow(Settings) == result
             assert ctx.transition("nowhere") == result
             assert (ctx.flow, ctx.state) == ("registration", "get_name")
-    assert asked == [("registration", "settings"), ("get_name", "nowhere")]
+    assert calls == [("registration", "settings"), ("get_name", "nowhere")]
 
 
 @shows("`transition` without an active flow is allowed")
-async def test_without_a_flow_a_transition_is_for_the_policy(fsm: FSM) -> None:
+async def test_without_a_flow_a_transition_applies_the_policy(fsm: FSM) -> None:
     async with fsm.conversation(message()) as ctx:
         with pytest.raises(TransitionError, match="no flow is active"):
             ctx.transition("get_name")
 
 
 @shows("a flow without a default state is left only by `set_state`")
-async def test_the_first_transition_of_a_flow_without_default_is_free(backend: Backend) -> None:
+async def test_the_first_transition_of_a_flow_without_default_may_go_to_any_state(backend: Backend) -> None:
     class Loose(Flow, name="loose"):
         one = state(to=["two"])
         two = state(to=["one"])
@@ -217,7 +217,7 @@ async def test_set_state_jumps_to_declared_states_only(fsm: FSM) -> None:
 
 
 @shows("`clear_flow` removes the record")
-async def test_clear_flow_removes_the_record_and_keeps_handled_updates_known(fsm: FSM) -> None:
+async def test_clear_flow_removes_the_record_and_keeps_the_ids_of_handled_updates(fsm: FSM) -> None:
     async with fsm.conversation(message(update_id=1)) as ctx:
         ctx.start_flow(Registration)
     async with fsm.conversation(message(update_id=2)) as ctx:
@@ -233,7 +233,7 @@ async def test_clear_flow_removes_the_record_and_keeps_handled_updates_known(fsm
 @shows("`use ExGram.FSM, storage:, key:, flows:`")
 @shows("`storage:` is ETS unless given")
 @shows("the state is put into `context.extra.fsm`")
-async def test_the_machine_is_an_object_and_its_storage_is_chosen() -> None:
+async def test_the_machine_is_an_object_with_a_storage_of_your_choice() -> None:
     with pytest.raises(TypeError, match="storage"):
         FSM("my_bot", flows=[Registration])  # type: ignore[call-arg]
     fsm = FSM("my_bot", storage="memory://", key=keys.User(), flows=[Registration])
@@ -287,7 +287,7 @@ async def test_updates_of_one_user_are_handled_one_after_the_other(fsm: FSM) -> 
 
 
 @shows("a redelivered update is handled again")
-async def test_a_redelivered_update_changes_once_and_is_answered_alike(fsm: FSM) -> None:
+async def test_a_redelivered_update_changes_once_and_gets_the_same_answer(fsm: FSM) -> None:
     router = Router(fsm)
 
     @router.on()

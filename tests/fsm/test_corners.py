@@ -1,4 +1,4 @@
-"""Corners where conversations meet saves, inner flows, other conversations and other people's keys."""
+"""Combinations of saves, inner flows, timers, deploys, moves and expiry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def storage(backend: Backend, clock: Clock) -> Storage:
     return backend.storage(clock=clock)
 
 
-async def test_a_conversation_that_was_cleared_and_saved_leaves_nothing(fsm: FSM) -> None:
+async def test_a_conversation_that_was_cleared_and_saved_leaves_no_record(fsm: FSM) -> None:
     await fsm.handle(message(update_id=1), lambda ctx: ctx.start_flow(Form))
     async with fsm.conversation(message(update_id=2)) as ctx:
         ctx.clear_flow()
@@ -39,7 +39,7 @@ async def test_a_conversation_that_was_cleared_and_saved_leaves_nothing(fsm: FSM
     assert await fsm.handle(message(update_id=2), lambda ctx: "again") is None
 
 
-async def test_what_is_changed_between_two_inner_flows_is_kept(fsm: FSM) -> None:
+async def test_changes_between_two_inner_flows_are_kept(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Form)
         ctx.update_data(items=[1])
@@ -53,7 +53,7 @@ async def test_what_is_changed_between_two_inner_flows_is_kept(fsm: FSM) -> None
         assert ctx.data == {"items": [1, 2]}
 
 
-async def test_a_duplicate_inside_a_handler_is_not_taken_for_its_own(fsm: FSM) -> None:
+async def test_a_duplicate_inside_a_handler_does_not_affect_the_outer_update(fsm: FSM) -> None:
     router = Router(fsm)
 
     @router.on(command("begin"))
@@ -74,13 +74,13 @@ async def test_a_duplicate_inside_a_handler_is_not_taken_for_its_own(fsm: FSM) -
         await fsm.handle(message("hi", user=43, chat=43, update_id=2), look)
 
 
-async def test_the_door_for_admins_needs_no_update_where_ids_are_read_by_a_function(make_fsm: Make) -> None:
+async def test_a_conversation_by_key_needs_no_update_if_a_function_reads_ids(make_fsm: Make) -> None:
     fsm = make_fsm(update_id=lambda update: update.raw["event_id"])
     async with fsm.conversation(key=("T1", "U1")) as ctx:
         ctx.start_flow(Form)
 
 
-async def test_what_was_made_by_key_belongs_to_its_people_too(storage: Storage) -> None:
+async def test_a_record_made_by_key_has_the_tags_of_its_user_and_chat(storage: Storage) -> None:
     for number, (strategy, key, tags) in enumerate(
         [
             (keys.ChatUser(), (-5, 42), {"chat:-5", "user:42"}),
@@ -101,7 +101,7 @@ async def test_what_was_made_by_key_belongs_to_its_people_too(storage: Storage) 
         assert set(entry.tags) == tags
 
 
-async def test_a_timer_answers_in_the_topic_and_for_the_business_it_belongs_to(storage: Storage, clock: Clock) -> None:
+async def test_a_timer_answers_in_its_topic_and_for_its_business_account(storage: Storage, clock: Clock) -> None:
     sent: list[Any] = []
 
     async def send(call: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ async def test_timers_of_a_renamed_state_fire_after_the_deploy(storage: Storage,
     assert await storage.get_state("bot", 1) == State("timed", "late", {"migrated": True})
 
 
-async def test_a_slow_timer_and_a_failing_one_hold_up_nobody_else(backend: Backend) -> None:
+async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(backend: Backend) -> None:
     released = asyncio.Event()
 
     async def on_timeout(ctx: Context) -> None:
@@ -207,7 +207,7 @@ async def test_a_slow_timer_and_a_failing_one_hold_up_nobody_else(backend: Backe
         assert [task for task in asyncio.all_tasks() if "stepwell-timer" in task.get_name()] == []
 
 
-async def test_a_migration_that_gives_a_wrong_field_changes_nothing(
+async def test_a_migration_that_returns_a_wrong_field_changes_nothing(
     storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     @dataclasses.dataclass
@@ -228,7 +228,7 @@ async def test_a_migration_that_gives_a_wrong_field_changes_nothing(
     assert (report.done, [key for key, _ in report.failed]) == (0, [1])
 
 
-async def test_the_way_back_leads_through_renamed_states_and_past_removed_ones(storage: Storage) -> None:
+async def test_back_goes_through_renamed_states_and_skips_removed_ones(storage: Storage) -> None:
     class First(Flow, name="f"):
         a = state()
         b = state()
@@ -256,7 +256,7 @@ async def test_the_way_back_leads_through_renamed_states_and_past_removed_ones(s
         assert ctx.state == "a"
 
 
-async def test_a_deploy_after_a_rollback_finds_who_moved_meanwhile(storage: Storage) -> None:
+async def test_a_deploy_after_a_rollback_migrates_records_that_moved_meanwhile(storage: Storage) -> None:
     class First(Flow, name="f"):
         name = state()
         email = state()
@@ -281,7 +281,7 @@ async def test_a_deploy_after_a_rollback_finds_who_moved_meanwhile(storage: Stor
         assert (ctx.state, ctx.data) == ("mail", {"times": 1})
 
 
-async def test_a_finished_conversation_is_not_brought_back_by_a_move_that_is_finished_later(clock: Clock) -> None:
+async def test_a_repeated_move_does_not_bring_back_a_finished_conversation(clock: Clock) -> None:
     async with FaultyStorage(clock=clock, patience=0) as storage:
         fsm = FSM("bot", storage=storage, flows=[Form])
         async with fsm.conversation(message(user=1, chat=-5)) as ctx:
@@ -318,7 +318,7 @@ async def test_a_group_moves_although_its_message_has_no_key(storage: Storage) -
     assert [entry.key async for entry in fsm.find()] == [(-6, 1)]
 
 
-async def test_a_fixed_time_to_live_is_not_prolonged_by_an_inner_flow(storage: Storage, clock: Clock) -> None:
+async def test_an_inner_flow_does_not_prolong_a_fixed_ttl(storage: Storage, clock: Clock) -> None:
     fsm = FSM("bot", storage=storage, flows=[Form, Open], ttl=100, sliding=False)
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Form)
@@ -329,7 +329,7 @@ async def test_a_fixed_time_to_live_is_not_prolonged_by_an_inner_flow(storage: S
     assert await storage.get_state("bot", 1) is None
 
 
-async def test_a_machine_closes_what_it_opened_however_it_was_entered() -> None:
+async def test_a_machine_closes_the_storage_that_it_opened_however_it_was_entered() -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])
     await fsm.handle(message(update_id=1), lambda ctx: None)
     async with fsm:

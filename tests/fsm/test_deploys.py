@@ -1,4 +1,4 @@
-"""Deploys: a renamed state, a dropped flow, a changed field, a rollback. Nobody is stuck, nothing is lost."""
+"""Deploys: a renamed state, a removed flow, a changed field, a rollback. Every conversation can continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class First(Flow, name="form"):
 
 
 class Second(Flow, name="form", revision=2):
-    """phone is called email now, and age is a number."""
+    """The second revision: phone is renamed to email, and age is a number."""
 
     name = state(to=["email"])
     email = state(to=["done"])
@@ -81,7 +81,7 @@ async def test_a_migration_is_written_once_and_not_repeated(storage: Storage) ->
     assert await storage.get_state("bot", 1) == State("form", "email", {"age": 7, "from": 1})
 
 
-async def test_a_handler_that_fails_leaves_the_record_as_it_was(storage: Storage) -> None:
+async def test_a_handler_that_fails_leaves_the_record_unchanged(storage: Storage) -> None:
     await at_phone(storage)
     with pytest.raises(ZeroDivisionError):
         async with release(storage, Second).conversation(key=1):
@@ -89,7 +89,7 @@ async def test_a_handler_that_fails_leaves_the_record_as_it_was(storage: Storage
     assert await storage.get_state("bot", 1) == State("form", "phone", {"age": "7"})
 
 
-async def test_all_records_can_be_migrated_at_once_and_one_bad_record_stops_no_other(
+async def test_all_records_can_be_migrated_at_once_and_a_bad_record_does_not_stop_others(
     storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     for key in range(6):
@@ -108,7 +108,7 @@ async def test_all_records_can_be_migrated_at_once_and_one_bad_record_stops_no_o
     assert (await fsm.migrate()).done == 0
 
 
-async def test_a_record_that_cannot_be_migrated_locks_nobody_out(
+async def test_a_record_that_cannot_be_migrated_can_still_be_used(
     storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     await at_phone(storage, age="x")
@@ -122,7 +122,7 @@ async def test_a_record_that_cannot_be_migrated_locks_nobody_out(
 
 
 @pytest.mark.parametrize("wrong", [None, ("email",), ("nowhere", {}), ("email", 7)], ids=repr)
-async def test_a_migration_that_gives_nonsense_changes_nothing(
+async def test_a_migration_with_an_invalid_result_changes_nothing(
     storage: Storage, wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Flow, name="form", revision=2):
@@ -141,7 +141,7 @@ async def test_a_migration_that_gives_nonsense_changes_nothing(
     assert await storage.get_state("bot", 1) == State("form", "phone", {"age": "7"})
 
 
-async def test_a_rollback_keeps_everybody_and_a_second_deploy_does_not_migrate_twice(storage: Storage) -> None:
+async def test_a_rollback_keeps_all_records_and_a_second_deploy_does_not_migrate_twice(storage: Storage) -> None:
     await at_phone(storage)
     async with release(storage, Second).conversation(key=1) as ctx:
         ctx.update_data(seen="by two")
@@ -156,7 +156,7 @@ async def test_a_rollback_keeps_everybody_and_a_second_deploy_does_not_migrate_t
     assert await storage.get_state("bot", 1) == State("form", "email", {"age": 7, "seen": "by two", "more": 1})
 
 
-async def test_a_dropped_flow_leaves_its_people_a_way_out(storage: Storage) -> None:
+async def test_a_user_can_leave_a_flow_that_was_removed(storage: Storage) -> None:
     await at_phone(storage)
 
     class Other(Flow, name="other"):
@@ -170,7 +170,7 @@ async def test_a_dropped_flow_leaves_its_people_a_way_out(storage: Storage) -> N
     assert await storage.get_state("bot", 1) == State("other", "a", {})
 
 
-async def test_a_flow_that_waits_is_migrated_when_it_goes_on(storage: Storage) -> None:
+async def test_an_outer_flow_is_migrated_when_it_continues(storage: Storage) -> None:
     class Inner(Flow, name="inner"):
         a = state()
         default_state = a
@@ -183,7 +183,7 @@ async def test_a_flow_that_waits_is_migrated_when_it_goes_on(storage: Storage) -
         assert (ctx.state, ctx.data) == ("email", {"age": 7})
 
 
-async def test_a_new_revision_without_migrate_takes_the_old_records_as_they_are(storage: Storage) -> None:
+async def test_a_new_revision_without_migrate_uses_old_records_unchanged(storage: Storage) -> None:
     class Same(Flow, name="form", revision=2):
         name = state()
         phone = state()
@@ -194,7 +194,7 @@ async def test_a_new_revision_without_migrate_takes_the_old_records_as_they_are(
         ctx.update_data(b=1)
 
 
-async def test_a_record_without_a_revision_counts_as_the_first(storage: Storage) -> None:
+async def test_a_record_without_a_revision_has_the_first_revision(storage: Storage) -> None:
     address = storage.address("bot", 1)
     seal = storage.seal(address)
     change = Change(write=storage.ids(), head=seal.head(Place("form", "phone")), set=seal.fields({"age": "7"}))
@@ -203,7 +203,7 @@ async def test_a_record_without_a_revision_counts_as_the_first(storage: Storage)
         assert ctx.data == {"age": 7}
 
 
-async def test_the_first_message_of_a_flow_is_of_its_present_revision(storage: Storage) -> None:
+async def test_a_started_flow_has_its_present_revision(storage: Storage) -> None:
     calls: list[Any] = []
 
     class Fresh(Flow, name="form", revision=5):

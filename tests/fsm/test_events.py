@@ -39,7 +39,7 @@ class Short(Flow, name="short", ttl=100):
 
 
 class Machine(FSM):
-    """A machine whose events are collected."""
+    """Return a machine whose events are collected."""
 
     def __init__(self, clock: Clock, **options: object) -> None:
         super().__init__("bot", storage=MemoryStorage(clock=clock, sweep_every=None), flows=[Short], **options)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ async def test_an_update_is_received_enters_states_and_is_committed(fsm: Machine
     assert committed.address == fsm.storage.address("bot", KEY)
 
 
-async def test_a_state_is_reported_once_where_the_handler_saves(fsm: Machine) -> None:
+async def test_a_state_is_reported_once_if_the_handler_saves(fsm: Machine) -> None:
     async with fsm.conversation(message()) as ctx:
         ctx.start_flow(Short)
         await ctx.save()
@@ -156,7 +156,7 @@ async def test_a_swept_conversation_is_reported_without_on_expired(fsm: Machine,
     assert isinstance(fsm.seen[-1], ConversationExpired)
 
 
-async def test_the_function_that_subscribe_returns_ends_it(fsm: Machine) -> None:
+async def test_the_function_that_subscribe_returns_unsubscribes(fsm: Machine) -> None:
     fsm.unsubscribe()
     fsm.unsubscribe()
     await step(fsm, "b")

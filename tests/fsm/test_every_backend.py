@@ -1,4 +1,4 @@
-"""Conversations on all backends: what they ask of a storage beyond a claim and a write."""
+"""Conversations on all backends: deadlines, tags, memos, expiry and concurrent writes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_conversation_with_an_inner_flow_a_timeout_a_deploy_and_an_expir
     assert await chat.record() is None
 
 
-async def test_an_update_is_handled_once_and_known_for_a_day_after_the_end(
+async def test_an_update_is_handled_once_and_remembered_for_a_day_after_the_end(
     storage: Storage, fsm: FSM, clock: Clock
 ) -> None:
     for number in range(1, 131):
@@ -97,7 +97,7 @@ async def test_updates_of_one_user_are_handled_in_order_and_one_at_a_time(storag
     assert await storage.get_data("bot", (42, 42)) == {"order": list(range(1, 16))}
 
 
-async def test_saves_errors_and_writes_from_outside(storage: Storage, fsm: FSM) -> None:
+async def test_saves_errors_and_writes_of_other_processes(storage: Storage, fsm: FSM) -> None:
     key = (42, 42)
     with pytest.raises(ZeroDivisionError):
         async with fsm.conversation(message(update_id=1)) as ctx:
@@ -154,7 +154,7 @@ async def test_a_chat_moves_with_its_data_timer_and_handled_updates(storage: Sto
     assert await storage.get_state("bot", (NEW, 1)) == State("timed", "ask", {"user": 1, "reminded": 1})
 
 
-async def test_each_timer_fires_once_whoever_looks_for_it(storage: Storage, fsm: FSM, clock: Clock) -> None:
+async def test_each_timer_fires_once_with_several_workers(storage: Storage, fsm: FSM, clock: Clock) -> None:
     for user in range(1, 61):
         await begin(fsm, user, user, Timed)
     clock.advance(61)
@@ -178,7 +178,7 @@ async def test_a_timer_fires_by_the_clock_of_the_backend(backend: Backend) -> No
                 await asyncio.sleep(0.02)
 
 
-async def test_an_expired_conversation_is_gone_and_gives_an_event(backend: Backend, clock: Clock) -> None:
+async def test_an_expired_conversation_is_deleted_and_passed_to_on_expired(backend: Backend, clock: Clock) -> None:
     events: asyncio.Queue[Any] = asyncio.Queue()
     storage = backend.storage(clock=clock, sweep_every=0.05)
     async with FSM("bot", storage=storage, flows=[Timed], on_expired=events.put, run_timers=False) as fsm:

@@ -1,4 +1,4 @@
-"""Expired conversations are handed over to ``on_expired``, whoever sweeps and whoever comes back first."""
+"""Expired conversations are passed to ``on_expired``, also if another process sweeps or an update comes first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gone() -> list[Expired]:
 
 @pytest.fixture
 def fsm(storage: Storage, gone: list[Expired]) -> FSM:
-    """A machine that listens."""
+    """Return a machine with ``on_expired``."""
     return FSM("bot", storage=storage, flows=[Short], on_expired=gone.append)
 
 
@@ -50,7 +50,7 @@ async def begin(fsm: FSM, at: str = "a", update_id: int | None = None) -> None:
         ctx.set_state(at)
 
 
-async def test_a_sweep_elsewhere_does_not_take_the_event(fsm: FSM, gone: list[Expired], clock: Clock) -> None:
+async def test_a_sweep_in_another_process_does_not_lose_the_call(fsm: FSM, gone: list[Expired], clock: Clock) -> None:
     await begin(fsm)
     clock.advance(11)
     await fsm.storage.sweep()
@@ -65,7 +65,7 @@ async def test_a_sweep_elsewhere_does_not_take_the_event(fsm: FSM, gone: list[Ex
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["a listener", "no listener"])
-async def test_the_event_comes_too_when_the_owner_returns_first(
+async def test_on_expired_is_called_too_if_an_update_comes_first(
     fsm: FSM, gone: list[Expired], clock: Clock, listens: bool
 ) -> None:
     here = fsm if listens else FSM("bot", storage=fsm.storage, flows=[Short])
@@ -89,7 +89,7 @@ async def test_the_event_comes_too_when_the_owner_returns_first(
     assert gone[1:] == [Expired(KEY, "short", "c")]
 
 
-async def test_the_event_survives_that_the_owner_ends_the_new_conversation_at_once(
+async def test_on_expired_is_called_although_the_new_conversation_ends_at_once(
     fsm: FSM, gone: list[Expired], clock: Clock
 ) -> None:
     await begin(fsm)
@@ -103,7 +103,7 @@ async def test_the_event_survives_that_the_owner_ends_the_new_conversation_at_on
     assert [entry async for entry in fsm.find()] == []
 
 
-async def test_an_event_whose_function_raises_comes_again(
+async def test_on_expired_is_called_again_if_it_raises(
     storage: Storage, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[Expired] = []
@@ -112,7 +112,7 @@ async def test_an_event_whose_function_raises_comes_again(
         calls.append(gone)
         if len(calls) == 1:
             raise ZeroDivisionError
-        # The key is free meanwhile.
+        # The key is not claimed during the call.
         await begin(fsm)
 
     fsm = FSM("bot", storage=storage, flows=[Short], on_expired=on_expired)
@@ -129,9 +129,7 @@ async def test_an_event_whose_function_raises_comes_again(
     assert await storage.get_state("bot", KEY) == State("short", "a", {})
 
 
-async def test_the_next_conversation_expires_and_times_out_while_the_event_waits_for_its_next_try(
-    storage: Storage, clock: Clock
-) -> None:
+async def test_the_next_conversation_expires_and_times_out_while_an_entry_waits(storage: Storage, clock: Clock) -> None:
     def on_expired(gone: Expired) -> None:
         raise ZeroDivisionError
 
@@ -173,7 +171,7 @@ async def test_an_update_during_the_call_does_not_make_another_worker_repeat_it(
     assert calls == [Expired(KEY, "short", "a")] * 2, "the second conversation has expired too"
 
 
-async def test_several_workers_hand_over_each_event_once(storage: Storage, gone: list[Expired], clock: Clock) -> None:
+async def test_several_workers_hand_over_each_entry_once(storage: Storage, gone: list[Expired], clock: Clock) -> None:
     async def on_expired(event: Expired) -> None:
         gone.append(event)
         await asyncio.sleep(0.01)
@@ -203,7 +201,7 @@ async def test_a_record_of_a_machine_without_on_expired_is_handed_over_after_its
     assert gone == [Expired(KEY, "short", "c")]
 
 
-async def test_where_no_worker_listens_any_more_the_record_is_swept_after_a_week(
+async def test_without_a_worker_with_on_expired_the_record_is_swept_after_a_week(
     fsm: FSM, gone: list[Expired], clock: Clock
 ) -> None:
     await begin(fsm)
@@ -224,7 +222,7 @@ async def test_an_update_that_changes_nothing_still_costs_no_write(gone: list[Ex
         assert [type(each) for batch in storage.batches[before:] for each in batch] == [Claim, Release]
 
 
-async def test_a_process_that_sweeps_and_does_not_listen_leaves_the_event_to_the_one_that_does(tmp_path: Path) -> None:
+async def test_a_process_that_sweeps_without_on_expired_leaves_the_call_to_a_worker_that_has_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/bot.db"
 
     class Brief(Flow, name="brief", ttl=0.2):
@@ -232,11 +230,11 @@ async def test_a_process_that_sweeps_and_does_not_listen_leaves_the_event_to_the
         default_state = a
 
     gone: list[Expired] = []
-    told = asyncio.Event()
+    called = asyncio.Event()
 
     def on_expired(event: Expired) -> None:
         gone.append(event)
-        told.set()
+        called.set()
 
     async with open_storage(url, sweep_every=None) as storage:
         fsm = FSM("bot", storage=storage, flows=[Brief], on_expired=on_expired)
@@ -255,5 +253,5 @@ async def test_a_process_that_sweeps_and_does_not_listen_leaves_the_event_to_the
         sweeping = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
         assert await sweeping.wait() == 0
         async with fsm, asyncio.timeout(10):
-            await told.wait()
+            await called.wait()
     assert gone == [Expired(KEY, "brief", "a")]

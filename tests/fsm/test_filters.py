@@ -48,7 +48,7 @@ IN_OTHER = Context(flow="other", state="email")
 BEFORE = Context(flow="form", state=None)
 
 
-def said(words: str, *, where: str = "message") -> Context:
+def with_text(words: str, *, where: str = "message") -> Context:
     return Context(update=Update.of({"update_id": 1, where: {"chat": {"id": 1}, "from": {"id": 1}, "text": words}}))
 
 
@@ -59,24 +59,24 @@ def pressed(data: str | None) -> Context:
 
 
 @pytest.mark.parametrize("flow", [Form, Form(), "form", SimpleNamespace(flow_name="form")])
-def test_fsm_flow_is_the_active_flow_as_class_object_or_name(flow: object) -> None:
+def test_fsm_flow_matches_the_active_flow_by_class_object_or_name(flow: object) -> None:
     wanted = fsm_flow(flow)
     assert [wanted(ctx) for ctx in (IN_FORM, BEFORE, IN_OTHER, EMPTY)] == [True, True, False, False]
 
 
-def test_fsm_flow_none_is_no_active_flow() -> None:
+def test_fsm_flow_none_matches_no_active_flow() -> None:
     assert [fsm_flow(None)(ctx) for ctx in (EMPTY, IN_FORM)] == [True, False]
 
 
-def test_fsm_state_by_name_is_that_state_in_any_flow() -> None:
+def test_fsm_state_by_name_matches_that_state_in_any_flow() -> None:
     assert [fsm_state("email")(ctx) for ctx in (IN_FORM, IN_OTHER, BEFORE, EMPTY)] == [True, True, False, False]
 
 
-def test_fsm_state_by_state_is_that_state_in_its_flow() -> None:
+def test_fsm_state_by_state_matches_that_state_in_its_flow() -> None:
     assert [fsm_state(Form.email)(ctx) for ctx in (IN_FORM, IN_OTHER, EMPTY)] == [True, False, False]
 
 
-def test_fsm_state_none_is_no_state() -> None:
+def test_fsm_state_none_matches_no_state() -> None:
     assert [fsm_state(None)(ctx) for ctx in (EMPTY, BEFORE, IN_FORM)] == [True, True, False]
 
 
@@ -84,14 +84,14 @@ def test_fsm_state_none_is_no_state() -> None:
     ("pair", "expected"),
     [(("age", 7), True), (("age", 8), False), (("none", None), True), (("missing", None), False)],
 )
-def test_fsm_state_of_a_pair_asks_the_data_and_a_missing_key_never_matches(
+def test_fsm_state_of_a_pair_reads_the_data_and_a_missing_field_never_matches(
     pair: tuple[Any, Any], expected: bool
 ) -> None:
     assert fsm_state(pair)(IN_FORM) is expected
     assert fsm_state(pair)(EMPTY) is False
 
 
-def test_fsm_in_flow_is_any_active_flow() -> None:
+def test_fsm_in_flow_matches_any_active_flow() -> None:
     assert [fsm_in_flow()(ctx) for ctx in (IN_FORM, BEFORE, EMPTY)] == [True, True, False]
 
 
@@ -107,70 +107,70 @@ def test_fsm_in_flow_is_any_active_flow() -> None:
         ("please /start", False),
     ],
 )
-def test_command_is_one_of_these(words: str, expected: bool) -> None:
-    assert command("start", "/Help")(said(words)) is expected
+def test_command_matches_one_of_its_names(words: str, expected: bool) -> None:
+    assert command("start", "/Help")(with_text(words)) is expected
 
 
-def test_command_without_names_is_any_command() -> None:
-    assert command()(said("/whatever"))
-    assert not command()(said("whatever"))
+def test_command_without_names_matches_any_command() -> None:
+    assert command()(with_text("/whatever"))
+    assert not command()(with_text("whatever"))
 
 
-def test_a_command_for_another_bot_can_be_left_alone() -> None:
+def test_a_command_for_another_bot_can_be_ignored() -> None:
     mine = command("start", bot="@My_Bot")
-    assert [mine(said(words)) for words in ("/start", "/start@my_bot", "/start@other_bot")] == [True, True, False]
+    assert [mine(with_text(words)) for words in ("/start", "/start@my_bot", "/start@other_bot")] == [True, True, False]
 
 
 @pytest.mark.parametrize("where", ["edited_message", "edited_channel_post", "edited_business_message"])
-def test_an_edited_message_counts_only_when_asked_for(where: str) -> None:
-    assert not command("start")(said("/start", where=where))
-    assert command("start", edited=True)(said("/start", where=where))
-    assert not text("hi")(said("hi", where=where))
-    assert text("hi", edited=True)(said("hi", where=where))
+def test_an_edited_message_matches_only_with_edited(where: str) -> None:
+    assert not command("start")(with_text("/start", where=where))
+    assert command("start", edited=True)(with_text("/start", where=where))
+    assert not text("hi")(with_text("hi", where=where))
+    assert text("hi", edited=True)(with_text("hi", where=where))
 
 
 @pytest.mark.parametrize("name", ["two words", "", "start!", 5])
-def test_what_cannot_be_a_command_is_refused(name: Any) -> None:
+def test_an_invalid_command_is_refused(name: Any) -> None:
     with pytest.raises(InvalidOption, match="command"):
         command(name)
 
 
-def test_text_of_a_string_is_equal() -> None:
-    assert [text("yes")(said(words)) for words in ("yes", "Yes", "yes!")] == [True, False, False]
+def test_text_of_a_string_matches_an_equal_text() -> None:
+    assert [text("yes")(with_text(words)) for words in ("yes", "Yes", "yes!")] == [True, False, False]
 
 
-def test_text_of_a_regex_is_found_and_its_match_is_kept() -> None:
-    ctx = said("I am 42 years old")
+def test_text_of_a_regex_searches_and_stores_its_match() -> None:
+    ctx = with_text("I am 42 years old")
     assert text(re.compile(r"(\d+) years"))(ctx)
     assert ctx.match is not None
     assert ctx.match.group(1) == "42"
     assert not text(re.compile(r"^\d+$"))(ctx)
 
 
-def test_text_alone_is_any_text_but_a_command() -> None:
-    assert text()(said("Alice"))
-    assert text(re.compile("^/"))(said("/cancel"))
-    assert not text()(said("/cancel"))
+def test_text_alone_matches_any_text_except_a_command() -> None:
+    assert text()(with_text("Alice"))
+    assert text(re.compile("^/"))(with_text("/cancel"))
+    assert not text()(with_text("/cancel"))
     assert not text()(Context(update=Update.of(find("message", "a contact"))))
     assert not text()(pressed("yes"))
 
 
-def test_callback_is_the_data_of_a_button() -> None:
-    assert [callback("yes")(ctx) for ctx in (pressed("yes"), pressed("no"), said("yes"))] == [True, False, False]
+def test_callback_matches_the_data_of_a_button() -> None:
+    assert [callback("yes")(ctx) for ctx in (pressed("yes"), pressed("no"), with_text("yes"))] == [True, False, False]
     ctx = pressed("buy:7")
     assert callback(re.compile(r"^buy:(\d+)$"))(ctx)
     assert ctx.match is not None
     assert ctx.match.group(1) == "7"
 
 
-def test_callback_alone_is_any_button_even_one_without_data() -> None:
-    assert [callback()(ctx) for ctx in (pressed("x"), pressed(None), said("x"))] == [True, True, False]
+def test_callback_alone_matches_any_button_even_without_data() -> None:
+    assert [callback()(ctx) for ctx in (pressed("x"), pressed(None), with_text("x"))] == [True, True, False]
     assert not callback("x")(pressed(None))
 
 
-def test_kind_is_one_of_these() -> None:
+def test_kind_matches_one_of_its_names() -> None:
     wanted = kind("message", "poll")
-    assert [wanted(ctx) for ctx in (said("x"), pressed("x"), EMPTY)] == [True, False, False]
+    assert [wanted(ctx) for ctx in (with_text("x"), pressed("x"), EMPTY)] == [True, False, False]
 
 
 @pytest.mark.parametrize("names", [(), (5,)])
@@ -187,7 +187,7 @@ def test_filters_combine_with_and_or_not() -> None:
     assert (yes & ~no | no)(IN_FORM)
 
 
-def test_a_function_of_the_context_joins_on_either_side() -> None:
+def test_a_function_of_the_context_may_be_either_operand() -> None:
     def grown(ctx: Any) -> Any:
         return ctx.data.get("age")
 
@@ -197,7 +197,7 @@ def test_a_function_of_the_context_joins_on_either_side() -> None:
         assert joined(IN_FORM) is True
 
 
-def test_the_second_filter_is_not_asked_when_the_first_decides() -> None:
+def test_the_second_filter_is_not_called_if_the_first_decides() -> None:
     def never(ctx: Any) -> bool:
         raise AssertionError
 
@@ -205,18 +205,18 @@ def test_the_second_filter_is_not_asked_when_the_first_decides() -> None:
     assert (fsm_flow("form") | never)(IN_FORM)
 
 
-def test_and_or_not_are_refused_before_they_mislead() -> None:
+def test_the_operators_and_or_not_raise() -> None:
     with pytest.raises(TypeError, match=r"& \| ~"):
         fsm_flow("form") and fsm_in_flow()
 
 
-def test_a_filter_tells_which_flows_it_names() -> None:
+def test_a_filter_has_the_flows_that_it_names() -> None:
     filters: Filter = (fsm_flow(Form) | ~fsm_state(Other.email)) & fsm_state("x") & text() & fsm_flow(None)
     assert filters.flows == {"form", "other"}
 
 
 @pytest.mark.parametrize("given", [5, None, "form", fsm_flow])
-def test_what_is_no_filter_is_refused(given: Any) -> None:
+def test_a_value_that_is_not_a_filter_is_refused(given: Any) -> None:
     with pytest.raises(InvalidOption, match="not a filter"):
         as_filter(given)
 

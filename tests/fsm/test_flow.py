@@ -45,17 +45,17 @@ def test_a_flow_has_a_name_states_transitions_and_a_default_state() -> None:
     assert Registration.default_state == "get_name"
 
 
-def test_the_default_state_is_none_unless_given() -> None:
+def test_the_default_state_is_none_if_it_is_not_declared() -> None:
     assert Form.default_state is None
 
 
-def test_what_describes_a_flow_is_an_argument_so_states_may_be_called_name_or_data() -> None:
+def test_options_are_class_arguments_so_states_may_be_called_name_or_data() -> None:
     assert Form.states == ("name", "data", "email", "revision")
     assert Form.name == "name"
     assert (describe(Form).data, describe(Form).revision) == (FormData, 2)
 
 
-def test_a_state_is_a_string_that_knows_its_flow() -> None:
+def test_a_state_is_a_string_with_the_name_of_its_flow() -> None:
     assert isinstance(Form.email, str)
     assert isinstance(Form.email, StateName)
     assert (Form.email, Form.email.flow_name) == ("email", "form")
@@ -64,12 +64,12 @@ def test_a_state_is_a_string_that_knows_its_flow() -> None:
     assert Registration.default_state is Registration.get_name
 
 
-def test_a_state_knows_its_timeout() -> None:
+def test_a_state_has_its_timeout() -> None:
     assert (Registration.get_email.timeout, Registration.get_email.on_timeout) == (600, "get_name")
     assert (Registration.confirm.timeout, Registration.confirm.on_timeout) == (None, None)
 
 
-def test_a_copied_or_pickled_state_is_its_bare_name() -> None:
+def test_a_copied_or_pickled_state_is_a_plain_string() -> None:
     for twin in (copy.deepcopy(Form.email), copy.copy(Form.email), pickle.loads(pickle.dumps(Form.email))):
         assert (twin, type(twin)) == ("email", str)
 
@@ -80,7 +80,7 @@ def test_a_state_without_its_parentheses_is_refused() -> None:
 
 
 @pytest.mark.parametrize("reserved", RESERVED)
-def test_a_state_with_a_reserved_name_is_refused_with_all_of_them(reserved: str) -> None:
+def test_a_state_with_a_reserved_name_is_refused_with_a_list_of_them(reserved: str) -> None:
     with pytest.raises(InvalidFlow) as caught:
         type("Bad", (Flow,), {reserved: state()}, name="bad")
     assert f"cannot be called {reserved!r}" in str(caught.value)
@@ -93,7 +93,7 @@ def test_a_missing_or_wrong_name_is_refused(arguments: dict[str, Any]) -> None:
         type("Bad", (Flow,), {"x": state()}, **arguments)
 
 
-def test_an_unknown_argument_of_the_class_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_argument_of_the_class_is_refused_with_a_list_of_the_known() -> None:
     with pytest.raises(InvalidFlow, match="takes name=, data=, revision= and ttl=, not foo="):
         type("Bad", (Flow,), {"x": state()}, name="bad", foo=3)
 
@@ -114,12 +114,12 @@ def test_a_mixin_may_take_arguments_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("computed", ["flow_name", "states", "transitions"])
-def test_what_follows_from_the_declaration_cannot_be_written_by_hand(computed: str) -> None:
+def test_computed_attributes_cannot_be_declared(computed: str) -> None:
     with pytest.raises(InvalidFlow, match="remove it"):
         type("Bad", (Flow,), {"x": state(), computed: "mine"}, name="bad")
 
 
-def test_hooks_may_be_written() -> None:
+def test_a_flow_may_have_hooks() -> None:
     class Hooked(Flow, name="hooked"):
         one = state()
 
@@ -172,7 +172,7 @@ def test_on_timeout_needs_a_timeout() -> None:
         type("Bad", (Flow,), {"x": state(on_timeout="x")}, name="bad")
 
 
-def test_a_single_string_for_to_is_refused_with_the_list_that_was_meant() -> None:
+def test_a_single_string_for_to_is_refused_and_the_list_is_suggested() -> None:
     with pytest.raises(InvalidFlow, match=r"to=\['other'\]"):
         type("Bad", (Flow,), {"x": state(to="other"), "other": state()}, name="bad")
 
@@ -184,7 +184,7 @@ def test_to_takes_a_list_of_states(to: Any) -> None:
 
 
 @pytest.mark.parametrize("revision", [0, -1, 1.5, "2", True])
-def test_a_revision_counts_from_one(revision: Any) -> None:
+def test_a_revision_is_at_least_one(revision: Any) -> None:
     with pytest.raises(InvalidFlow, match="revision="):
         type("Bad", (Flow,), {"x": state()}, name="bad", revision=revision)
 
@@ -225,7 +225,7 @@ def test_states_may_come_from_a_mixin() -> None:
     assert One.transitions["confirm"] == Two.transitions["confirm"] == ("done",)
 
 
-def test_inside_the_class_a_state_may_be_named_by_itself() -> None:
+def test_the_class_body_may_refer_to_a_state_without_quotes() -> None:
     class Loop(Flow, name="loop"):
         first = state(to=["second"])
         second = state(to=[first, "second"], timeout=3, on_timeout=first)
@@ -235,7 +235,7 @@ def test_inside_the_class_a_state_may_be_named_by_itself() -> None:
     assert Loop.second.on_timeout == "first"
 
 
-def test_to_allows_those_targets_and_an_empty_one_is_terminal() -> None:
+def test_to_allows_its_targets_and_an_empty_to_is_a_last_state() -> None:
     flow = describe(Registration)
     assert flow.allowed("get_name", "get_email")
     assert not flow.allowed("get_name", "confirm")
@@ -277,7 +277,7 @@ def test_from_a_state_that_is_not_declared_nothing_is_allowed(flow: type[Flow]) 
     assert not describe(flow).declares("removed")
 
 
-def test_a_state_of_another_flow_is_not_one_of_this() -> None:
+def test_a_state_of_another_flow_is_not_a_state_of_this_flow() -> None:
     class Other(Flow, name="other"):
         email = state()
 
@@ -288,7 +288,7 @@ def test_a_state_of_another_flow_is_not_one_of_this() -> None:
     assert not flow.allowed(None, Other.email)
 
 
-def test_an_unreachable_state_is_a_warning_at_the_class() -> None:
+def test_an_unreachable_state_warns_at_the_class_statement() -> None:
     with pytest.warns(UnreachableState, match="from 'one' to 'island'") as caught:
 
         class Lost(Flow, name="lost"):
@@ -312,7 +312,7 @@ def test_a_timeout_reaches_a_state_too() -> None:
     assert Expiring.states == ("one", "late")
 
 
-def test_class_object_and_name_all_name_a_flow() -> None:
+def test_a_flow_is_found_by_class_object_or_name() -> None:
     flows = Flows([Registration, Form()])
     for given in (Registration, Registration(), "registration"):
         assert flows.find(given).name == "registration"
@@ -322,14 +322,14 @@ def test_class_object_and_name_all_name_a_flow() -> None:
     assert flows.get("other") is None
 
 
-def test_an_unregistered_flow_is_an_error_that_lists_the_registered() -> None:
+def test_the_error_for_an_unregistered_flow_lists_the_registered() -> None:
     with pytest.raises(UnknownFlowError, match=r"'form' is not registered \(known: 'registration'\)") as caught:
         Flows([Registration]).find(Form)
     assert (caught.value.flow, caught.value.known) == ("form", ("registration",))
     assert isinstance(caught.value, LookupError)
 
 
-def test_two_flows_of_one_name_are_refused_but_one_flow_may_be_given_twice() -> None:
+def test_two_flows_with_one_name_are_refused_but_one_flow_may_be_registered_twice() -> None:
     class Other(Flow, name="form"):
         x = state()
 
@@ -339,7 +339,7 @@ def test_two_flows_of_one_name_are_refused_but_one_flow_may_be_given_twice() -> 
 
 
 @pytest.mark.parametrize("given", [5, None, Flow, object()])
-def test_what_is_no_flow_is_refused(given: object) -> None:
+def test_a_value_that_is_not_a_flow_is_refused(given: object) -> None:
     with pytest.raises(InvalidFlow, match="is not a flow"):
         Flows([given])
     with pytest.raises(InvalidFlow, match="is not a flow"):
@@ -381,7 +381,7 @@ def test_a_hand_written_flow_works_like_the_class(given: object) -> None:
     assert Flows([given]).find(given).allowed("one", "two")
 
 
-def test_a_hand_written_class_of_methods_is_given_as_an_object() -> None:
+def test_a_hand_written_class_with_methods_must_be_registered_as_an_object() -> None:
     with pytest.raises(InvalidFlow, match="register an object of the class"):
         describe(ByMethods)
 
@@ -449,11 +449,11 @@ def test_a_diagram_shows_a_current_state_that_is_no_longer_declared() -> None:
     assert "    class removed current" in lines
 
 
-def test_a_diagram_says_when_every_transition_is_allowed() -> None:
+def test_a_diagram_notes_if_every_transition_is_allowed() -> None:
     assert "note right of name : every transition is allowed" in Form.diagram()
 
 
-def test_a_diagram_survives_names_that_mermaid_would_misread() -> None:
+def test_a_diagram_escapes_names_that_are_mermaid_syntax() -> None:
     from stepwell.fsm.diagram import diagram
 
     names = ["end", 'say "hi" #1', "two words", "état", "state_0"]

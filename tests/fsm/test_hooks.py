@@ -78,7 +78,7 @@ async def test_hooks_run_after_the_handler_and_before_the_commit_in_order(fsm: F
     assert LOG == ["leave c", "enter b", "leave b", "enter a", "leave a"]
 
 
-async def test_a_hook_may_move_on(fsm: FSM) -> None:
+async def test_a_hook_may_move(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Hooked)
         ctx.update_data(skip=True)
@@ -87,7 +87,7 @@ async def test_a_hook_may_move_on(fsm: FSM) -> None:
     assert await fsm.storage.get_state("bot", 1) == State("hooked", "c", {"skip": True})
 
 
-async def test_hooks_that_go_in_a_circle_end_in_an_error_and_nothing_is_written(fsm: FSM) -> None:
+async def test_hooks_that_move_in_a_cycle_raise_and_nothing_is_written(fsm: FSM) -> None:
     with pytest.raises(UsageError, match="more than 16"):
         async with fsm.conversation(key=1) as ctx:
             ctx.set_state("c", flow=Hooked)
@@ -95,7 +95,7 @@ async def test_hooks_that_go_in_a_circle_end_in_an_error_and_nothing_is_written(
     assert await fsm.storage.get_state("bot", 1) is None
 
 
-async def test_a_hook_that_fails_undoes_everything(fsm: FSM) -> None:
+async def test_if_a_hook_fails_nothing_is_written(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Hooked)
         ctx.update_data(fail=True)
@@ -132,7 +132,7 @@ async def test_hooks_may_be_methods_of_a_class_or_of_an_object(storage: Storage)
     assert LOG == ["made by the library: a", "mine: a"]
 
 
-async def test_hooks_may_be_functions_also_where_an_object_is_registered(storage: Storage) -> None:
+async def test_hooks_may_be_functions_also_if_an_object_is_registered(storage: Storage) -> None:
     class Plain(Flow, name="plain"):
         a = state()
         default_state = a
@@ -161,7 +161,7 @@ def test_migrate_cannot_be_awaited() -> None:
 # Nested flows
 
 
-async def test_an_inner_flow_has_its_own_data_and_gives_its_result_to_the_outer(fsm: FSM) -> None:
+async def test_an_inner_flow_has_its_own_data_and_returns_its_result_to_the_outer_flow(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Shop)
         ctx.update_data(items=[{"tea"}])
@@ -185,7 +185,7 @@ async def test_an_inner_flow_has_its_own_data_and_gives_its_result_to_the_outer(
             ctx.pop_flow()
 
 
-async def test_flows_nest_only_so_deep_and_need_one_to_nest_in(fsm: FSM) -> None:
+async def test_flows_nest_up_to_a_limit_and_only_inside_an_active_flow(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         with pytest.raises(TransitionError):
             ctx.push_flow(Address)
@@ -201,7 +201,7 @@ async def test_flows_nest_only_so_deep_and_need_one_to_nest_in(fsm: FSM) -> None
         assert ctx.flow == "shop"
 
 
-async def test_clear_flow_ends_all_of_them_and_a_restart_only_the_inner_one(fsm: FSM) -> None:
+async def test_clear_flow_ends_all_flows_and_start_flow_restarts_the_inner_flow(fsm: FSM) -> None:
     async with fsm.conversation(key=1) as ctx:
         ctx.start_flow(Shop)
         ctx.push_flow(Address)
@@ -216,7 +216,7 @@ async def test_clear_flow_ends_all_of_them_and_a_restart_only_the_inner_one(fsm:
             ctx.pop_flow()
 
 
-async def test_what_an_inner_flow_begins_with_is_checked(storage: Storage) -> None:
+async def test_the_first_data_of_an_inner_flow_is_checked(storage: Storage) -> None:
     import dataclasses
 
     @dataclasses.dataclass
@@ -253,7 +253,9 @@ async def test_a_timeout_of_the_outer_state_waits_while_the_inner_flow_runs(stor
     assert await storage.get_state("bot", 1) == State("outer", "late", {})
 
 
-async def test_a_timeout_of_an_inner_flow_without_more_ends_the_outer_one_too(storage: Storage, clock: Clock) -> None:
+async def test_a_timeout_of_an_inner_flow_without_on_timeout_ends_the_outer_flow_too(
+    storage: Storage, clock: Clock
+) -> None:
     class Short(Flow, name="short"):
         ask = state(timeout=60)
         default_state = ask
@@ -267,7 +269,7 @@ async def test_a_timeout_of_an_inner_flow_without_more_ends_the_outer_one_too(st
     assert await storage.get_state("bot", 1) is None
 
 
-def test_the_words_of_hooks_are_no_states() -> None:
+def test_names_of_hooks_are_not_allowed_as_states() -> None:
     from stepwell.errors import InvalidFlow
 
     with pytest.raises(InvalidFlow, match="reserved"):
@@ -289,13 +291,13 @@ async def _without_revision(state: str, data: Any) -> None: ...
         ("migrate", lambda self, state, data: None),
     ],
 )
-def test_a_hook_that_cannot_take_its_arguments_is_refused(name: str, hook: Any) -> None:
+def test_a_hook_with_wrong_arguments_is_refused(name: str, hook: Any) -> None:
     arguments = "old_revision, state, data" if name == "migrate" else "ctx, state"
     with pytest.raises(InvalidFlow, match=rf"{name}\(.+\) has the wrong arguments; write {name}\({arguments}\)"):
         type("Bad", (Flow,), {"a": state(), name: hook}, name="bad")
 
 
-async def test_a_hook_may_take_more_than_it_is_given_or_anything_at_all(storage: Storage) -> None:
+async def test_a_hook_may_have_optional_or_variable_arguments(storage: Storage) -> None:
     def further(ctx: Context, state: str, *rest: Any, word: str = "further") -> None:
         LOG.append(f"{word} {state}")
 

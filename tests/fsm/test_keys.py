@@ -55,7 +55,7 @@ def test_anonymous_administrators_share_telegrams_service_user() -> None:
         ({"something": 1}, [None] * 5),
     ],
 )
-def test_a_kind_that_does_not_exist_yet_is_read_by_the_fields_it_has(event: Any, expected: list[Any]) -> None:
+def test_a_kind_that_is_not_known_yet_is_read_by_its_fields(event: Any, expected: list[Any]) -> None:
     update = {"update_id": 1, "holiday_greeting": event}
     assert [key(strategy, update) for strategy in STRATEGIES] == expected
     assert Update.of(update).kind == "holiday_greeting"
@@ -82,12 +82,12 @@ def test_a_kind_that_does_not_exist_yet_is_read_by_the_fields_it_has(event: Any,
         {"update_id": 1, 5: {"from": {"id": 1}}},
     ],
 )
-def test_anything_malformed_gives_no_key(update: object) -> None:
+def test_a_malformed_update_has_no_key(update: object) -> None:
     assert [key(strategy, update) for strategy in STRATEGIES] == [None] * 5
 
 
 @pytest.mark.parametrize("strategy", [keys.ChatUser(), keys.ChatTopicUser()])
-def test_a_chat_that_should_be_there_is_never_taken_for_none(strategy: keys.KeyStrategy) -> None:
+def test_a_malformed_chat_does_not_count_as_no_chat(strategy: keys.KeyStrategy) -> None:
     message = find("message", "a command in a private chat")
     del message["message"]["chat"]
     pressed = find("callback_query", "in a private chat")
@@ -97,7 +97,7 @@ def test_a_chat_that_should_be_there_is_never_taken_for_none(strategy: keys.KeyS
 
 
 @pytest.mark.parametrize("strategy", [keys.ChatTopic(), keys.ChatTopicUser()])
-def test_a_thread_that_cannot_be_read_gives_no_key_of_a_topic(strategy: keys.KeyStrategy) -> None:
+def test_a_malformed_thread_gives_no_key_of_a_topic(strategy: keys.KeyStrategy) -> None:
     update = find("message", "text in a forum topic")
     update["message"]["message_thread_id"] = "17"
     assert key(strategy, update) is None
@@ -116,30 +116,30 @@ def doubled(update: Update) -> tuple[int, int] | None:
 @pytest.mark.parametrize(
     "given", [Doubled, Doubled(), doubled, Doubled().extract], ids=["class", "instance", "function", "method"]
 )
-def test_a_strategy_is_given_as_instance_class_or_function(given: object) -> None:
+def test_a_strategy_may_be_an_instance_a_class_or_a_function(given: object) -> None:
     strategy = keys.strategy(given)
     assert key(strategy, find("message", "text in a group")) == (7000000001, 7000000001)
     assert key(strategy, find("poll", "a new vote")) is None
 
 
 @pytest.mark.parametrize("given", [keys.ChatUser, keys.User, keys.Chat, keys.ChatTopic, keys.ChatTopicUser])
-def test_the_five_may_be_given_as_classes(given: type) -> None:
+def test_the_built_in_strategies_may_be_classes(given: type) -> None:
     assert keys.strategy(given) == given()
 
 
 @pytest.mark.parametrize("given", [None, "ChatUser", 5, int])
-def test_what_is_no_strategy_is_refused_with_what_would_be_one(given: object) -> None:
+def test_the_error_for_a_value_that_is_not_a_strategy_lists_what_is(given: object) -> None:
     with pytest.raises(InvalidOption, match="ChatUser"):
         keys.strategy(given)
 
 
-def test_a_strategy_class_that_needs_arguments_asks_for_an_instance() -> None:
+def test_the_error_for_a_strategy_class_that_needs_arguments_suggests_an_instance() -> None:
     with pytest.raises(InvalidOption, match="pass an instance"):
         keys.strategy(keys.Business)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_business_puts_the_connection_into_any_key(case: Case) -> None:
+def test_business_adds_the_connection_to_any_key(case: Case) -> None:
     update = Update.of(case.update)
     for inner in (*STRATEGIES, doubled, Doubled):
         plain = keys.strategy(inner).extract(update)
@@ -172,12 +172,12 @@ def test_one_customer_of_two_businesses_has_two_conversations() -> None:
     ],
     ids=repr,
 )
-def test_tags_name_the_people_and_chats_of_a_key(strategy: keys.KeyStrategy, expected: tuple[str, ...]) -> None:
+def test_tags_name_the_users_and_chats_of_a_key(strategy: keys.KeyStrategy, expected: tuple[str, ...]) -> None:
     update = Update.of(find("message", "text in a group"))
     assert keys.tags_of(strategy, update, strategy.extract(update)) == expected
 
 
-def test_a_strategy_may_say_its_tags_itself() -> None:
+def test_a_strategy_may_define_its_tags() -> None:
     class Hashed:
         def extract(self, update: Update) -> str:
             return f"h{update.user.id * 7}" if update.user else "h"

@@ -1,4 +1,4 @@
-"""The published table and the behaviour are the same, for JSON and for every framework's objects."""
+"""The keys are those of the table in docs/keys.md, for JSON and for every framework's objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "keys.md").read_text(encoding="utf-
 
 
 def published() -> dict[str, dict[str, str]]:
-    """From each entry of the table to its cells."""
+    """Return the cells of each entry of the table."""
     _, table = DOCS.split("## The table")
     header, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
     names = [cell.strip() for cell in header.strip("|").split("|")][1:]
@@ -54,7 +54,7 @@ def as_ptb(update: dict[str, Any]) -> object:
 
 
 def as_telebot(update: dict[str, Any]) -> object:
-    # telebot 4.37 looks for "from_user" here, which Telegram does not send.
+    # telebot 4.37 reads "from_user" here, but Telegram sends "from".
     if "purchased_paid_media" in update:
         update["purchased_paid_media"]["from_user"] = update["purchased_paid_media"].pop("from")
     return telebot.types.Update.de_json(update)
@@ -74,7 +74,7 @@ def test_every_update_has_the_keys_of_the_published_table(case: Case, read: Call
 
 @each_reader
 @each_case
-def test_every_origin_reads_the_same(case: Case, read: Callable[[dict[str, Any]], object]) -> None:
+def test_the_updates_of_every_library_have_the_same_keys(case: Case, read: Callable[[dict[str, Any]], object]) -> None:
     given = read(case.update)
     update, plain = Update.of(given), Update.of(case.update)
     assert update.raw is given
@@ -102,7 +102,7 @@ def test_the_table_has_every_kind_and_the_corpus_every_entry() -> None:
     ],
     ids=["aiogram", "telebot", "ptb"],
 )
-def test_no_framework_knows_a_kind_that_we_do_not(known: set[str]) -> None:
+def test_no_framework_has_a_kind_that_is_missing_here(known: set[str]) -> None:
     assert known - {"update_id"} <= set(KINDS)
 
 
@@ -111,7 +111,7 @@ def test_the_kinds_are_those_of_the_newest_framework() -> None:
 
 
 @pytest.mark.parametrize("read", [as_aiogram, as_ptb], ids=lambda read: read.__name__)
-def test_a_kind_that_the_framework_does_not_know_is_read_from_what_it_kept(
+def test_a_kind_that_the_framework_does_not_know_is_read_from_its_extra_fields(
     read: Callable[[dict[str, Any]], object],
 ) -> None:
     update = {"update_id": 1, "holiday_greeting": {"user": {"id": 42}, "chat": {"id": -5, "type": "group"}}}
@@ -129,7 +129,7 @@ def test_the_bare_events_of_aiogram_and_telebot_have_the_same_keys(case: Case) -
         assert found(event) == expected(case)
 
 
-def test_the_documented_keys_of_ones_own_work() -> None:
+def test_the_documented_custom_strategies_work() -> None:
     names: dict[str, Any] = {}
     for snippet in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
         exec(snippet, names)

@@ -112,7 +112,7 @@ async def test_an_unknown_state_is_reset_raised_or_passed_to_a_function(caplog: 
         (TransitionError("form", "name", None), "no state before 'name'"),
     ],
 )
-def test_a_transition_error_says_what_is_allowed(error: TransitionError, message: str) -> None:
+def test_a_transition_error_lists_the_allowed_states(error: TransitionError, message: str) -> None:
     assert message in str(error)
 
 
@@ -130,6 +130,6 @@ def test_a_transition_error_says_what_is_allowed(error: TransitionError, message
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_cross_processes_with_their_fields(error: StepwellError) -> None:
+def test_pickled_errors_keep_their_fields(error: StepwellError) -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))

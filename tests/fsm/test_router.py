@@ -1,4 +1,4 @@
-"""The router: first match wins, calls come back, duplicates get the same answer."""
+"""The router: the first matching handler is called, calls are returned, duplicates get the same answer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def press(data: str = "yes", update_id: int | None = None) -> dict[str, Any]:
     return pressed if update_id is None else {"update_id": update_id, **pressed}
 
 
-async def test_the_calls_to_make_come_back(router: Router) -> None:
+async def test_the_router_returns_the_calls_to_make(router: Router) -> None:
     assert await router.handle(message("/register", update_id=1)) == [
         {"method": "sendMessage", "chat_id": 42, "text": "What's your name?"}
     ]
@@ -73,7 +73,7 @@ async def test_the_calls_to_make_come_back(router: Router) -> None:
     assert await router.fsm.storage.get_state("bot", KEY) == State("form", "email", {"name": "Ann"})
 
 
-async def test_no_match_gives_no_calls_and_writes_nothing() -> None:
+async def test_without_a_match_there_are_no_calls_and_no_writes() -> None:
     async with FaultyStorage() as storage:
         router = Router(FSM("bot", storage=storage, flows=[Form]))
         assert await router.handle(message("hi", update_id=1)) == []
@@ -82,7 +82,7 @@ async def test_no_match_gives_no_calls_and_writes_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*never gets an update:UserWarning")
-async def test_the_first_match_wins_in_the_order_of_registration(fsm: FSM) -> None:
+async def test_the_first_matching_handler_in_the_order_of_registration_is_called(fsm: FSM) -> None:
     router = Router(fsm)
     seen: list[str] = []
     for name, filters in {"cancel": [command("cancel")], "any": [], "never": [text()]}.items():
@@ -92,7 +92,7 @@ async def test_the_first_match_wins_in_the_order_of_registration(fsm: FSM) -> No
     assert seen == ["cancel", "any", "any"]
 
 
-async def test_the_newest_update_again_gets_the_calls_of_the_first_time(router: Router) -> None:
+async def test_the_newest_update_delivered_again_gets_the_same_calls(router: Router) -> None:
     first = await router.handle(message("/register", update_id=1))
     assert await router.handle(message("/register", update_id=1)) == first
     second = await router.handle(message("Ann", update_id=2))
@@ -114,7 +114,7 @@ async def test_the_newest_update_again_gets_the_calls_of_the_first_time(router: 
     ],
     ids=["str", "bytes", "list", "int", "reply", "error reply"],
 )
-async def test_what_is_no_update_is_an_error_that_says_what_to_pass(wrong: Any, said: str) -> None:
+async def test_the_error_for_a_value_that_is_not_an_update_says_what_to_pass(wrong: Any, said: str) -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])
     router = Router(fsm)
     ran: list[Any] = []
@@ -203,7 +203,7 @@ async def test_calls_are_sent_after_the_commit(fsm: FSM) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*never gets an update:UserWarning")
-async def test_a_scope_adds_its_filters_and_keeps_its_place(fsm: FSM) -> None:
+async def test_a_scope_adds_its_filters_and_keeps_the_order_of_handlers(fsm: FSM) -> None:
     router = Router(fsm)
     seen: list[str] = []
     inside = router.scope(fsm_flow(Form))
@@ -218,7 +218,7 @@ async def test_a_scope_adds_its_filters_and_keeps_its_place(fsm: FSM) -> None:
     assert seen == ["outside", "name", "outside"]
 
 
-def test_a_state_that_no_flow_has_is_warned_of_with_the_near_ones(make_fsm: Make) -> None:
+def test_the_warning_for_a_state_that_no_flow_has_suggests_similar_states(make_fsm: Make) -> None:
     router, collected = Router(make_fsm()), Router()
     collected.on(text(), ~fsm_state("emial"))(lambda ctx: None)
     for register in (
@@ -234,14 +234,14 @@ def test_a_state_that_no_flow_has_is_warned_of_with_the_near_ones(make_fsm: Make
         router.on(fsm_state("zz"))
 
 
-def test_a_state_that_some_flow_has_or_no_flow_could_have_is_fine(make_fsm: Make) -> None:
+def test_a_state_that_a_flow_has_gives_no_warning(make_fsm: Make) -> None:
     for fine in ("email", "a", Form.email, None, ("emial", 1)):
         Router(make_fsm()).on(fsm_state(fine))
     for nothing_known in (Router(), Router(make_fsm(flows=[]))):
         nothing_known.on(fsm_state("emial"))
 
 
-async def test_an_included_router_is_asked_in_its_place(fsm: FSM) -> None:
+async def test_an_included_router_keeps_its_place_in_the_order(fsm: FSM) -> None:
     router, other = Router(fsm), Router()
     seen: list[str] = []
     other.on(command("a"))(lambda ctx: seen.append("a"))
@@ -262,14 +262,14 @@ async def test_an_included_router_is_asked_in_its_place(fsm: FSM) -> None:
         other.include(loop)
 
 
-async def test_a_router_without_a_machine_only_collects(fsm: FSM) -> None:
+async def test_a_router_without_a_machine_only_collects_handlers(fsm: FSM) -> None:
     with pytest.raises(InvalidOption, match=r"Router\(fsm\)"):
         await Router().handle(message("hi"))
     with pytest.raises(InvalidOption, match="FSM"):
         Router("bot")  # type: ignore[arg-type]
 
 
-async def test_an_unregistered_flow_in_a_filter_is_an_error_at_once(make_fsm: Make) -> None:
+async def test_an_unregistered_flow_in_a_filter_raises_at_once(make_fsm: Make) -> None:
     router = Router(make_fsm(flows=[Form]))
     with pytest.raises(UnknownFlowError, match="'open'"):
         router.on(fsm_flow(Open))
@@ -296,7 +296,7 @@ async def test_filters_combine(fsm: FSM) -> None:
     assert seen == [None, "12", "pressed", "poll"]
 
 
-async def test_an_answer_goes_where_the_update_came_from(make_fsm: Make) -> None:
+async def test_an_answer_goes_to_the_chat_of_the_update(make_fsm: Make) -> None:
     router = Router(make_fsm(key=keys.User()))
 
     @router.on()
@@ -305,20 +305,20 @@ async def test_an_answer_goes_where_the_update_came_from(make_fsm: Make) -> None
             ctx.answer_callback("ok", show_alert=True)
         ctx.answer("hi", parse_mode="HTML")
 
-    said = {"method": "sendMessage", "text": "hi", "parse_mode": "HTML"}
-    assert await router.handle(message(chat=-5)) == [{**said, "chat_id": -5}]
+    call = {"method": "sendMessage", "text": "hi", "parse_mode": "HTML"}
+    assert await router.handle(message(chat=-5)) == [{**call, "chat_id": -5}]
     topic = message(chat=-5, message_thread_id=9, is_topic_message=True)
-    assert await router.handle(topic) == [{**said, "chat_id": -5, "message_thread_id": 9}]
-    assert await router.handle(message(chat=-5, message_thread_id=9)) == [{**said, "chat_id": -5}]
+    assert await router.handle(topic) == [{**call, "chat_id": -5, "message_thread_id": 9}]
+    assert await router.handle(message(chat=-5, message_thread_id=9)) == [{**call, "chat_id": -5}]
     assert await router.handle(press()) == [
         {"method": "answerCallbackQuery", "callback_query_id": "77", "text": "ok", "show_alert": True},
-        {**said, "chat_id": 42},
+        {**call, "chat_id": 42},
     ]
     inline = {"update_id": 1, "inline_query": {"id": "1", "from": {"id": 42}, "query": "", "offset": ""}}
-    assert await router.handle(inline) == [{**said, "chat_id": 42}]
+    assert await router.handle(inline) == [{**call, "chat_id": 42}]
 
 
-async def test_answers_that_cannot_be_given_are_errors(fsm: FSM) -> None:
+async def test_an_answer_without_a_destination_raises(fsm: FSM) -> None:
     router = Router(fsm)
     router.on(text())(lambda ctx: ctx.answer_callback())
     router.on(kind("poll"))(lambda ctx: ctx.answer("to whom?"))
@@ -328,7 +328,7 @@ async def test_answers_that_cannot_be_given_are_errors(fsm: FSM) -> None:
         await router.handle(POLL)
 
 
-def test_a_filter_of_ones_own_may_have_states() -> None:
+def test_a_custom_filter_may_have_an_attribute_states() -> None:
     class Between(Filter):
         def __init__(self, *states: str) -> None:
             self.states = states
@@ -340,7 +340,7 @@ def test_a_filter_of_ones_own_may_have_states() -> None:
     router.on(Between("name", "email"))(lambda ctx: None)
 
 
-def test_without_a_loop_there_is_handle_sync() -> None:
+def test_handle_sync_works_without_an_event_loop() -> None:
     router = Router(FSM("bot", storage="memory://", flows=[Form]))
     router.on(command("start"))(lambda ctx: ctx.answer("hello"))
     assert router.handle_sync(message("/start")) == [{"method": "sendMessage", "chat_id": 42, "text": "hello"}]

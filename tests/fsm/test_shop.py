@@ -1,4 +1,4 @@
-"""The shop of the examples: time, a way back, an inner flow, a deploy in the middle."""
+"""The example shop: timeouts, going back, an inner flow, a deploy during a conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def to_delivery(chat: Chat) -> None:
     assert await chat.send("Berlin") == ["By post, or by bike?"]
 
 
-async def test_an_address_is_asked_for_by_a_flow_of_its_own(chat: Chat) -> None:
+async def test_an_inner_flow_asks_for_the_address(chat: Chat) -> None:
     await to_delivery(chat)
     assert await chat.record() == State(
         "shop", "delivery", {"items": ["tea", "cups"], "address": "Main Street 1, Berlin"}
@@ -33,7 +33,7 @@ async def test_an_address_is_asked_for_by_a_flow_of_its_own(chat: Chat) -> None:
     assert await chat.send("/back") == ["Back at delivery."]
 
 
-async def test_a_cart_that_is_left_alone_is_emptied(chat: Chat) -> None:
+async def test_an_abandoned_cart_is_emptied(chat: Chat) -> None:
     await chat.send("/shop")
     await chat.send("tea")
     assert await chat.advance(1700) == []
@@ -42,7 +42,7 @@ async def test_a_cart_that_is_left_alone_is_emptied(chat: Chat) -> None:
     assert chat.last == "Your cart of 1 was emptied. /shop to begin again."
 
 
-async def test_who_does_not_pay_is_asked_again_how_to_send_it(chat: Chat) -> None:
+async def test_without_a_payment_the_bot_asks_for_the_delivery_again(chat: Chat) -> None:
     await to_delivery(chat)
     await chat.send("post")
     await chat.advance(601)
@@ -51,7 +51,7 @@ async def test_who_does_not_pay_is_asked_again_how_to_send_it(chat: Chat) -> Non
     assert record.state == "delivery"
 
 
-async def test_a_release_that_renames_a_state_finds_everybody_where_they_were(chat: Chat) -> None:
+async def test_a_release_that_renames_a_state_migrates_all_conversations(chat: Chat) -> None:
     await to_delivery(chat)
     inside = chat.user(43)
     for words in ("/shop", "tea", "/checkout", "Side Street 2"):
@@ -62,7 +62,7 @@ async def test_a_release_that_renames_a_state_finds_everybody_where_they_were(ch
     assert await inside.record() == State("shop", "shipping", {"items": [("tea", 1)], "address": "Side Street 2, Rome"})
 
 
-async def test_an_old_conversation_is_gone_after_a_week(chat: Chat) -> None:
+async def test_an_old_conversation_expires_after_a_week(chat: Chat) -> None:
     await to_delivery(chat)
     await chat.advance(8 * 24 * 3600)
     assert await chat.record() is None

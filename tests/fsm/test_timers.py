@@ -1,4 +1,4 @@
-"""Timers: durable, once, on one worker, and never for somebody who has moved on."""
+"""Timers: durable, fired once, on one worker, and never for a state that was left."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def enter(fsm: FSM, to: str | None = None, *, user: int = 42) -> None:
             ctx.set_state(to)
 
 
-async def test_a_state_that_lasts_too_long_moves_on_by_itself(fsm: FSM, clock: Clock) -> None:
+async def test_a_timeout_moves_to_the_next_state(fsm: FSM, clock: Clock) -> None:
     await enter(fsm)
     clock.advance(59)
     assert await fsm.tick() == 0
@@ -77,7 +77,7 @@ async def test_without_on_timeout_the_conversation_ends(fsm: FSM, clock: Clock) 
     assert await fsm.storage.get_state("bot", KEY) is None
 
 
-async def test_a_handler_may_follow_a_timeout_and_its_answers_are_sent(storage: Storage, clock: Clock) -> None:
+async def test_a_timeout_may_call_a_handler_and_its_answers_are_sent(storage: Storage, clock: Clock) -> None:
     sent: list[Any] = []
 
     async def send(call: dict[str, Any]) -> None:
@@ -101,12 +101,12 @@ def _by_language(update: Update) -> tuple[str, int] | None:
     ("extra", "where"),
     [
         ({"message_thread_id": 7, "is_topic_message": True}, {"message_thread_id": 7}),
-        # A reply in a group without topics has a thread too, which is no place to answer in.
+        # A reply in a group without topics has a thread too, but answers do not go to that thread.
         ({"message_thread_id": 7}, {}),
         ({"business_connection_id": "b7"}, {"business_connection_id": "b7"}),
     ],
 )
-async def test_a_timer_answers_where_the_conversation_was(
+async def test_a_timer_answers_in_the_last_chat_of_the_conversation(
     storage: Storage, clock: Clock, key: Any, extra: dict[str, Any], where: dict[str, Any]
 ) -> None:
     sent: list[Any] = []
@@ -124,19 +124,17 @@ async def test_a_timer_answers_where_the_conversation_was(
 
     update = message("/go", user=42, chat=-100)
     update["message"] |= extra
-    (asked,) = await router.handle(update)
+    (answer,) = await router.handle(update)
     clock.advance(61)
     assert await router.fsm.tick() == 1
-    # The state that follows has a timer too, and no update of its own.
+    # The next state has a timer too, and was entered without an update.
     clock.advance(61)
     assert await router.fsm.tick() == 1
-    assert asked == {"method": "sendMessage", "chat_id": -100, "text": "Well?", **where}
-    assert sent == [{**asked, "text": "Still there?"}]
+    assert answer == {"method": "sendMessage", "chat_id": -100, "text": "Well?", **where}
+    assert sent == [{**answer, "text": "Still there?"}]
 
 
-async def test_where_a_timer_answers_moves_with_its_chat_and_stays_through_a_deploy(
-    storage: Storage, clock: Clock
-) -> None:
+async def test_the_chat_of_a_timers_answer_follows_a_move_and_survives_a_deploy(storage: Storage, clock: Clock) -> None:
     sent: list[Any] = []
 
     async def send(call: Any) -> None:
@@ -182,7 +180,7 @@ async def test_a_self_transition_enters_the_state_again(fsm: FSM, clock: Clock) 
     assert await fsm.tick() == 1
 
 
-async def test_nobody_who_has_moved_on_is_timed_out(fsm: FSM, clock: Clock) -> None:
+async def test_a_state_that_was_left_does_not_time_out(fsm: FSM, clock: Clock) -> None:
     await enter(fsm, user=1)
     await enter(fsm, user=2)
     await enter(fsm, user=3)
@@ -215,7 +213,7 @@ async def test_an_update_after_the_deadline_finds_the_timeout_applied(storage: S
     assert await storage.get_state("bot", KEY) == State("slow", "late", {})
 
 
-async def test_a_timeout_into_a_state_with_a_timeout_goes_on(fsm: FSM, clock: Clock) -> None:
+async def test_a_timeout_may_lead_to_a_state_with_a_timeout(fsm: FSM, clock: Clock) -> None:
     await enter(fsm, "chain")
     for expected in ("ask", "late"):
         clock.advance(61)
@@ -223,7 +221,7 @@ async def test_a_timeout_into_a_state_with_a_timeout_goes_on(fsm: FSM, clock: Cl
         assert (await fsm.storage.get_state("bot", KEY)) == State("slow", expected, {})
 
 
-async def test_a_timer_that_fails_is_tried_again_later_and_stops_no_other(
+async def test_a_timer_that_fails_is_retried_later_and_does_not_stop_others(
     fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await enter(fsm, "broken", user=1)
@@ -243,7 +241,9 @@ async def test_a_timer_that_fails_is_tried_again_later_and_stops_no_other(
     assert caplog.text.count("will be retried") == 2
 
 
-async def test_a_timeout_that_fails_locks_nobody_out(fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_timeout_that_fails_does_not_block_the_conversation(
+    fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     await enter(fsm, "broken")
     clock.advance(61)
     async with fsm.conversation(message()) as ctx:
@@ -253,7 +253,7 @@ async def test_a_timeout_that_fails_locks_nobody_out(fsm: FSM, clock: Clock, cap
     assert await fsm.storage.get_state("bot", KEY) == State("slow", "ask", {})
 
 
-async def test_one_that_cannot_be_fired_does_not_starve_the_rest(
+async def test_a_timer_that_cannot_be_fired_does_not_starve_others(
     storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(Flow, name="gone"):
@@ -274,7 +274,7 @@ async def test_one_that_cannot_be_fired_does_not_starve_the_rest(
     assert await storage.get_state("bot", (100, 100)) == State("slow", "late", {})
 
 
-async def test_a_state_that_lost_its_timeout_in_a_deploy_just_stays(storage: Storage, clock: Clock) -> None:
+async def test_a_state_that_lost_its_timeout_in_a_deploy_is_kept(storage: Storage, clock: Clock) -> None:
     await enter(FSM("bot", storage=storage, flows=[Slow], run_timers=False))
 
     class Later(Flow, name="slow"):
@@ -288,7 +288,7 @@ async def test_a_state_that_lost_its_timeout_in_a_deploy_just_stays(storage: Sto
     assert await storage.get_state("bot", KEY) == State("slow", "ask", {})
 
 
-async def test_timers_run_by_themselves_within_a_second_and_survive_a_restart(backend: Backend) -> None:
+async def test_timers_fire_in_the_background_within_a_second_and_survive_a_restart(backend: Backend) -> None:
     class Quick(Flow, name="quick"):
         ask = state(timeout=0.4, on_timeout="late")
         late = state()
@@ -318,7 +318,7 @@ async def test_many_workers_fire_each_timer_once(storage: Storage, clock: Clock)
     assert reminded == [{"reminded": 1}] * 60
 
 
-async def test_a_storage_that_is_away_is_survived(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_timers_survive_an_unavailable_storage(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     class Away(FaultyStorage):
         away = True
 
@@ -339,7 +339,7 @@ async def test_a_storage_that_is_away_is_survived(clock: Clock, caplog: pytest.L
     assert "timers cannot be read" in caplog.text
 
 
-async def test_a_storage_without_deadlines_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_storage_without_deadlines_raises_unsupported(caplog: pytest.LogCaptureFixture) -> None:
     class NoTimers(FaultyStorage):
         async def due(self, *args: Any, **options: Any) -> Any:
             raise Unsupported("NoTimers", "find deadlines")
@@ -349,7 +349,7 @@ async def test_a_storage_without_deadlines_says_so_once(caplog: pytest.LogCaptur
     assert caplog.text.count("stopped polling for timers") == 1
 
 
-async def test_without_send_an_answer_of_a_timer_is_a_warning(
+async def test_without_send_an_answer_of_a_timer_logs_a_warning(
     fsm: FSM, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await enter(fsm, "handled")

@@ -1,4 +1,4 @@
-"""Flows and transitions, line by line."""
+"""Flows and transitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_starting_a_flow_enters_its_default_state_with_empty_data(fsm: FSM
     assert await stored(fsm) == State("form", "name", {})
 
 
-async def test_starting_the_same_flow_begins_anew(fsm: FSM) -> None:
+async def test_starting_the_same_flow_begins_again(fsm: FSM) -> None:
     await start(fsm, a=1)
     async with fsm.conversation(key=1) as ctx:
         ctx.transition("email")
@@ -71,7 +71,7 @@ async def test_another_active_flow_applies_the_policy_with_both_names(make_fsm: 
     assert await stored(fsm) == State("form", "name", {})
 
 
-async def test_a_transition_follows_a_declared_edge(fsm: FSM) -> None:
+async def test_a_transition_makes_a_declared_move(fsm: FSM) -> None:
     await start(fsm, a=1)
     async with fsm.conversation(key=1) as ctx:
         assert ctx.transition(Form.email) is True
@@ -79,7 +79,7 @@ async def test_a_transition_follows_a_declared_edge(fsm: FSM) -> None:
     assert await stored(fsm) == State("form", "name", {"a": 1})
 
 
-async def test_a_transition_without_an_edge_raises_what_is_allowed_and_changes_nothing(fsm: FSM) -> None:
+async def test_an_undeclared_transition_raises_with_the_allowed_states_and_changes_nothing(fsm: FSM) -> None:
     await start(fsm)
     with pytest.raises(TransitionError, match="'name' to 'done'; allowed: 'email'") as caught:
         async with fsm.conversation(key=1) as ctx:
@@ -99,7 +99,7 @@ async def test_a_terminal_state_an_undeclared_target_and_another_flows_state_are
 
 
 @pytest.mark.parametrize(
-    ("move", "said"),
+    ("move", "expected"),
     [
         (
             lambda ctx: ctx.transition(Open.a),
@@ -119,18 +119,18 @@ async def test_a_terminal_state_an_undeclared_target_and_another_flows_state_are
         (lambda ctx: ctx.pop_flow(), "'form' is not an inner flow; pop_flow() ends a flow that push_flow() began"),
     ],
 )
-async def test_a_refused_move_says_what_is_true(make_fsm: Make, move: Any, said: str) -> None:
+async def test_the_error_of_a_refused_move_names_the_cause(make_fsm: Make, move: Any, expected: str) -> None:
     fsm = make_fsm()
     await start(fsm)
     async with fsm.conversation(key=1) as ctx:
         with pytest.raises(TransitionError) as caught:
             move(ctx)
-    assert str(caught.value).startswith(said)
-    assert (caught.value.from_, caught.value.problem is None) == ("name", "before" in said)
+    assert str(caught.value).startswith(expected)
+    assert (caught.value.from_, caught.value.problem is None) == ("name", "before" in expected)
 
 
 @pytest.mark.parametrize("move", [Context.back, Context.pop_flow, lambda ctx: ctx.set_state(None)])
-async def test_without_a_flow_there_is_nothing_to_go_back_to(fsm: FSM, move: Any) -> None:
+async def test_back_without_a_flow_raises(fsm: FSM, move: Any) -> None:
     async with fsm.conversation(key=1) as ctx:
         with pytest.raises(TransitionError) as caught:
             move(ctx)
@@ -185,15 +185,15 @@ async def test_a_flow_with_states_and_no_default_state_is_not_started_but_may_be
         pass
 
     fsm = FSM("bot", storage=fsm.storage, flows=[Form, Entered, Handwritten, Empty])
-    said = "it has no default_state, so it cannot be started; its states are 'a', 'b'"
+    problem = "it has no default_state, so it cannot be started; its states are 'a', 'b'"
     async with fsm.conversation(key=1) as ctx:
-        with pytest.raises(InvalidFlow, match=said):
+        with pytest.raises(InvalidFlow, match=problem):
             ctx.start_flow(Entered)
         with pytest.raises(InvalidFlow, match="its states are 'c', 'd'"):
             ctx.start_flow("handwritten")
         assert ctx.flow is None
         ctx.start_flow(Form)
-        with pytest.raises(InvalidFlow, match=said):
+        with pytest.raises(InvalidFlow, match=problem):
             ctx.push_flow(Entered)
         ctx.clear_flow()
         assert ctx.set_state("b", flow=Entered) is True
@@ -212,7 +212,7 @@ async def test_in_a_mixed_flow_a_state_without_to_allows_none_and_a_state_may_li
             ctx.transition("first")
 
 
-async def test_set_state_ignores_edges_and_keeps_flow_and_data(fsm: FSM) -> None:
+async def test_set_state_may_make_undeclared_moves_and_keeps_flow_and_data(fsm: FSM) -> None:
     await start(fsm, a=1)
     async with fsm.conversation(key=1) as ctx:
         assert ctx.set_state("done") is True
@@ -221,7 +221,7 @@ async def test_set_state_ignores_edges_and_keeps_flow_and_data(fsm: FSM) -> None
     assert await stored(fsm) == State("form", "done", {"a": 1})
 
 
-async def test_set_state_with_a_flow_always_wins_and_keeps_the_data(fsm: FSM) -> None:
+async def test_set_state_with_a_flow_replaces_the_active_flow_and_keeps_the_data(fsm: FSM) -> None:
     await start(fsm, a=1)
     async with fsm.conversation(key=1) as ctx:
         assert ctx.set_state(Open.b, flow=Open) is True
@@ -274,13 +274,13 @@ async def test_the_policies_log_and_ignore_change_nothing_and_return_false(
 async def test_a_policy_may_be_a_function_whose_result_is_returned(make_fsm: Make) -> None:
     def policy(ctx: Context, from_: str | None, to: str | None) -> str:
         ctx.update_data(refused=f"{from_}->{to}")
-        return "asked"
+        return "refused"
 
     fsm = make_fsm(on_invalid_transition=policy)
     await start(fsm)
     async with fsm.conversation(key=1) as ctx:
-        assert ctx.transition("done") == "asked"
-        assert ctx.back() == "asked"
+        assert ctx.transition("done") == "refused"
+        assert ctx.back() == "refused"
     assert await stored(fsm) == State("form", "name", {"refused": "name->None"})
 
 
@@ -294,7 +294,7 @@ async def test_a_wrong_policy_or_option_is_an_error_when_the_machine_is_made(mak
 
 
 @pytest.mark.parametrize(("flows", "named"), [(Form, "Form"), ("form", "'form'"), (5, "5")])
-def test_flows_that_are_no_list_are_refused(make_fsm: Make, flows: Any, named: str) -> None:
+def test_flows_must_be_a_list(make_fsm: Make, flows: Any, named: str) -> None:
     with pytest.raises(InvalidOption, match=rf"flows takes a list.*flows=\[{named}\]"):
         make_fsm(flows=flows)
 
@@ -309,7 +309,7 @@ def test_flows_that_are_no_list_are_refused(make_fsm: Make, flows: Any, named: s
         lambda ctx: ctx.push_flow(Open, 5),
     ],
 )
-async def test_data_that_is_no_dict_is_refused_and_changes_nothing(fsm: FSM, write: Any) -> None:
+async def test_data_that_is_not_a_dict_is_refused_and_changes_nothing(fsm: FSM, write: Any) -> None:
     await start(fsm, a=1)
     async with fsm.conversation(key=1) as ctx:
         with pytest.raises(InvalidOption, match=r"\(\) takes a dict of fields, got (NoneType|list|str|int)"):
@@ -317,13 +317,13 @@ async def test_data_that_is_no_dict_is_refused_and_changes_nothing(fsm: FSM, wri
     assert await stored(fsm) == State("form", "name", {"a": 1})
 
 
-async def test_inside_of_a_value_fields_keep_their_order(fsm: FSM) -> None:
+async def test_the_order_inside_a_value_is_kept(fsm: FSM) -> None:
     await start(fsm, cart={"z": 1, "a": 2, "m": 3})
     async with fsm.conversation(key=1) as ctx:
         assert list(ctx.data["cart"]) == ["z", "a", "m"]
 
 
-async def test_back_returns_to_the_state_before_and_keeps_the_data(fsm: FSM) -> None:
+async def test_back_returns_to_the_previous_state_and_keeps_the_data(fsm: FSM) -> None:
     await start(fsm)
     async with fsm.conversation(key=1) as ctx:
         ctx.transition("email")
@@ -414,7 +414,7 @@ async def test_an_undeclared_state_is_kept_with_one_warning_and_ways_out(
         assert now is None or (now.flow, now.state) == ("form", "name")
 
 
-async def test_an_undeclared_flow_counts_as_none_active(fsm: FSM) -> None:
+async def test_an_undeclared_flow_counts_as_no_active_flow(fsm: FSM) -> None:
     await fsm.storage.set_state("bot", 1, GONE[0])
     async with fsm.conversation(key=1) as ctx:
         assert ctx.start_flow(Open) is True
@@ -492,7 +492,7 @@ async def test_a_hand_written_flow_object_works_like_the_class(fsm: FSM) -> None
     assert await stored(fsm) == State("hand", "b", {})
 
 
-async def test_states_of_the_usual_words_work(fsm: FSM) -> None:
+async def test_states_may_have_common_names(fsm: FSM) -> None:
     await start(fsm, Form)
     update = message("x", update_id=1)
     async with fsm.conversation(update, key=1) as ctx:

@@ -70,7 +70,7 @@ each_type = pytest.mark.parametrize("kind", TYPES)
 
 
 @each_type
-def test_the_four_kinds_of_data_type_are_taken(kind: Any) -> None:
+def test_four_kinds_of_data_type_are_accepted(kind: Any) -> None:
     assert is_data_type(kind)
 
 
@@ -79,7 +79,7 @@ def test_the_four_kinds_of_data_type_are_taken(kind: Any) -> None:
     ("name", "value"),
     [("name", "Alice"), ("age", 7), ("born", date(1852, 5, 4)), ("born", None), ("tags", []), ("tags", ["a"])],
 )
-def test_a_field_of_the_declared_type_is_taken(kind: Any, name: str, value: object) -> None:
+def test_a_field_of_the_declared_type_is_accepted(kind: Any, name: str, value: object) -> None:
     check_field("form", kind, name, value)
 
 
@@ -97,7 +97,7 @@ def test_a_field_of_the_declared_type_is_taken(kind: Any, name: str, value: obje
         ("tags", [5], "list[str]"),
     ],
 )
-def test_a_wrong_field_is_an_error_that_names_flow_field_and_type(
+def test_the_error_for_a_wrong_field_names_flow_field_and_type(
     kind: Any, name: str, value: object, expected: str
 ) -> None:
     with pytest.raises(FieldError) as caught:
@@ -112,7 +112,7 @@ def test_a_wrong_field_is_an_error_that_names_flow_field_and_type(
 
 @each_type
 @pytest.mark.parametrize("name", ["nmae", 5, None, ("a",)])
-def test_a_field_that_is_not_declared_is_an_error_that_lists_those_that_are(kind: Any, name: object) -> None:
+def test_the_error_for_an_undeclared_field_lists_the_declared(kind: Any, name: object) -> None:
     with pytest.raises(FieldError, match="one of name, age, born, tags"):
         check_field("form", kind, name, "x")
 
@@ -123,17 +123,17 @@ def test_a_limit_of_a_field_is_checked(kind: Any) -> None:
         check_field("form", kind, "age", -1)
 
 
-def test_fields_are_checked_by_themselves_whatever_else_is_missing() -> None:
+def test_each_field_is_checked_although_others_are_missing() -> None:
     check_fields("form", AsPydantic, {"name": "Methuselah"})
     check_fields("form", AsPydantic, {"age": 3})
     check_fields("form", AsDataclass, {})
 
 
-def test_without_a_data_type_anything_goes() -> None:
+def test_without_a_data_type_every_field_is_accepted() -> None:
     check_fields("form", None, {"x": object(), 5: None})
 
 
-def test_a_pydantic_model_with_extras_takes_other_fields() -> None:
+def test_a_pydantic_model_with_extras_accepts_other_fields() -> None:
     class Open(pydantic.BaseModel, extra="allow"):
         name: str
 
@@ -141,7 +141,7 @@ def test_a_pydantic_model_with_extras_takes_other_fields() -> None:
     assert build(Open, {"name": "a", "x": 1}).model_extra == {"x": 1}
 
 
-def test_a_validator_that_needs_other_fields_does_not_stop_one_field() -> None:
+def test_a_validator_that_needs_other_fields_does_not_refuse_a_single_field() -> None:
     class Curious(pydantic.BaseModel):
         one: int = 1
         two: int = 2
@@ -166,7 +166,7 @@ class Wide:
     anything: Any
 
 
-def test_classes_enums_literals_and_unions_are_read() -> None:
+def test_classes_enums_literals_and_unions_are_supported() -> None:
     good = {
         "where": Address("Oxford"),
         "colour": Colour.red,
@@ -198,14 +198,14 @@ class WithComputed:
 
 
 @pytest.mark.parametrize("kind", [KeywordOnly, WithComputed])
-def test_what_a_type_needs_is_what_its_constructor_needs(kind: Any) -> None:
+def test_the_required_fields_are_those_of_the_constructor(kind: Any) -> None:
     with pytest.raises(IncompleteData) as caught:
         build(kind, {})
     assert caught.value.missing == ("needed",)
     assert build(kind, {"needed": "x"}).needed == "x"
 
 
-def test_annotations_that_cannot_be_read_are_told_as_such() -> None:
+def test_annotations_that_cannot_be_resolved_raise() -> None:
     class Hidden: ...
 
     @dataclass
@@ -217,7 +217,7 @@ def test_annotations_that_cannot_be_read_are_told_as_such() -> None:
 
 
 @each_type
-def test_the_whole_is_built_from_its_fields(kind: Any) -> None:
+def test_an_object_is_built_from_its_fields(kind: Any) -> None:
     data = {"name": "Alice", "age": 7, "born": date(1852, 5, 4)}
     built = build(kind, data)
     read = built.get if isinstance(built, dict) else lambda name: getattr(built, name)
@@ -226,7 +226,7 @@ def test_the_whole_is_built_from_its_fields(kind: Any) -> None:
 
 
 @each_type
-def test_what_is_missing_and_what_is_wrong_are_named(kind: Any) -> None:
+def test_the_error_names_missing_and_wrong_fields(kind: Any) -> None:
     with pytest.raises(IncompleteData) as caught:
         build(kind, {"tags": 5})
     assert caught.value.missing == ("name", "age")
@@ -235,17 +235,17 @@ def test_what_is_missing_and_what_is_wrong_are_named(kind: Any) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_rule_of_the_whole_model_is_told_as_such() -> None:
+def test_the_error_of_a_model_validator_is_reported_for_the_model() -> None:
     with pytest.raises(IncompleteData, match="too young"):
         build(AsPydantic, {"name": "Methuselah", "age": 3})
 
 
 @pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsTypedDict, AsPydantic])
-def test_fields_that_the_type_does_not_know_are_left_out(kind: Any) -> None:
+def test_fields_that_the_type_does_not_have_are_left_out(kind: Any) -> None:
     built = build(kind, {"name": "Alice", "age": 7, "other": 1})
     assert "other" not in (built if isinstance(built, dict) else dir(built))
 
 
-def test_the_whole_of_something_else_is_refused() -> None:
+def test_building_an_unsupported_type_raises() -> None:
     with pytest.raises(TypeError, match="data_as"):
         build(int, {})

@@ -46,7 +46,7 @@ def test_a_pressed_button_has_data_and_no_text() -> None:
     assert (update.callback_data, update.text) == ("yes", None)
 
 
-def test_an_inaccessible_message_still_says_where_it_is() -> None:
+def test_an_inaccessible_message_has_a_chat() -> None:
     raw = find("callback_query", "on a message that is no longer accessible")
     given = aiogram.types.Update.model_validate(raw)
     assert given.callback_query is not None
@@ -100,7 +100,7 @@ def test_an_update_has_no_other_attributes() -> None:
         Update.of({}).no_such
 
 
-def test_a_null_field_is_no_kind() -> None:
+def test_a_null_field_is_not_the_kind() -> None:
     raw = {
         "update_id": 1,
         "message": None,
@@ -120,15 +120,15 @@ def test_a_null_field_is_no_kind() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_message_or_button_without_its_update_is_known_by_its_fields(bare: dict[str, Any], kind: str) -> None:
+def test_a_bare_message_or_callback_query_is_recognised_by_its_fields(bare: dict[str, Any], kind: str) -> None:
     update = Update.of(bare)
     assert (update.kind, update.update_id) == (kind, None)
     assert update.chat is not None
-    # Above all, a pressed button is not taken for the bot's own message that it hangs on.
+    # A callback query is not read as the message that it contains.
     assert update.user is None or update.user.id != 123456
 
 
-def test_any_mapping_and_any_object_will_do() -> None:
+def test_any_mapping_and_any_object_can_be_read() -> None:
     user, chat = MappingProxyType({"id": 42}), SimpleNamespace(id=-5)
     raw = MappingProxyType({"update_id": 3, "message": SimpleNamespace(from_user=user, chat=chat, text="hi")})
     update = Update.of(raw)
@@ -137,7 +137,7 @@ def test_any_mapping_and_any_object_will_do() -> None:
     assert update.chat is not None and update.chat.id == -5
 
 
-def test_an_update_may_have_the_number_0() -> None:
+def test_an_update_may_have_the_id_0() -> None:
     body = {"from": {"id": 42}, "chat": {"id": 42}}
     updates = (
         {"update_id": 0, "message": body},
@@ -149,7 +149,7 @@ def test_an_update_may_have_the_number_0() -> None:
     assert Update.of({"update_id": False, "message": body}).update_id is None
 
 
-def test_a_property_that_raises_reads_as_nothing() -> None:
+def test_a_property_that_raises_reads_as_none() -> None:
     class Broken:
         update_id = 5
 
@@ -160,7 +160,7 @@ def test_a_property_that_raises_reads_as_nothing() -> None:
     assert Update.of(Broken()).kind is None
 
 
-def test_an_event_of_another_platform_is_kept_as_it_came() -> None:
+def test_an_event_of_another_platform_is_unchanged() -> None:
     raw = {"object": "whatsapp_business_account", "entry": [{"id": "1"}]}
     update = Update.of(raw)
     assert update.raw is raw

@@ -1,4 +1,4 @@
-"""Whatever happens to an update on its way, reading it never fails, and never invents a key."""
+"""Reading a damaged update never fails, and its key has only ids of the update."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ JUNK = st.one_of(
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every node of a document, as its holder and its place there."""
+    """Return every node of a document as its container and its key or index there."""
     for place in list(node) if isinstance(node, dict) else range(len(node)):
         yield node, place
         if isinstance(node[place], dict | list):
@@ -69,7 +69,7 @@ def damaged(draw: st.DrawFn) -> Any:
 
 
 def numbers(node: Any) -> set[int]:
-    """Every whole number anywhere in a document."""
+    """Return every int in a document."""
     if isinstance(node, dict):
         return set().union(*(numbers(value) for value in node.values()))
     if isinstance(node, list):
@@ -94,7 +94,7 @@ def read_all(given: Any) -> list[Any]:
 
 @settings(max_examples=400)
 @given(damaged())
-def test_a_damaged_update_gives_a_key_of_its_own_numbers_or_none(update: Any) -> None:
+def test_the_key_of_a_damaged_update_has_only_its_own_ids_or_is_none(update: Any) -> None:
     own = numbers(update) | {0}
     for key in read_all(update)[:-1]:
         assert key is None or (isinstance(key, tuple) and all(type(part) is int and part in own for part in key))
@@ -102,16 +102,16 @@ def test_a_damaged_update_gives_a_key_of_its_own_numbers_or_none(update: Any) ->
 
 @settings(max_examples=150)
 @given(damaged())
-def test_a_damaged_update_that_a_framework_still_takes_reads_too(update: Any) -> None:
+def test_a_damaged_update_that_a_framework_accepts_can_be_read(update: Any) -> None:
     for parse in (aiogram.types.Update.model_validate, telegram.Update.de_json, telebot.types.Update.de_json):
         try:
             parsed = parse(copy.deepcopy(update))
         except Exception:
-            continue  # what their own parsers refuse never reaches a bot
+            continue  # the framework itself refuses this update
         read_all(parsed)
 
 
 @settings(max_examples=200)
 @given(st.recursive(JUNK, lambda inner: st.dictionaries(NAMES, inner) | st.lists(inner)))
-def test_any_value_at_all_can_be_asked(value: Any) -> None:
+def test_every_field_of_any_value_can_be_read(value: Any) -> None:
     read_all(value)

@@ -1,4 +1,4 @@
-"""Updates: once, in order, answered; and nothing half done."""
+"""Updates are handled once, in order and completely or not at all."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ async def test_an_update_that_changed_nothing_costs_no_write() -> None:
         assert kinds(storage) == [Claim, Release]
 
 
-async def test_handle_gives_what_the_handler_returned(fsm: FSM) -> None:
+async def test_handle_returns_the_result_of_the_handler(fsm: FSM) -> None:
     assert await fsm.handle(message(update_id=1), register) == "started"
     assert await fsm.handle(message(update_id=2), lambda ctx: ctx.state) == "name"
     assert await fsm.storage.get_state("bot", KEY) == State("form", "name", {})
 
 
-async def test_an_update_that_comes_again_is_not_handled_again(fsm: FSM) -> None:
+async def test_an_update_that_is_delivered_again_is_not_handled_again(fsm: FSM) -> None:
     handled: list[int] = []
 
     async def count(ctx: Any) -> str:
@@ -109,7 +109,7 @@ async def test_a_duplicate_may_be_entered_but_changes_are_refused(make_fsm: Make
         assert not ctx.duplicate
 
 
-async def test_the_update_with_the_number_0_is_handled_once_too(make_fsm: Make) -> None:
+async def test_the_update_with_the_id_0_is_handled_once(make_fsm: Make) -> None:
     fsm = make_fsm(on_duplicate="enter")
     assert await fsm.handle(message(update_id=0), register) == "started"
     assert await fsm.handle(message(update_id=0), register) is None
@@ -168,7 +168,7 @@ async def test_without_an_id_there_are_no_duplicates(fsm: FSM) -> None:
         assert await fsm.handle(message(), register) == "started"
 
 
-async def test_ids_may_be_strings_and_never_meet_numbers(fsm: FSM) -> None:
+async def test_ids_may_be_strings_and_never_equal_numbers(fsm: FSM) -> None:
     async def note(ctx: Any) -> str:
         ctx.update_data(n=ctx.data.get("n", 0) + 1)
         return "handled"
@@ -209,7 +209,7 @@ async def test_long_ids_are_remembered_and_never_fill_the_memo(fsm: FSM) -> None
     assert await fsm.handle(None, count, key=KEY, update_id="y" * 3000) == len(ids) + 1
 
 
-async def test_a_long_id_that_is_stored_whole_is_still_known(fsm: FSM) -> None:
+async def test_a_long_id_that_is_stored_whole_is_recognised(fsm: FSM) -> None:
     long = "x" * 3000
     calls = [{"method": "sendMessage", "text": "first"}]
     await fsm.prepare()
@@ -228,7 +228,7 @@ async def test_a_memo_that_is_larger_than_the_limit_forgets_its_oldest_updates(m
     await fsm.prepare()
     async with Slot(fsm.storage, "small", KEY) as slot:
         await slot.commit(force=True, memo=[" " + "".join(f"'{number:060} " for number in range(100)), []])
-    # The limit was lowered since: the stored memo is larger than it.
+    # The limit was lowered, and the stored memo is larger than that.
     await fsm.storage.init("small", limits=Limits(record=400))
     for number in range(60):
         assert await fsm.handle(None, register, key=KEY, update_id=f"{number:020}") == "started"
@@ -237,7 +237,7 @@ async def test_a_memo_that_is_larger_than_the_limit_forgets_its_oldest_updates(m
     assert await fsm.handle(None, register, key=KEY, update_id=f"{0:020}") == "started"
 
 
-async def test_what_was_handled_stays_known_after_the_conversation_is_over(backend: Backend, clock: Clock) -> None:
+async def test_handled_updates_are_remembered_after_the_conversation_has_ended(backend: Backend, clock: Clock) -> None:
     storage = backend.storage(clock=clock)
     fsm = FSM("bot", storage=storage, flows=[Form])
     await fsm.handle(message("/register", update_id=1), register)
@@ -251,7 +251,7 @@ async def test_what_was_handled_stays_known_after_the_conversation_is_over(backe
     assert await fsm.handle(message(update_id=1), register) == "started"
 
 
-async def test_nothing_is_written_before_the_block_ends_well(fsm: FSM) -> None:
+async def test_nothing_is_written_before_the_block_ends(fsm: FSM) -> None:
     await fsm.handle(message(update_id=1), register)
     with pytest.raises(ZeroDivisionError):
         async with fsm.conversation(message(update_id=2)) as ctx:
@@ -318,7 +318,7 @@ async def test_other_keys_do_not_wait(fsm: FSM) -> None:
             other.start_flow(Form)
 
 
-async def test_after_waiting_long_enough_it_is_busy_and_nothing_is_lost(make_fsm: Make) -> None:
+async def test_a_waiting_update_raises_busy_after_its_time_and_is_not_lost(make_fsm: Make) -> None:
     fsm = make_fsm(wait=0.05)
     entered = asyncio.Event()
 
@@ -361,7 +361,7 @@ async def test_a_long_handler_keeps_its_claim(make_fsm: Make) -> None:
     assert await fsm.storage.get_state("bot", KEY) == State("form", "name", {})
 
 
-async def test_writes_from_outside_survive_the_commit_and_a_clear_stops_it(fsm: FSM) -> None:
+async def test_writes_of_other_processes_survive_the_commit_and_a_clear_refuses_it(fsm: FSM) -> None:
     await fsm.handle(message(update_id=1), register)
     async with fsm.conversation(message(update_id=2)) as ctx:
         ctx.transition("email")
@@ -386,9 +386,7 @@ async def test_without_a_key_the_handler_runs_with_an_empty_state_and_nothing_is
         assert storage.batches == []
 
 
-async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
-    make_fsm: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_a_key_a_change_applies_the_policy(make_fsm: Make, caplog: pytest.LogCaptureFixture) -> None:
     changes = [
         lambda c: c.start_flow(Form),
         lambda c: c.transition("email"),
@@ -416,10 +414,10 @@ async def test_without_a_key_a_change_is_an_error_or_what_the_policy_says(
         assert len(caplog.records) == warnings
 
 
-# Other platforms, other ways in
+# Other platforms and keys without an update
 
 
-async def test_a_key_that_was_given_as_none_is_not_blamed_on_the_strategy(fsm: FSM) -> None:
+async def test_the_error_for_key_none_does_not_name_the_strategy(fsm: FSM) -> None:
     for update in (None, message()):
         async with fsm.conversation(update, key=None) as ctx:
             with pytest.raises(NoKeyError, match="key=None was passed, so nothing can be stored; use another key="):
@@ -430,7 +428,7 @@ async def test_a_key_that_was_given_as_none_is_not_blamed_on_the_strategy(fsm: F
         assert caught.value.strategy is None
 
 
-async def test_a_key_may_be_given_by_hand(fsm: FSM) -> None:
+async def test_a_key_may_be_passed(fsm: FSM) -> None:
     async with fsm.conversation(key=("T1", "U1"), update_id="Ev123") as ctx:
         assert ctx.update.raw is None
         assert ctx.text is None
@@ -473,14 +471,14 @@ async def test_conversations_of_users_and_chats_never_mix(fsm: FSM) -> None:
     ]
 
 
-async def test_records_are_tagged_with_their_people_and_chats(fsm: FSM) -> None:
+async def test_records_are_tagged_with_their_users_and_chats(fsm: FSM) -> None:
     await fsm.handle(message(user=7, chat=-100, update_id=1), register)
     await fsm.handle(message(user=8, chat=-100, update_id=2), register)
     assert [entry.key async for entry in fsm.storage.scan("bot", tag="user:7")] == [(-100, 7)]
     assert len([entry async for entry in fsm.storage.scan("bot", tag="chat:-100")]) == 2
 
 
-async def test_the_context_shows_text_and_arguments(fsm: FSM) -> None:
+async def test_the_context_has_text_and_arguments(fsm: FSM) -> None:
     async with fsm.conversation(message("/start@my_bot hello there")) as ctx:
         assert isinstance(ctx.update, Update)
         assert (ctx.text, ctx.args, ctx.key) == ("/start@my_bot hello there", "hello there", KEY)
@@ -503,7 +501,7 @@ async def test_a_machine_opens_and_closes_its_storage_as_often_as_it_is_entered(
         assert not fsm.storage.is_open
 
 
-async def test_the_machine_leaves_open_what_was_open_before() -> None:
+async def test_a_machine_does_not_close_a_storage_that_was_open_before() -> None:
     async with MemoryStorage() as storage:
         for _ in range(2):
             async with FSM("bot", storage=storage, flows=[Form]):
@@ -511,12 +509,12 @@ async def test_the_machine_leaves_open_what_was_open_before() -> None:
         assert storage.is_open
 
 
-async def test_the_first_update_opens_it_too(make_fsm: Make) -> None:
+async def test_the_first_update_opens_the_storage(make_fsm: Make) -> None:
     fsm = make_fsm()
     assert await fsm.handle(message(update_id=1), register) == "started"
 
 
-def test_without_a_loop_there_is_handle_sync() -> None:
+def test_handle_sync_works_without_an_event_loop() -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])
     assert fsm.handle_sync(message(update_id=1), register) == "started"
     assert fsm.handle_sync(message(update_id=1), register) is None
@@ -526,7 +524,7 @@ def test_without_a_loop_there_is_handle_sync() -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/bot.db"])
-def test_a_loop_for_each_update_will_do(url: str, tmp_path: Path) -> None:
+def test_each_update_may_have_its_own_event_loop(url: str, tmp_path: Path) -> None:
     fsm = FSM("bot", storage=url.format(tmp_path), flows=[Form])
 
     def count(ctx: Any) -> int:
@@ -537,12 +535,12 @@ def test_a_loop_for_each_update_will_do(url: str, tmp_path: Path) -> None:
         assert asyncio.run(fsm.handle(message(update_id=turn), count)) == turn
 
 
-def test_a_blocking_handler_holds_up_nobody_else_and_keeps_its_claim() -> None:
+def test_a_blocking_handler_does_not_delay_others_and_keeps_its_claim() -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form], lease=1)
     together = threading.Barrier(4)
 
     def slow(ctx: Any) -> str:
-        # Nobody gets on unless all four are here at the same time, each for longer than its lease.
+        # All four handlers must run at the same time, each for longer than its lease.
         together.wait(60)
         time.sleep(1.2)
         ctx.update_data(by=threading.current_thread().name)
@@ -556,7 +554,7 @@ def test_a_blocking_handler_holds_up_nobody_else_and_keeps_its_claim() -> None:
     assert sorted(stepwell.sync(fsm.storage.get_data("bot", (n, n)))["by"] for n in range(1, 5)) == sorted(names)
 
 
-def test_a_blocking_handler_may_use_what_belongs_to_its_thread() -> None:
+def test_a_blocking_handler_may_use_thread_bound_objects() -> None:
     here: ContextVar[str] = ContextVar("here")
     here.set("a request")
     fsm = FSM("bot", storage="memory://", flows=[Form])
@@ -569,7 +567,7 @@ def test_a_blocking_handler_may_use_what_belongs_to_its_thread() -> None:
     assert fsm.handle_sync(message(update_id=1), look) == ("a request", None)
 
 
-def test_what_a_blocking_handler_raises_changes_nothing_and_is_raised() -> None:
+def test_an_error_of_a_blocking_handler_is_raised_and_changes_nothing() -> None:
     fsm = FSM("bot", storage="memory://", flows=[Form])
 
     def fails(ctx: Any, error: BaseException) -> None:
@@ -578,18 +576,18 @@ def test_what_a_blocking_handler_raises_changes_nothing_and_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         fsm.handle_sync(message(update_id=1), partial(fails, error=ZeroDivisionError()))
-    # As Ctrl-C does it.
+    # The same as Ctrl-C.
     with pytest.raises(KeyboardInterrupt):
         fsm.handle_sync(message(update_id=1), partial(fails, error=KeyboardInterrupt()))
     assert fsm.handle_sync(message(update_id=1), lambda ctx: dict(ctx.data)) == {}
 
 
-async def test_handle_sync_inside_a_loop_says_to_await(fsm: FSM) -> None:
+async def test_handle_sync_inside_a_loop_raises(fsm: FSM) -> None:
     with pytest.raises(InsideLoop):
         fsm.handle_sync(message(update_id=1), register)
 
 
-async def test_a_million_users_would_leave_no_growth() -> None:
+async def test_memory_does_not_grow_with_the_number_of_users() -> None:
     async with MemoryStorage() as storage:
         fsm = FSM("bot", storage=storage, flows=[Form])
         for user in range(1, 5001):

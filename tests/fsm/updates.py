@@ -1,4 +1,4 @@
-"""The corpus: updates shaped as Telegram sends them, at least one of every kind."""
+"""The corpus: updates in the form of the Bot API, at least one of every kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True)
 class Case:
-    """One update, and what a person reads in it."""
+    """One update and its expected chat, thread and user."""
 
     kind: str
     name: str
@@ -29,7 +29,7 @@ class Case:
 
     @property
     def update(self) -> dict[str, Any]:
-        """A fresh copy, since frameworks change what they parse."""
+        """Return a copy, because frameworks change the dicts that they parse."""
         return dict(json.loads(self.json))
 
     def __str__(self) -> str:
@@ -56,6 +56,6 @@ CASES = [
 
 
 def find(kind: str, name: str) -> dict[str, Any]:
-    """A copy of one update of the corpus."""
+    """Return a copy of one update of the corpus."""
     (case,) = [case for case in CASES if (case.kind, case.name) == (kind, name)]
     return copy.deepcopy(case.update)
