@@ -218,7 +218,7 @@ def check_runners(runners: list[Worker], flow_id: str, wanted: dict[str, Any]) -
     lost = [line for runner in runners for line in runner.said("lost")]
     for _, kind, notes in lost:
         assert kind in ("LeaseLost", "RunBusy")
-        assert kind != "LeaseLost" or any("taken over" in note for note in notes)
+        assert kind != "LeaseLost" or any("was lost" in note for note in notes)
     assert len(finals) + len(lost) == len(runners)
     return len(lost), len(finals)
 
