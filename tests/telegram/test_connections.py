@@ -131,6 +131,15 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again()
     assert server.connections == 2
 
 
+async def test_a_kept_connection_that_the_server_closes_at_the_next_request_is_replaced_at_once() -> None:
+    server = Server(OK, None, OK)
+    async with server.serving() as connections:
+        for _ in range(2):
+            assert (await connections.post(b"/", b"{}", 5)).body == b"ok"
+    assert server.connections == 2
+    assert len(server.requests) == 3
+
+
 async def test_the_late_response_of_a_cancelled_call_is_not_taken_for_the_next_one() -> None:
     server = Server(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nla", OK)
     async with server.serving() as connections:

@@ -32,20 +32,20 @@ def bot_update(message: dict[str, Any]) -> dict[str, Any]:
 async def test_a_refused_call_is_logged_once_and_the_rest_is_sent(
     client: BotClient, chat: Person, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[dict[str, Any], Exception]] = []
-    sender = Sender(client, on_send_error=lambda call, error: told.append((call, error)))
+    reported: list[tuple[dict[str, Any], Exception]] = []
+    sender = Sender(client, on_send_error=lambda call, error: reported.append((call, error)))
     empty = {"method": "sendMessage", "chat_id": 42, "text": ""}
     with caplog.at_level(logging.WARNING):
         await sender.send_all([empty, {"method": "sendMessage", "chat_id": 42, "text": "next"}])
     assert chat.last == "next"
-    ((call, error),) = told
+    ((call, error),) = reported
     assert call == empty
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == "a call was not sent: sendMessage was refused: 400 Bad Request: message text is empty"
     assert str(error) in line
 
 
-async def test_an_author_hears_that_the_bot_was_blocked(client: BotClient, chat: Person) -> None:
+async def test_on_send_error_gets_bot_blocked(client: BotClient, chat: Person) -> None:
     blocked: list[Any] = []
 
     async def on_send_error(call: dict[str, Any], error: Exception) -> None:
@@ -67,9 +67,9 @@ async def test_an_author_hears_that_the_bot_was_blocked(client: BotClient, chat:
     ],
 )
 async def test_a_call_that_cannot_be_sent_is_final_too(client: BotClient, chat: Person, call: dict[str, Any]) -> None:
-    told: list[Exception] = []
-    await Sender(client, on_send_error=lambda call, error: told.append(error)).send(call)
-    assert [type(error) for error in told] == [InvalidOption]
+    reported: list[Exception] = []
+    await Sender(client, on_send_error=lambda call, error: reported.append(error)).send(call)
+    assert [type(error) for error in reported] == [InvalidOption]
 
 
 async def test_an_error_in_on_send_error_is_logged(
@@ -85,11 +85,11 @@ async def test_an_error_in_on_send_error_is_logged(
 async def test_an_unavailable_server_is_raised_and_stops_the_rest(api: BotAPI, bot: Bot, chat: Person) -> None:
     async with BotClient(bot.token, api=api.url, patience=0.2) as client:
         bot.refuse(503, "Service Unavailable", times=1000)
-        told: list[Exception] = []
-        sender = Sender(client, on_send_error=lambda call, error: told.append(error))
+        reported: list[Exception] = []
+        sender = Sender(client, on_send_error=lambda call, error: reported.append(error))
         with pytest.raises(BotUnavailable):
             await sender.send_all([{"method": "sendMessage", "chat_id": 42, "text": text} for text in "ab"])
-    assert not told
+    assert not reported
     assert {call["text"] for call in bot.calls} == {"a"}
 
 

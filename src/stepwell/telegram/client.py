@@ -161,7 +161,7 @@ class BotClient:
         except MalformedJSON:
             parsed = None
         if not isinstance(parsed, dict):
-            # Of a proxy, or of another server.
+            # A proxy or another server has answered.
             wait = float(header) if header.isascii() and header.isdigit() else None
             return _Answer(None if status == 200 else status, f"HTTP status {status}, no JSON", wait)
         if parsed.get("ok") is True:
@@ -220,7 +220,7 @@ class _Answer(NamedTuple):
 
 
 class _Link:
-    """What an open client has: connections and the queue."""
+    """The connections and the queue of an open client."""
 
     def __init__(self, api: str, limits: SendLimits | None, patience: float) -> None:
         self.loop = asyncio.get_running_loop()

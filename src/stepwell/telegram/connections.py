@@ -24,8 +24,12 @@ class NoAnswer(Exception):
     """There was no complete response. The call may have been performed."""
 
 
+class _Unused(Exception):
+    """The connection was closed before the response began, as servers do with connections that are kept too long."""
+
+
 class Response(NamedTuple):
-    """What a server responded."""
+    """The response of a server."""
 
     status: int
     #: The header ``Retry-After``, empty if there is none.
@@ -56,29 +60,31 @@ class Connections:
 
     async def post(self, target: bytes, body: bytes, timeout: float) -> Response:
         """Post a JSON body and return the response. Raises ``NoAnswer``."""
+        request = b"POST %b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (target, self._head, len(body), body)
         # Waiting for a free connection is no failure of the server, so it has no timeout.
         async with self._free:
-            connection = self._taken()
             try:
                 async with asyncio.timeout(timeout):
-                    if connection is None:
-                        connection = await self._connect()
-                        self._busy.add(connection)
-                    if self._closed:
-                        raise NoAnswer("closed")
-                    request = b"POST %b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (target, self._head, len(body), body)
-                    response = await connection.exchange(request)
+                    while (connection := self._taken()) is not None:
+                        with contextlib.suppress(_Unused):
+                            return await self._exchange(connection, request)
+                    return await self._exchange(await self._connect(), request)
             except TimeoutError:
                 raise NoAnswer(f"no response within {timeout:g} s") from None
-            except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, _Unused) as error:
                 # An incomplete response shows its bytes in the message.
-                why = "the connection was closed" if isinstance(error, EOFError) else str(error)
-                raise NoAnswer(f"{type(error).__name__}: {why}") from None
-            finally:
-                # After an error or a cancellation, a late response could be taken for that of the next call.
-                if connection is not None:
-                    self._release(connection)
-            return response
+                closed = isinstance(error, EOFError | _Unused)
+                raise NoAnswer("the connection was closed" if closed else f"{type(error).__name__}: {error}") from None
+
+    async def _exchange(self, connection: _KeptConnection, request: bytes) -> Response:
+        self._busy.add(connection)
+        try:
+            if self._closed:
+                raise NoAnswer("closed")
+            return await connection.exchange(request)
+        finally:
+            # After an error or a cancellation, a late response could be taken for that of the next call.
+            self._release(connection)
 
     async def close(self) -> None:
         """Close all connections. Calls that are under way raise ``NoAnswer``."""
@@ -97,7 +103,6 @@ class Connections:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
-                self._busy.add(connection)
                 return connection
             connection.abort()
         return None
@@ -122,6 +127,8 @@ class Connections:
             self._expiry = self._loop.call_at(self._idle[0].used_at + self._keep_alive, self._expire)
 
     async def _connect(self) -> _KeptConnection:
+        if self._closed:
+            raise NoAnswer("closed")
         # Only the loops of asyncio have this option.
         is_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         more: dict[str, Any] = {"happy_eyeballs_delay": NEXT_ADDRESS} if is_asyncio else {}
@@ -142,18 +149,25 @@ class _KeptConnection:
         return self._complete and not self._reader.at_eof() and not self._writer.is_closing()
 
     async def exchange(self, request: bytes) -> Response:
-        """Send a request and return its response. Raises ``OSError``, ``EOFError``, ``ValueError``."""
+        """Send a request and return its response. Raises ``_Unused``, ``OSError``, ``EOFError``, ``ValueError``."""
         self._complete = False
-        self._writer.write(request)
-        await self._writer.drain()
-        status, headers = 100, b""
-        while 100 <= status < 200:
+        try:
+            self._writer.write(request)
+            await self._writer.drain()
             head = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            raise error if error.partial else _Unused from None
+        except (ConnectionResetError, BrokenPipeError):
+            raise _Unused from None
+        while True:
             first, _, headers = head.partition(b"\r\n")
             version, _, rest = first.partition(b" ")
             if not version.startswith(b"HTTP/1."):
                 raise ValueError("the server does not speak HTTP/1.1")
             status = int(rest[:3])
+            if not 100 <= status < 200:
+                break
+            head = await self._reader.readuntil(b"\r\n\r\n")
         named: dict[bytes, bytes] = {}
         for line in headers.split(b"\r\n"):
             name, _, value = line.partition(b":")

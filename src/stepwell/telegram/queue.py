@@ -277,7 +277,7 @@ class SendTurn:
         self.chat: _Chat = chat
         #: How many messages the call sends.
         self.messages: int = messages
-        #: ``None`` until somebody waits; the exception if it failed before that.
+        #: ``None`` until a task waits; ``True`` or the exception if it started or failed before that.
         self._started: asyncio.Future[None] | BaseException | bool | None = None
 
     async def wait(self) -> None:
