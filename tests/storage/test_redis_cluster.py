@@ -311,7 +311,7 @@ async def _start(ctx: Context) -> None:
     ctx.start_flow(Form)
 
 
-async def test_what_a_claim_read_is_not_confirmed_by_a_server_that_does_not_have_the_claim(
+async def test_the_read_of_a_claim_is_not_confirmed_by_a_server_without_the_claim(
     replicated: tuple[RedisServer, RedisServer],
 ) -> None:
     successor, _ = replicated
@@ -356,7 +356,7 @@ async def test_a_run_that_no_replica_has_is_not_reported_as_there_or_finished(
 # Replicas that take over or lag
 
 
-async def test_a_killed_master_loses_no_acknowledged_write_and_the_load_goes_on(own_cluster: RedisCluster) -> None:
+async def test_a_killed_master_loses_no_acknowledged_write_and_writes_continue(own_cluster: RedisCluster) -> None:
     url = own_cluster.url("?durability=wait&timeout=2&patience=30")
     async with open_storage(url, sweep_every=None) as storage:
         acknowledged: dict[int, int] = dict.fromkeys(range(30), -1)
@@ -381,7 +381,7 @@ async def test_a_killed_master_loses_no_acknowledged_write_and_the_load_goes_on(
         await _until(lambda: len(own_cluster.masters()) == 3, "a replica takes over")
         # Its successor has no replica, and so acknowledges nothing, until the fallen master is back as one.
         await asyncio.to_thread(victim.start)
-        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "the load goes on")
+        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "writes continue")
         stop.set()
         await asyncio.gather(*loads)
         for key, number in acknowledged.items():

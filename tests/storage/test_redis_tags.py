@@ -11,7 +11,7 @@ from tests.backends.redis import Redis
 from tests.fsm.conftest import Form, message
 
 
-async def test_finding_forgetting_and_moving_look_only_at_what_they_must(tmp_path: Path) -> None:
+async def test_find_forget_and_move_read_no_more_keys_if_there_are_more_records(tmp_path: Path) -> None:
     backend = Redis(tmp_path)
     client = backend.client()
 

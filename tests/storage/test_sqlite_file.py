@@ -295,7 +295,7 @@ async def test_the_loop_is_not_blocked_while_the_thread_waits_for_a_lock(tmp_pat
         foreign.close()
 
 
-async def test_a_write_goes_on_soon_after_a_lock_is_released(tmp_path: Path) -> None:
+async def test_a_write_continues_soon_after_a_lock_is_released(tmp_path: Path) -> None:
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path) as storage:
         await storage.set_state(BOT, 1, State("a"))
