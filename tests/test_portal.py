@@ -47,9 +47,12 @@ async def test_inside_a_running_loop_the_error_says_to_await() -> None:
 
 def test_ctrl_c_cancels_the_work_and_waits_for_its_cleanup() -> None:
     code = """
-import asyncio, os, signal, stepwell
+import asyncio, os, signal, sys, threading, stepwell
 async def work():
     try:
+        # Until the main thread waits for this coroutine.
+        while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "work":
+            await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
     finally:

@@ -61,9 +61,17 @@ async def test_everything_below_is_cancelled_and_awaited(node, count):
 
 async def test_a_run_inside_a_timeout_ends_with_a_timeout_error():
     shared = {"log": []}
+
+    async def expire(limit):
+        while len(shared["log"]) < 3:
+            await asyncio.sleep(0)
+        limit.reschedule(asyncio.get_running_loop().time())
+
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.02):
+        async with asyncio.timeout(60) as limit:
+            expiring = asyncio.create_task(expire(limit))
             await NodeFlow(start=TrackedBatch(concurrency=3)).run(shared)
+    await expiring
     assert shared["log"].count("ended") == 3
 
 

@@ -127,7 +127,7 @@ except NodeTimeout:
 
 def test_a_forked_child_has_its_own_threads(tmp_path):
     script = """
-import asyncio, os
+import asyncio, os, warnings
 from stepwell.nodes import Node, NodeFlow
 
 class Quick(Node):
@@ -135,6 +135,8 @@ class Quick(Node):
         pass
 
 asyncio.run(NodeFlow(start=Quick()).run())
+# Python 3.12 warns if any thread is alive, idle ones included.
+warnings.simplefilter("ignore", DeprecationWarning)
 child = os.fork()
 if child == 0:
     asyncio.run(asyncio.wait_for(NodeFlow(start=Quick()).run(), 20))
