@@ -213,8 +213,12 @@ class Items(A):
 async def test_every_call_that_takes_a_storage_takes_a_url_and_closes_what_it_opened(tmp_path: Path) -> None:
     url, other = f"sqlite:///{tmp_path}/bot.db", f"sqlite:///{tmp_path}/other.db"
 
+    # Earlier tests may have left storages open.
+    earlier = set(threading.enumerate())
+
     def check_closed() -> None:
-        assert [thread for thread in threading.enumerate() if thread.name == "stepwell-sqlite"] == []
+        new = set(threading.enumerate()) - earlier
+        assert [thread for thread in new if thread.name == "stepwell-sqlite"] == []
 
     flow = NodeFlow(start=A(), keep=True)
     state = await flow.run({}, storage=url, flow_id="one")
@@ -250,10 +254,13 @@ async def test_aiograms_storage_and_isolation_take_urls_and_close_what_they_open
     storage = StepwellStorage(f"sqlite:///{tmp_path}/bot.db")
     isolation = StepwellIsolation(f"sqlite:///{tmp_path}/locks.db")
     key = StorageKey(bot_id=1, chat_id=2, user_id=3)
+    # Earlier tests may have left storages open.
+    earlier = set(threading.enumerate())
     for number in range(2):
         async with isolation.lock(key):
             pass
         assert await storage.update_data(key, {str(number): number}) == {str(each): each for each in range(number + 1)}
         await storage.close()
         await isolation.close()
-        assert [thread for thread in threading.enumerate() if thread.name == "stepwell-sqlite"] == []
+        new = set(threading.enumerate()) - earlier
+        assert [thread for thread in new if thread.name == "stepwell-sqlite"] == []

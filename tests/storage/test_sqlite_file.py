@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -368,15 +369,27 @@ def test_local_file_systems_are_not_network_file_systems() -> None:
 # Closing
 
 
+#: Threads of storages that earlier tests have not closed.
+earlier_threads: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def note_earlier_threads() -> Iterator[None]:
+    earlier_threads.update(threading.enumerate())
+    yield
+    earlier_threads.clear()
+
+
 def leftover_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "stepwell-sqlite"]
+    new = set(threading.enumerate()) - earlier_threads
+    return [thread.name for thread in new if thread.name == "stepwell-sqlite"]
 
 
 async def test_close_ends_the_thread_and_closes_all_files(tmp_path: Path) -> None:
     def open_files() -> int:
         # The descriptor of the listed folder is closed by now.
         found = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
-        return len([file for file in found if "bot.db" in str(file.readlink())])
+        return len([file for file in found if file.readlink().is_relative_to(tmp_path)])
 
     storage = SQLiteStorage(str(tmp_path / "bot.db"))
     for _ in range(3):
