@@ -108,6 +108,8 @@ class Place(NamedTuple):
     #: Bot API calls of timers and jobs that are not sent yet: the time from which another worker may send them, how
     #: often that was tried, and the calls as JSON.
     outbox: tuple[tuple[float, int, str], ...] = ()
+    #: Encoded data that outlives the flows at this address; empty if there is none.
+    profile: str = ""
 
 
 NOWHERE: Final = Place(None, None)

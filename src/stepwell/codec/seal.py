@@ -173,10 +173,10 @@ def _row(place: Place) -> list[Any]:
 
 def _place(body: str, depth: int, by_state: bool) -> Place:
     row = values.decode(body, depth)
-    if type(row) is not list or not 2 <= len(row) <= 9:
+    if type(row) is not list or not 2 <= len(row) <= 10:
         raise values.DecodeError("has an unknown format")
     row.extend(NOWHERE[len(row) :])
-    flow, state, revision, history, stack, where, times, expired, outbox = row
+    flow, state, revision, history, stack, where, times, expired, outbox, profile = row
     if not (
         _is_position(flow, state, revision, history)
         and type(stack) in _SEQUENCES
@@ -191,6 +191,7 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         and all(_is_entry(entry) for entry in expired)
         and type(outbox) in _SEQUENCES
         and all(_is_unsent(entry) for entry in outbox)
+        and type(profile) is str
     ):
         raise values.DecodeError("has an unknown format")
     # Sequences are decoded as lists.
@@ -204,6 +205,7 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         tuple(times),
         tuple(map(tuple, expired)),
         tuple(map(tuple, outbox)),
+        profile,
     )
 
 

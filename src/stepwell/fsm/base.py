@@ -35,6 +35,8 @@ class Machine:
     #: Each update starts the ``ttl`` again.
     sliding: bool
     on_expired: Callable[[Any], Any] | None
+    #: The type of ``ctx.profile``.
+    profile: type | None
     #: Sends the Bot API calls of timers.
     send: Callable[[dict[str, Any]], Awaitable[Any]] | None
     #: Reads the id of an update; ``None``: its ``update_id``.

@@ -6,6 +6,7 @@ import inspect
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
+from stepwell.codec import values
 from stepwell.errors import UsageError
 from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
@@ -41,6 +42,8 @@ class Block(Protocol):
     moves_emitted: int
     #: How many of them had their hooks run.
     moves_hooked: int
+    #: The profile, if it was read.
+    _profile: dict[Any, Any] | None
 
 
 async def run_hooks(fsm: Machine, ctx: Block) -> None:
@@ -75,6 +78,8 @@ async def write(
 
     ``keep`` keeps the claim. ``deadline_passed`` removes the deadline unless a state was entered.
     """
+    if ctx._profile is not None:
+        _write_profile(fsm, ctx._profile, slot)
     place = slot.place
     flow = None if place.flow is None else fsm.flows.get(place.flow)
     changes: Changes | None = None
@@ -92,8 +97,10 @@ async def write(
         force = True
     elif deadline_passed:
         deadline, force = None, True
+    elif flow is not None and flow.idle and place.state in flow.idle and ctx.update.raw is not None:
+        deadline, force = flow.timeouts[place.state].seconds, True
     expiry = _expiry(fsm, ctx, slot, flow) if fsm.expires else KEEP
-    scheduled = fsm.hands_over or place.times or place.expired or place.outbox
+    scheduled = fsm.hands_over or place.times or place.expired or place.outbox or (place.profile and fsm.expires)
     if scheduled and not slot.deletes and (force or slot.changed):
         deadline, expiry = schedule(slot, deadline, expiry)
     written = await slot.commit(
@@ -110,6 +117,18 @@ async def write(
     if written and (fsm.subscribers or subscribers):
         _emit(fsm, ctx, slot)
     return written
+
+
+def _write_profile(fsm: Machine, profile: dict[Any, Any], slot: Slot) -> None:
+    """Put a changed profile into the head."""
+    text = values.encode(profile, fsm.storage.limits, "$profile").decode() if profile else ""
+    place = slot.place
+    if text != place.profile:
+        if fsm.profile is not None:
+            typed.check_fields("profile", fsm.profile, profile)
+        slot.place = place._replace(profile=text)
+        if not text and place.flow is None and place.state is None and not slot.data:
+            slot.delete()
 
 
 def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from stepwell.codec import values
 from stepwell.errors import ContextClosed, DuplicateUpdate, InvalidOption, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
@@ -67,8 +68,24 @@ class Context(Generic[Data]):
     """
 
     __slots__ = (
-        "_calls", "_fsm", "_record", "began", "duplicate", "entered", "key", "match", "moves", "moves_emitted",
-        "moves_hooked", "moves_saved", "result", "saved", "started", "update", "update_id",
+        "_calls",
+        "_fsm",
+        "_profile",
+        "_record",
+        "began",
+        "duplicate",
+        "entered",
+        "key",
+        "match",
+        "moves",
+        "moves_emitted",
+        "moves_hooked",
+        "moves_saved",
+        "result",
+        "saved",
+        "started",
+        "update",
+        "update_id",
     )  # fmt: skip
 
     def __init__(self, fsm: Machine, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
@@ -95,6 +112,8 @@ class Context(Generic[Data]):
         self.started: float = monotonic()
         self.moves: list[Move] = []
         self.moves_emitted: int = 0
+        #: The decoded profile, once it was read.
+        self._profile: dict[Any, Any] | None = None
         self.moves_hooked: int = 0
         self.moves_saved: int = 0
 
@@ -117,6 +136,17 @@ class Context(Generic[Data]):
         """The data, a dict. It may be changed in place."""
         data: Data = self._record.data
         return data
+
+    @property
+    def profile(self) -> dict[Any, Any]:
+        """Data of this key that outlives flows. Change it in place.
+
+        ``start_flow``, ``clear_flow`` and the expiry of a conversation leave it; ``fsm.forget`` deletes it.
+        """
+        if self._profile is None:
+            stored = self._record.place.profile
+            self._profile = values.decode(stored) if stored else {}
+        return self._profile
 
     def data_as(self, kind: type[T]) -> T:
         """Return the data as one object of a type. Raises ``IncompleteData`` if fields are missing or wrong."""
@@ -312,6 +342,7 @@ class Context(Generic[Data]):
         """Forget the calls and moves since the last ``save()``, after a rollback of the record."""
         if self._calls is not None:
             self._calls.clear()
+        self._profile = None
         del self.moves[self.moves_saved :]
         self.moves_emitted, self.moves_hooked = min(self.moves_emitted, self.moves_saved), 0
         self.entered = self.began = False
@@ -348,13 +379,15 @@ class Context(Generic[Data]):
         stack: tuple[Any, ...] = (),
     ) -> None:
         record = self._record
-        left_flow, left_state, _, _, _, where, times, expired, outbox = record.place
+        left_flow, left_state, _, _, _, where, times, expired, outbox, profile = record.place
         if state is not None:
             # A declared state is a StateName, but the codec takes exact types only.
             state = str.__str__(state)
         self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
-        record.place = tuple.__new__(Place, (flow, state, revision, history, stack, where, times, expired, outbox))
+        record.place = tuple.__new__(
+            Place, (flow, state, revision, history, stack, where, times, expired, outbox, profile)
+        )
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()

@@ -108,7 +108,7 @@ class Conversation:
                     await self._repeat(ctx, slot, self._handled)
             if not ctx.duplicate:
                 if slot.place.times and is_expired(slot):
-                    await retire(slot)
+                    await retire(fsm, slot)
                 if slot.place.flow is not None:
                     declared = catch_up(fsm.flows, slot)
                     if not declared or ((slot.place.times or slot.deadline is not None) and is_timed_out(slot)):
@@ -185,7 +185,7 @@ class Conversation:
     def _check_unchanged(self, ctx: Context, slot: Slot | None) -> None:
         """Refuse data that was changed in place, bypassing update_data(), if nothing will be written."""
         if slot is None:
-            if ctx.data:
+            if ctx.data or ctx._profile:
                 self._fsm.missing_key.refuse(ctx.no_key())
         elif slot.changed:
             raise ctx.already_handled()

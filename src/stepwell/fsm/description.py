@@ -58,10 +58,11 @@ class StateName(str):
 class Timeout:
     """The longest time that a state lasts, and what follows."""
 
-    #: Counted from entering the state.
+    #: Counted from entering the state, or from the last update if ``idle``.
     seconds: float
     #: The state to move to, or a handler; ``None`` ends the conversation.
     then: str | Callable[..., Any] | None = None
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +87,8 @@ class FlowDescription:
     ttl: float | None = None
     #: The timeouts of the states that have one.
     timeouts: Mapping[str, Timeout] = field(default_factory=dict)
+    #: The states whose timeout every update starts again.
+    idle: frozenset[str] = frozenset()
     #: The class or object that was registered; it has the hooks.
     source: object = None
 
@@ -200,6 +203,7 @@ def checked(flow: FlowDescription) -> FlowDescription:
         flow,
         transitions=MappingProxyType(dict(flow.transitions)),
         timeouts=MappingProxyType(dict(flow.timeouts)),
+        idle=frozenset(name for name, timeout in flow.timeouts.items() if timeout.idle),
         # The same object as in states, so that Form.default_state has its flow_name too.
         default_state=next((each for each in flow.states if each == flow.default_state), None),
     )

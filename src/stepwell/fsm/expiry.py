@@ -98,11 +98,12 @@ def schedule(
     if expiry is not KEEP:
         expires_at = None if expiry is None else float(now + expiry)
     expired = tuple(entry for entry in place.expired if entry[0] > now - GRACE)
-    times = () if expires_at is None and not expired and not place.outbox else (expires_at, timeout_at)
+    kept = expired or place.outbox or place.profile
+    times = () if expires_at is None and not kept else (expires_at, timeout_at)
     slot.place = place._replace(times=times, expired=expired)
     if not times:
         return (None if timeout_at is None else max(timeout_at - now, 0.0)), None
-    if expires_at is None and (place.flow is not None or place.state is not None or slot.data):
+    if place.profile or (expires_at is None and (place.flow is not None or place.state is not None or slot.data)):
         return deadline_of(slot), None
     return deadline_of(slot), GRACE + max((expires_at or now) - now, 0.0)
 
@@ -115,10 +116,16 @@ def deadline_of(slot: Slot) -> float | None:
     return max(min(due) - slot.now, 0.0) if due else None
 
 
-async def retire(slot: Slot) -> None:
-    """Replace an expired conversation by an entry, and keep the claim."""
-    _make_entry(slot)
-    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=GRACE)
+async def retire(fsm: Machine, slot: Slot) -> None:
+    """Replace an expired conversation by an entry for ``on_expired``, and keep the claim.
+
+    A machine without ``on_expired`` only deletes the conversation if the record has a profile, which outlives it.
+    """
+    if fsm.on_expired is None and slot.place.profile:
+        slot.delete()
+    else:
+        _make_entry(slot)
+    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=None if slot.place.profile else GRACE)
 
 
 def _make_entry(slot: Slot) -> None:
@@ -138,7 +145,8 @@ async def take(slot: Slot) -> tuple[Any, ...]:
     expired = slot.place.expired
     taken = {entry: (*entry[:3], now + RETRY) for entry in expired if entry[3] <= now}
     slot.place = slot.place._replace(expired=tuple(taken.get(entry, entry) for entry in expired))
-    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=GRACE if slot.deleted else KEEP)
+    expiry = GRACE if slot.deleted and not slot.place.profile else KEEP
+    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=expiry)
     return tuple(taken.values())
 
 

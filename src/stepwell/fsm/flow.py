@@ -20,17 +20,19 @@ def state(
     to: Iterable[str] | None = None,
     timeout: float | timedelta | None = None,
     on_timeout: str | Callable[..., Any] | None = None,
+    idle: bool = False,
 ) -> StateName:
     """Declare a state in the body of a ``Flow``.
 
     ``to`` lists the states that may follow; a last state has ``to=[]``. If no state of a flow has ``to``, every move is
-    allowed. ``timeout`` is in seconds and starts when the state is entered. ``on_timeout`` is the state to move to
-    then, or a handler.
+    allowed. ``timeout`` is in seconds and starts when the state is entered; with ``idle`` every update of the
+    conversation starts it again, which costs a write. ``on_timeout`` is the state to move to then, or a handler.
     """
     declaration = _Declaration("")
     declaration.to = tuple(to) if isinstance(to, Iterable) and not isinstance(to, str) else to
     declaration.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     declaration.on_timeout = on_timeout
+    declaration.idle = idle
     return declaration
 
 
@@ -38,6 +40,7 @@ class _Declaration(StateName):
     """A state inside the body of its class, where it has no name yet."""
 
     to: Iterable[str] | None
+    idle: bool
 
 
 class Flow:
@@ -178,9 +181,10 @@ def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], 
 def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable[[Any], Any]) -> Timeout | None:
     seconds, then = declaration.timeout, resolved(declaration.on_timeout)
     if seconds is None:
-        if then is not None:
-            raise InvalidFlow(flow, f"state {name!r}: on_timeout= needs a timeout=")
+        if then is not None or declaration.idle:
+            option = "on_timeout=" if then is not None else "idle=True"
+            raise InvalidFlow(flow, f"state {name!r}: {option} needs a timeout=")
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
         raise InvalidFlow(flow, f"state {name!r}: timeout= must be a number of seconds above 0, got {seconds!r}")
-    return Timeout(seconds=float(seconds), then=then)
+    return Timeout(seconds=float(seconds), then=then, idle=declaration.idle)

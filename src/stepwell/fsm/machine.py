@@ -58,6 +58,7 @@ class FSM(Machine):
         on_expired: Callable[[Expired], Any] | None = None,
         run_timers: bool = True,
         send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
+        profile: type | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
     ) -> None:
         _check_seconds("lease", lease)
@@ -87,6 +88,7 @@ class FSM(Machine):
         self.sliding = sliding
         self.subscribers: list[FSMSubscriber] = []
         self.send = send
+        self.profile: type | None = profile
         self.update_id = update_id
         self.on_expired = on_expired
         self.has_hooks: bool = any(flow.hook("on_enter") or flow.hook("on_leave") for flow in self.flows.values())
@@ -97,6 +99,8 @@ class FSM(Machine):
         self._opened = False
         self._entered = 0
         self._timers = Timers(self) if run_timers else None
+        if profile is not None:
+            ensure_registered(profile, f"{bot}.{profile.__name__}")
         for flow in self.flows.values():
             if flow.data is not None:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")

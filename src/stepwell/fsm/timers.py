@@ -125,6 +125,8 @@ class Timers:
                     unsent = await outbox.take(slot)
                 elif fsm.hands_over and (expired or expiry.is_waiting(slot)):
                     entries = await expiry.take(slot)
+                elif expired and slot.place.profile and fsm.on_expired is None:
+                    await expiry.retire(fsm, slot)
                 elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
                     calls = await time_out(fsm, slot)
                     unsent = [] if calls is None else [calls]

@@ -224,11 +224,12 @@ class Slot:
     def delete(self) -> None:
         """Let the next commit delete the record. Changes after this call create a new one.
 
-        Expired conversations that ``on_expired`` has not handled yet, and unsent calls, are kept.
+        The profile, expired conversations that ``on_expired`` has not handled yet, and unsent calls are kept.
         """
         self._deleted = True
         place = self.place
-        self.place, self.data = Place(None, None, expired=place.expired, outbox=place.outbox), {}
+        self.place = Place(None, None, expired=place.expired, outbox=place.outbox, profile=place.profile)
+        self.data = {}
 
     @property
     def deleted(self) -> bool:
@@ -338,7 +339,7 @@ class Slot:
         """Whether the next commit would delete the record."""
         place = self.place
         emptied = self._deleted and place.flow is None and place.state is None and not self.data
-        return emptied and not place.expired and not place.outbox
+        return emptied and not place.expired and not place.outbox and not place.profile
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
