@@ -332,6 +332,22 @@ class Context(Generic[Data]):
         shown = {} if text is None else {"text": text}
         self.call("answerCallbackQuery", **{"callback_query_id": callback_id, **shown, **params})
 
+    def edit(self, text: str, **params: Any) -> None:
+        """Edit the message whose button was pressed. Its buttons are removed, unless ``reply_markup=`` is given."""
+        update = self.update
+        if update.inline_message_id is not None:
+            message: dict[str, Any] = {"inline_message_id": update.inline_message_id}
+        elif update.callback_id is not None and update.chat is not None and update.message_id is not None:
+            message = {"chat_id": update.chat.id, "message_id": update.message_id}
+        else:
+            raise UsageError(
+                "edit() changes the message whose button was pressed, and this update has none; use answer(), or "
+                "call('editMessageText', chat_id=..., message_id=..., text=...)"
+            )
+        if update.business_connection_id is not None:
+            message["business_connection_id"] = update.business_connection_id
+        self.call("editMessageText", **{**message, "text": text, **params})
+
     def call(self, method: str, **params: Any) -> None:
         """Call any method of the Bot API."""
         self._collected().append({"method": method, **params})

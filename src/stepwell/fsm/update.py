@@ -94,7 +94,8 @@ class Update:
 
     __slots__ = (
         "_chat_part", "business_connection_id", "callback_data", "callback_id", "chat", "chatless", "command", "event",
-        "in_topic", "kind", "migration", "raw", "text", "thread_id", "update_id", "user",
+        "in_topic", "inline_message_id", "kind", "message_id", "migration", "raw", "text", "thread_id", "update_id",
+        "user",
     )  # fmt: skip
 
     #: The dict or the object of a library that this update was made from.
@@ -119,6 +120,10 @@ class Update:
     callback_data: str | None
     #: The id of the callback query, which ``answerCallbackQuery`` needs.
     callback_id: str | None
+    #: The id of the message; for a callback query, of the message with the button.
+    message_id: int | None
+    #: The id of the message with the button, if it was sent through an inline query.
+    inline_message_id: str | None
     #: It happened in a forum topic, not in a thread of replies.
     in_topic: bool
     #: The old and the new id of a group that became a supergroup, if this message announces it.
@@ -249,6 +254,10 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "text": lambda update: None if update.kind == "callback_query" else _string(_read(update.event, "text")),
     "callback_data": lambda update: _string(_read(update.event, "data")) if update.kind == "callback_query" else None,
     "callback_id": lambda update: _string(_read(update.event, "id")) if update.kind == "callback_query" else None,
+    "message_id": lambda update: _number(_read(update._chat_part, "message_id")),
+    "inline_message_id": lambda update: (
+        _string(_read(update.event, "inline_message_id")) if update.kind == "callback_query" else None
+    ),
     "in_topic": lambda update: _read(update._chat_part, "is_topic_message") is True,
     "migration": _migration,
     "command": _command,
