@@ -21,12 +21,12 @@ KEYS = st.recursive(PARTS, lambda inner: st.lists(inner, max_size=4).map(tuple),
 
 
 def typed(key: Any) -> Any:
-    """Equal only for keys of equal type and value."""
+    """Return a form that is equal only for keys of equal type and value."""
     return (type(key), tuple(typed(part) for part in key)) if isinstance(key, tuple) else (type(key), key)
 
 
 @given(KEYS)
-def test_a_key_comes_back_from_its_text(key: Any) -> None:
+def test_a_key_is_decoded_equal(key: Any) -> None:
     assert typed(decode_key(encode_key(key))) == typed(key)
 
 
@@ -95,7 +95,7 @@ def test_keys_are_readable(key: Any, text: str) -> None:
     assert encode_key(key) == text
 
 
-def test_keys_of_one_chat_begin_alike() -> None:
+def test_keys_of_one_chat_have_a_common_prefix() -> None:
     assert all(encode_key((-100, user)).startswith("(-100,") for user in (1, "a", None))
 
 
@@ -104,7 +104,7 @@ class Kind(enum.IntEnum):
 
 
 @pytest.mark.parametrize("key", [1.5, Kind.A, uuid.UUID(int=1), [1], {1: 2}, (1, (Kind.A,)), object(), bytearray(b"")])
-def test_any_other_type_is_refused_by_name(key: Any) -> None:
+def test_an_unsupported_type_is_refused_and_named(key: Any) -> None:
     with pytest.raises(InvalidKey, match=r"keys are str, int"):
         encode_key(key)
 
@@ -124,7 +124,7 @@ def test_a_damaged_key_is_a_typed_error(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
-def test_a_bots_name_comes_back_from_its_text_without_control_characters(name: str) -> None:
+def test_a_bots_name_is_encoded_without_control_characters_and_decoded_equal(name: str) -> None:
     text = encode_namespace(name, Limits(key=10_000))
     assert decode_namespace(text) == name
     assert all(ord(char) >= 32 for char in text)
@@ -142,12 +142,12 @@ def test_different_addresses_have_different_texts(one: tuple[str, str], other: t
     assert (text(one) == text(other)) == (one == other)
 
 
-def test_a_bots_name_beyond_its_limit_is_refused() -> None:
+def test_a_bots_name_above_its_limit_is_refused() -> None:
     with pytest.raises(TooLarge):
         encode_namespace("x" * 600, Limits())
 
 
-def test_a_head_is_written_as_it_is_whatever_equal_ones_were_written_before() -> None:
+def test_a_cached_head_is_not_used_for_an_equal_one_of_another_type() -> None:
     seal = Seal(Address("bot", "1"), Limits(), 1000)
     heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
     assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']

@@ -51,7 +51,7 @@ def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
 
 @settings(max_examples=dose("DAMAGED_TEXTS", 150, 2000))
 @given(TREES, st.data())
-def test_a_damaged_text_is_refused_in_pieces_as_at_once(tree: Any, data: st.DataObject) -> None:
+def test_a_damaged_text_is_refused_in_pieces_and_at_once(tree: Any, data: st.DataObject) -> None:
     text = values.to_json(tree).decode()
     at = data.draw(st.integers(0, len(text)))
     damaged = (
@@ -75,7 +75,7 @@ def test_the_limit_of_depth_holds_in_pieces() -> None:
             values.decode(text)
 
 
-def test_the_limit_of_depth_is_that_of_values_encoded_at_once() -> None:
+def test_the_limit_of_depth_is_the_same_in_pieces_and_at_once() -> None:
     for make in (lambda inner: [inner] * 5, lambda inner: (inner,), lambda inner: {"a": inner, "b": 1, "c": 1, "d": 1}):
         value: Any = 1
         for _ in range(4):
@@ -126,7 +126,7 @@ def test_no_call_for_a_large_value_takes_long(make: Callable[[], Any], monkeypat
     for module, names in ((pieces, ("_to_json", "_from_json", "_brackets")), (values, ("sorted", "_is_exact"))):
         for name in names:
             monkeypatch.setattr(module, name, timed(getattr(module, name, sorted)), raising=False)
-    # A collection may happen in any call, and takes as long as there are objects.
+    # A garbage collection may happen in any call, and takes long with many objects.
     gc.disable()
     try:
         text = values.encode(value, Limits(), large=True).decode()

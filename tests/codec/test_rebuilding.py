@@ -1,4 +1,4 @@
-"""Instances of registered classes are decoded equal, whatever their constructors do."""
+"""Instances of registered classes are decoded equal, without a call of their constructors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_no_constructor_runs_a_second_time() -> None:
         assert type(back) is type(value)
 
 
-def test_pydantic_models_keep_aliases_extras_private_attributes_and_what_was_set() -> None:
+def test_pydantic_models_keep_aliases_extras_private_attributes_and_set_fields() -> None:
     aliased = Aliased(a=1, b=2)
     assert there_and_back(aliased) == aliased
     model = Private(cls=1, _fields_set=2)
@@ -106,7 +106,7 @@ def test_a_field_without_a_value_is_refused_when_it_is_written() -> None:
         values.encode({"x": value}, Limits())
 
 
-def test_a_class_that_does_not_fit_any_more_is_named_without_what_is_stored() -> None:
+def test_a_class_that_does_not_fit_stored_data_is_named_without_the_data() -> None:
     with pytest.raises(StoredDataError) as caught:
         values.decode('{"$record":["Slotted",{"secret":"hunter2"}]}')
     assert "Slotted" in str(caught.value)
@@ -114,7 +114,7 @@ def test_a_class_that_does_not_fit_any_more_is_named_without_what_is_stored() ->
     assert values.decode('{"$record":["Private",{}]}').a == 1
 
 
-async def test_a_release_that_cannot_read_a_value_is_not_taken_for_damage() -> None:
+async def test_a_value_that_this_release_cannot_decode_is_not_damage() -> None:
     async with MemoryStorage() as storage:
         await storage.set_data("bot", 1, {"v": Slotted(1)})
         address = storage.address("bot", 1)
@@ -137,7 +137,7 @@ class Named(str, Enum):  # noqa: UP042 the kind that says another text
     A = "registration"
 
 
-async def test_names_that_are_more_than_a_str_are_kept_by_their_text() -> None:
+async def test_names_of_a_str_subclass_are_stored_as_plain_str() -> None:
     async with MemoryStorage() as storage:
         await storage.set_state(Named.A, 1, State(Named.A, Named.A))
         assert await storage.get_state("registration", 1) == State("registration", "registration")

@@ -56,7 +56,7 @@ EVERYTHING = st.recursive(
 
 @settings(max_examples=400)
 @given(EVERYTHING)
-def test_every_allowed_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+def test_every_supported_value_is_decoded_equal_and_of_the_same_type(value: Any) -> None:
     assert same(there_and_back(value), value)
 
 
@@ -121,7 +121,7 @@ class Person(pydantic.BaseModel):
     friends: list[Any] = []
 
 
-def test_registered_classes_come_back_equal_and_of_the_same_type() -> None:
+def test_registered_classes_are_decoded_equal_and_of_the_same_type() -> None:
     line = Line("tea", Color.RED)
     line.seen.append(1)
     for value in (
@@ -177,7 +177,7 @@ def test_a_class_may_gain_fields_with_defaults_and_lose_fields() -> None:
         values.decode('{"$enum":["Color","GREEN"]}')
 
 
-def test_one_name_cannot_stand_for_two_classes() -> None:
+def test_a_name_cannot_be_registered_for_two_classes() -> None:
     with pytest.raises(InvalidOption, match=r"'level' is already registered.*name="):
 
         @stepwell.record_type(name="level")
@@ -185,7 +185,7 @@ def test_one_name_cannot_stand_for_two_classes() -> None:
             A = 1
 
 
-def test_only_classes_that_can_be_rebuilt_are_registered() -> None:
+def test_a_class_that_cannot_be_decoded_is_not_registered() -> None:
     with pytest.raises(InvalidOption, match="dataclasses"):
 
         @stepwell.record_type
@@ -211,7 +211,7 @@ def test_every_flipped_bit_cut_or_zeroed_byte_is_detected() -> None:
                 seal().data({"name": bad.decode("utf-8", "surrogateescape")})
 
 
-def test_a_value_in_the_wrong_place_is_detected() -> None:
+def test_a_value_under_another_key_or_name_is_detected() -> None:
     text = seal().field("name", "Alice")
     with pytest.raises(CorruptRecord):
         seal().data({"other": text})
@@ -234,7 +234,7 @@ def test_limits_hold_before_writing_and_before_parsing() -> None:
 
 
 def nesting(text: str) -> int:
-    """How deep brackets are nested, character by character."""
+    """Return the nesting depth, counted character by character."""
     deepest = depth = 0
     quoted = escaped = False
     for char in text:

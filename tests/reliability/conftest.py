@@ -18,6 +18,6 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 @pytest.fixture
 def workers(_server: Workers) -> Iterator[Workers]:
-    """Starts processes that are gone after the test."""
+    """Starts worker processes, and kills them after the test."""
     yield _server
     _server.end_all()

@@ -1,4 +1,4 @@
-"""What a worker can be told to do."""
+"""The roles of a worker: what it does with a storage, and what it reports."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 
 BOT = "bot"
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
-async def merge(storage: Storage, tell: Tell, *, name: str, tasks: int, each: int, keys: int) -> None:
-    """Many tasks merge fields that nobody else has, all into the same few keys."""
+async def merge(storage: Storage, report: Report, *, name: str, tasks: int, each: int, keys: int) -> None:
+    """Merge different fields in many tasks, all into the same few keys."""
 
     async def one(task: int) -> None:
         for number in range(each):
             field = f"{name}-{task}-{number}"
             merged = await storage.update_data(BOT, number % keys, {field: number})
             assert merged[field] == number
-            tell("merged", number % keys, field)
+            report("merged", number % keys, field)
 
     await asyncio.gather(*(one(task) for task in range(tasks)))
 
 
-async def write(storage: Storage, tell: Tell, *, keys: list[int], seed: int) -> None:
-    """Write records whose parts all say the same number, one higher each time, until killed."""
+async def write(storage: Storage, report: Report, *, keys: list[int], seed: int) -> None:
+    """Write records whose parts all contain the same number, one higher each time, until killed."""
     choose = random.Random(seed)
 
     async def one(key: int) -> None:
@@ -46,81 +46,87 @@ async def write(storage: Storage, tell: Tell, *, keys: list[int], seed: int) -> 
                 slot.flow, slot.state = "flow", f"s{number}"
                 slot.data = agreeing(number)
                 await slot.commit(memo=number, parts={"part": number}, tags=(f"t{number}",))
-            tell("wrote", key, number)
+            report("wrote", key, number)
             if choose.random() < 0.3:
                 number += 1
                 await storage.set_state(BOT, key, State("flow", f"s{number}", agreeing(number)))
-                tell("wrote", key, number)
+                report("wrote", key, number)
 
     await asyncio.gather(*(one(key) for key in keys))
 
 
 def agreeing(number: int) -> dict[str, Any]:
-    """Data that shows when only a part of a write arrived."""
+    """Return data that shows if only a part of a write was applied."""
     return {"number": number, "twice": number * 2, "text": "x" * (number * 37 % 3000), f"only{number % 5}": number}
 
 
-async def hold(storage: Storage, tell: Tell, *, key: int, lease: float, go: str) -> None:
+async def hold(storage: Storage, report: Report, *, key: int, lease: float, go: str) -> None:
     """Hold a key until a file appears, then write."""
     try:
         async with Slot(storage, BOT, key, lease=lease) as slot:
-            tell("holds")
+            report("holds")
             while not Path(go).exists():
                 await asyncio.sleep(0.005)
-            slot.data["by"] = "the holder that slept"
+            slot.data["by"] = "the suspended holder"
             await slot.commit()
-            tell("committed")
+            report("committed")
     except StepwellError as error:
-        tell("refused", type(error).__name__)
+        report("refused", type(error).__name__)
 
 
-async def cross(storage: Storage, tell: Tell, *, first: int, second: int, wait: float, meet: str) -> None:
-    """Hold one key, wait until another worker holds the other, and then want that too."""
+async def cross(storage: Storage, report: Report, *, first: int, second: int, wait: float, meet: str) -> None:
+    """Hold one key, wait until another worker holds the other, and then claim that too."""
     try:
         async with Slot(storage, BOT, first, wait=wait):
-            tell("holds")
+            report("holds")
             Path(meet, str(first)).touch()
             async with asyncio.timeout(60):
                 while not Path(meet, str(second)).exists():
                     await asyncio.sleep(0.005)
             async with Slot(storage, BOT, second, wait=wait):
-                tell("both")
+                report("both")
     except Busy:
-        tell("busy")
+        report("busy")
 
 
 async def converse(
-    storage: Storage, tell: Tell, *, deliveries: list[tuple[int, int, int]], at_once: int, lease: float, pause: float
+    storage: Storage,
+    report: Report,
+    *,
+    deliveries: list[tuple[int, int, int]],
+    at_once: int,
+    lease: float,
+    pause: float,
 ) -> None:
-    """Handle messages, each a number of its own, a user and an update's id; the handler notes what it has seen."""
+    """Handle messages, each given by its number, user and update id. The handler stores the ids that it has handled."""
     router = Router(FSM(BOT, storage=storage, flows=[], lease=lease))
     window = asyncio.Semaphore(at_once)
 
     @router.on()
-    async def note(ctx: Context) -> None:
+    async def store_id(ctx: Context) -> None:
         began = time.monotonic()
         seen = ctx.data.get("seen", [])
         await asyncio.sleep(pause)
         ctx.update_data(seen=[*seen, ctx.update.update_id])
         ctx.answer(f"{ctx.update.update_id}")
-        tell("handled", ctx.update.update_id, began, time.monotonic())
+        report("handled", ctx.update.update_id, began, time.monotonic())
 
     async def deliver(number: int, user: int, update_id: int) -> None:
         person = {"id": user, "is_bot": False, "first_name": "A"}
         message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
         async with window:
             calls = await _handled(router, {"update_id": update_id, "message": message})
-        tell("acknowledged", number, [call["text"] for call in calls])
+        report("acknowledged", number, [call["text"] for call in calls])
 
     await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
 
 
-async def register(storage: Storage, tell: Tell, *, update: dict[str, Any], hang: str = "") -> None:
-    """The registration bot answers one update, then waits to be killed; or hangs before the commit, or after it."""
+async def register(storage: Storage, report: Report, *, update: dict[str, Any], hang: str = "") -> None:
+    """Answer one update as the registration bot, then wait for the kill; ``hang``: hang before or after the commit."""
     router = Router(FSM("registration_bot", storage=storage, flows=[Registration], lease=0.5))
 
     def hangs(ctx: Context | None = None) -> bool:
-        tell("hangs")
+        report("hangs")
         time.sleep(600)
         return False
 
@@ -130,7 +136,7 @@ async def register(storage: Storage, tell: Tell, *, update: dict[str, Any], hang
     calls = await _handled(router, update)
     if hang == "committed":
         hangs()
-    tell("answered", [call["text"] for call in calls])
+    report("answered", [call["text"] for call in calls])
     await asyncio.Event().wait()
 
 
@@ -139,12 +145,12 @@ async def _handled(router: Router, update: dict[str, Any]) -> list[dict[str, Any
         try:
             return await router.handle(update)
         except LeaseLost:
-            # A machine too busy for so short a lease: nothing was written, and it is delivered again.
+            # The lease is short for a busy machine. Nothing was written, so the update is delivered again.
             continue
 
 
-async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: int, seed: int) -> None:
-    """Make random operations on a few keys, and say of each when it was and what it gave."""
+async def history(storage: Storage, report: Report, *, tasks: int, each: int, keys: int, seed: int) -> None:
+    """Run random operations on a few keys, and report time and result of each."""
     done: list[tuple[Any, ...]] = []
 
     async def one(task: int) -> None:
@@ -156,7 +162,7 @@ async def history(storage: Storage, tell: Tell, *, tasks: int, each: int, keys: 
 
     await asyncio.gather(*(one(task) for task in range(tasks)))
     for entry in done:
-        tell("op", *entry)
+        report("op", *entry)
 
 
 Done = list[tuple[Any, ...]]
@@ -205,10 +211,10 @@ async def _apply(
         applied = await storage.perform(Apply(address, change, guard))
     except Conflict:
         if guard is not None and guard.token is not None:
-            # Nothing was written, and the claim is still ours to end.
+            # Nothing was written, and the claim must still be released.
             await storage.perform(Release(address, guard.token))
         return
-    # A delete of nothing writes nothing: it saw that nothing was there.
+    # A delete without a record writes nothing. It counts as a read that found no record.
     kind = "nothing" if applied.version.write != write else kind
     done.append((kind, key, start, time.monotonic(), *applied.version, held_from))
 
@@ -218,7 +224,7 @@ def _saw(storage: Storage, done: Done, key: int, kind: str, start: float, record
         done.append((kind, key, start, time.monotonic(), None, None, None))
         return
     data = storage.seal(storage.address(BOT, key)).data(record.fields)
-    # What is read must be what the write of this version wrote.
+    # The data must be that of the write with this version.
     assert data["write"] == record.version.write, "version and data come from different writes"
     done.append((kind, key, start, time.monotonic(), *record.version, None))
 

@@ -1,4 +1,4 @@
-"""The long flow that the tests of runs kill, and what a worker can be told to do with it."""
+"""The flows of the tests of runs, and the roles of the workers that run them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, linear, parallel, st
 from stepwell.nodes.engine import journal, runs
 from stepwell.storage import Apply, Release
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 ITEMS = 200
-#: A dead runner's claim; longer than the hiccups of a busy machine.
+#: The lease of a runner, in seconds; longer than the delays on a busy machine.
 LEASE = 1.5
-#: Workers look after a run that has not committed for so long.
+#: Workers resume a run that has not committed for this many seconds.
 WATCH = 1.0
 START = {"n": 7, "ran": []}
 
 
 class Work(Node):
-    """Notes that it ran, in the shared state and in the log."""
+    """A node that records its run in the shared state and in the log."""
 
-    def __init__(self, tell: Tell, name: str, seconds: float = 0.0) -> None:
+    def __init__(self, report: Report, name: str, seconds: float = 0.0) -> None:
         super().__init__(name=name)
-        self.tell = tell
+        self.report = report
         self.seconds = seconds
 
     async def exec(self, prep_res: Any) -> str:
-        self.tell("ran", step().node)
+        self.report("ran", step().node)
         await asyncio.sleep(self.seconds)
         return step().id
 
@@ -42,7 +42,7 @@ class Work(Node):
 
 
 class Count(Work):
-    """Changes what others have written: run twice, it would count twice."""
+    """A node that increments a number of the shared state, so that a second run is detected."""
 
     def post(self, shared: dict[str, Any], prep_res: Any, exec_res: str) -> None:
         shared["n"] += 1
@@ -50,18 +50,18 @@ class Count(Work):
 
 
 class Squares(BatchNode):
-    def __init__(self, tell: Tell, seconds: float = 0.0) -> None:
+    def __init__(self, report: Report, seconds: float = 0.0) -> None:
         super().__init__(name="squares", concurrency=4)
-        self.tell = tell
+        self.report = report
         self.seconds = seconds
 
     def prep(self, shared: dict[str, Any]) -> Any:
-        self.tell("ran", "squares.prep")
+        self.report("ran", "squares.prep")
         shared["prepared"] = shared.get("prepared", 0) + 1
         return (number + shared["n"] for number in range(ITEMS))
 
     async def exec(self, item: int) -> int:
-        self.tell("item", item)
+        self.report("item", item)
         await asyncio.sleep(self.seconds)
         return item * item
 
@@ -78,39 +78,39 @@ class Approve(Wait):
         return answer
 
 
-def long_flow(storage: Storage, tell: Tell, seconds: float = 0.0) -> NodeFlow:
-    """Twelve nodes: a nested flow, a batch, branches, a wait."""
-    nested = linear(Count(tell, "b"), Count(tell, "c"), name="nested")
+def long_flow(storage: Storage, report: Report, seconds: float = 0.0) -> NodeFlow:
+    """Return a flow of twelve nodes: a nested flow, a batch, branches, a wait."""
+    nested = linear(Count(report, "b"), Count(report, "c"), name="nested")
     branches = parallel(
-        linear(Work(tell, "e", seconds), Work(tell, "f", seconds), name="left"),
-        linear(Work(tell, "g", seconds), Work(tell, "h", seconds), name="right"),
+        linear(Work(report, "e", seconds), Work(report, "f", seconds), name="left"),
+        linear(Work(report, "g", seconds), Work(report, "h", seconds), name="right"),
         name="branches",
     )
     approve = Approve("approve")
-    flow = linear(Count(tell, "a", seconds), nested, Squares(tell, seconds / 20), Count(tell, "d", seconds),
+    flow = linear(Count(report, "a", seconds), nested, Squares(report, seconds / 20), Count(report, "d", seconds),
                   branches, approve, name="long", storage=storage, keep=True)  # fmt: skip
-    last = linear(Count(tell, "i", seconds), Count(tell, "j", seconds), name="last")
+    last = linear(Count(report, "i", seconds), Count(report, "j", seconds), name="last")
     return flow.connect(approve, last, "yes")
 
 
-def branchy_flow(storage: Storage, tell: Tell) -> NodeFlow:
-    """Branches in branches, each with something to come back to: waits, a batch, a nested flow."""
+def branchy_flow(storage: Storage, report: Report) -> NodeFlow:
+    """Return a flow with branches in branches, with waits, a batch and a nested flow."""
     inner = parallel(
-        linear(Work(tell, "p"), Wait("x"), Work(tell, "q"), name="one"),
-        linear(Squares(tell), Work(tell, "r"), name="two"),
+        linear(Work(report, "p"), Wait("x"), Work(report, "q"), name="one"),
+        linear(Squares(report), Work(report, "r"), name="two"),
         name="inner",
     )
     outer = parallel(
-        linear(Work(tell, "s"), inner, Work(tell, "t"), name="left"),
-        linear(Wait("y"), Work(tell, "u"), name="right"),
-        linear(Work(tell, "v"), Work(tell, "w"), name="third"),
+        linear(Work(report, "s"), inner, Work(report, "t"), name="left"),
+        linear(Wait("y"), Work(report, "u"), name="right"),
+        linear(Work(report, "v"), Work(report, "w"), name="third"),
         name="outer",
     )
-    return linear(Count(tell, "a"), outer, Count(tell, "z"), name="branchy", storage=storage, keep=True)
+    return linear(Count(report, "a"), outer, Count(report, "z"), name="branchy", storage=storage, keep=True)
 
 
 async def run_to_the_end(flow: NodeFlow, flow_id: str) -> dict[str, Any]:
-    """Whatever it takes: start it, go on with it, answer it."""
+    """Start or resume a run, answer its waits, and return its final state."""
     work = flow.run({**START}, flow_id=flow_id, if_exists="resume")
     while True:
         try:
@@ -119,8 +119,8 @@ async def run_to_the_end(flow: NodeFlow, flow_id: str) -> dict[str, Any]:
             work = flow.resume(parked.id, "yes")
 
 
-async def run_and_die(storage: Storage, tell: Tell, *, flow_id: str, at: int, during: float | None = None) -> None:
-    """Run the long flow, and kill this process after its n-th commit, or so many seconds after sending it."""
+async def run_and_die(storage: Storage, report: Report, *, flow_id: str, at: int, during: float | None = None) -> None:
+    """Run the long flow, and kill this process after its n-th commit, or ``during`` seconds after sending it."""
     runs.LEASE = LEASE
     journal.WATCH = WATCH
     perform, commits = storage.perform, 0
@@ -138,31 +138,31 @@ async def run_and_die(storage: Storage, tell: Tell, *, flow_id: str, at: int, du
         return result
 
     storage.perform = counted  # type: ignore[method-assign]
-    final = await run_to_the_end(long_flow(storage, tell), flow_id)
-    tell("final", commits, final)
+    final = await run_to_the_end(long_flow(storage, report), flow_id)
+    report("final", commits, final)
 
 
-async def run_beside_others(storage: Storage, tell: Tell, *, flow_id: str, seconds: float) -> None:
-    """Be one of several runners of one run; say how it ended here."""
+async def run_beside_others(storage: Storage, report: Report, *, flow_id: str, seconds: float) -> None:
+    """Run a run that other processes run too, and report how it ended here."""
     runs.LEASE = LEASE
     perform = storage.perform
 
     async def watched(operation: Any) -> Any:
         result = await perform(operation)
         if isinstance(operation, Apply):
-            tell("committed", result.version.number)
+            report("committed", result.version.number)
         assert not isinstance(operation, Release) or result is None
         return result
 
     storage.perform = watched  # type: ignore[method-assign]
-    flow = long_flow(storage, tell, seconds)
+    flow = long_flow(storage, report, seconds)
     while True:
         try:
             final = await run_to_the_end(flow, flow_id)
         except RunFinished:
-            tell("too late")
+            report("too late")
         except Conflict as lost:
-            tell("lost", type(lost).__name__, getattr(lost, "__notes__", []))
+            report("lost", type(lost).__name__, getattr(lost, "__notes__", []))
         else:
-            tell("final", final)
+            report("final", final)
         return

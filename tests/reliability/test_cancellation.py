@@ -1,4 +1,4 @@
-"""G12: cancellation leaves no open transaction, no mixed answers, and no claim held beyond its lease."""
+"""G12: cancellation leaves no open transaction, no mixed results, and no claim held beyond its lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.backends import Backend
 from tests.reliability.dose import dose, seeded
 from tests.reliability.roles import BOT
 
-#: Long enough that no call loses it on a busy machine.
+#: Long enough that it does not expire on a busy machine.
 LEASE = 2.0
 
 
@@ -72,14 +72,14 @@ async def test_a_call_may_be_cancelled_at_any_point(shared_backend: Backend) -> 
     await other.open()
     cancelled = finished = 0
     number = 0
-    # Each call is let go a little further each time, until it has had enough turns to end by itself.
+    # Each call is cancelled a little later each time, until it ends before the cancellation.
     turns = dict.fromkeys(CALLS, 0)
     while cancelled < dose("CANCELLATIONS", 200, 5000):
         for call in CALLS:
             number += 1
             key = number % 10
             task = asyncio.ensure_future(call(storage, key, number))
-            # Others ask meanwhile, and must get their own answers.
+            # Concurrent calls must get their own results.
             beside = asyncio.ensure_future(storage.get_state(BOT, "known"))
             writing = asyncio.ensure_future(storage.update_data(BOT, "beside", {"number": number}))
             for _ in range(turns[call] % 25):
@@ -104,14 +104,14 @@ async def test_a_call_may_be_cancelled_at_any_point(shared_backend: Backend) -> 
 
 
 async def settled(storage: Storage, key: int) -> None:
-    """Wait until everything that was sent before the cancellation has been made or refused.
+    """Wait until every operation that was sent before the cancellation has been applied or refused.
 
-    Claims and writes have queues of their own, so one of each is sent behind it. Neither changes anything.
+    Claims and writes have separate queues, so one of each is sent after them. Neither changes anything.
     """
     address = storage.address(BOT, key)
-    await storage.perform(Release(address, "nobody"))
+    await storage.perform(Release(address, "no token"))
     with pytest.raises(LeaseLost):
-        await storage.perform(Apply(address, Change(write=storage.ids()), Guard(token="nobody", base="")))
+        await storage.perform(Apply(address, Change(write=storage.ids()), Guard(token="no token", base="")))
 
 
 async def unharmed(storage: Storage, other: Storage, key: int) -> None:

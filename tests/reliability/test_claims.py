@@ -28,22 +28,22 @@ async def test_a_holder_stopped_past_its_lease_is_refused_and_writes_nothing(
     lease = 0.6
 
     async def pause(key: int) -> None:
-        # A file for each holder: one that is not stopped yet must not go on.
+        # A file for each holder, so that a holder that is not suspended yet does not continue.
         go = tmp_path / f"go-{key}"
         holder = workers.start("hold", url, key=key, lease=lease, go=str(go))
-        await holder.says("holds")
+        await holder.wait_for("holds")
         holder.signal(signal.SIGSTOP)
-        # Waits until the stopped holder's lease has run out.
+        # Waits until the lease of the suspended holder has expired.
         async with Slot(storage, BOT, key, wait=30) as slot:
             assert slot.data == {}
-            slot.data["by"] = "the one that waited"
+            slot.data["by"] = "the waiter"
             await slot.commit()
         go.touch()
         holder.signal(signal.SIGCONT)
-        await holder.says("done")
-        assert holder.said("refused") == [["refused", "LeaseLost"]]
-        assert not holder.said("committed")
-        assert await storage.get_data(BOT, key) == {"by": "the one that waited"}
+        await holder.wait_for("done")
+        assert holder.reported("refused") == [["refused", "LeaseLost"]]
+        assert not holder.reported("committed")
+        assert await storage.get_data(BOT, key) == {"by": "the waiter"}
 
     pauses = dose("PAUSES", 5, 200)
     for first in range(0, pauses, 5):
@@ -70,7 +70,7 @@ async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(
 
     async def death(key: int) -> None:
         holder = workers.start("hold", url, key=key, lease=lease, go=str(tmp_path / "never"))
-        await holder.says("holds")
+        await holder.wait_for("holds")
         await holder.kill()
         killed = time.monotonic()
         async with Slot(storage, BOT, key, wait=30):
@@ -92,9 +92,9 @@ async def test_claims_in_opposite_order_raise_instead_of_hanging(
         meet.mkdir()
         one = workers.start("cross", url, first=1, second=2, wait=0.6, meet=str(meet))
         other = workers.start("cross", url, first=2, second=1, wait=0.6, meet=str(meet))
-        await one.says("done", timeout=40)
-        await other.says("done", timeout=40)
-        assert one.said("busy") or other.said("busy")
+        await one.wait_for("done", timeout=40)
+        await other.wait_for("done", timeout=40)
+        assert one.reported("busy") or other.reported("busy")
         await free(storage, 1)
         await free(storage, 2)
 
@@ -118,5 +118,5 @@ async def test_tasks_that_claim_in_opposite_order_raise_instead_of_hanging(share
 
 async def free(storage: Storage, key: int) -> None:
     address = storage.address(BOT, key)
-    assert isinstance(await storage.perform(Claim(address, "anybody", 1.0)), Claimed)
-    await storage.perform(Release(address, "anybody"))
+    assert isinstance(await storage.perform(Claim(address, "another token", 1.0)), Claimed)
+    await storage.perform(Release(address, "another token"))

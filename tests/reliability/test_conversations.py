@@ -17,7 +17,7 @@ from tests.reliability.workers import Worker, Workers
 #: Number of the delivery, user, update id.
 Delivery = tuple[int, int, int]
 USERS = 10
-#: In all but the last both workers are killed.
+#: Both workers are killed in all rounds but the last.
 ROUNDS = 5
 
 
@@ -29,10 +29,10 @@ async def test_messages_of_one_user_sent_at_once_to_two_workers_are_handled_one_
     options = {"at_once": 20, "lease": 30.0, "pause": 0.005}
     both = [workers.start("converse", url, deliveries=deliveries[half::2], **options) for half in range(2)]
     for worker in both:
-        await worker.says("done")
+        await worker.wait_for("done")
 
     handled = sorted(
-        (began, ended, update_id) for worker in both for _, update_id, began, ended in worker.said("handled")
+        (began, ended, update_id) for worker in both for _, update_id, began, ended in worker.reported("handled")
     )
     assert sorted(update_id for _, _, update_id in handled) == list(range(1, 21))
     for (_, ended, _), (began, _, _) in pairwise(handled):
@@ -52,7 +52,7 @@ async def test_an_update_delivered_several_times_out_of_order_changes_state_once
     options = {"at_once": 16, "lease": 0.3, "pause": 0.0005}
     kills = 0
     for rounds_left in reversed(range(ROUNDS)):
-        # Whatever was not acknowledged is delivered again, here to both workers at the same time.
+        # Updates that were not acknowledged are delivered again, to both workers at the same time.
         left = sorted(unacknowledged)
         both = []
         for _ in range(2):
@@ -61,8 +61,8 @@ async def test_an_update_delivered_several_times_out_of_order_changes_state_once
         share = len(left) // (rounds_left + 1)
         kills += sum(await asyncio.gather(*(_end(worker, choose, share if rounds_left else None) for worker in both)))
         for worker in both:
-            for _, number, answers in worker.said("acknowledged"):
-                # Answered as the first time, or not at all when it is not the newest any more.
+            for _, number, answers in worker.reported("acknowledged"):
+                # Repeated answers are those of the first time, or none if a newer update was handled.
                 assert answers in ([str(deliveries[number][2])], [])
                 unacknowledged.discard(number)
     print(f"{len(deliveries)} deliveries, {kills} kills on {shared_backend.name}")
@@ -76,20 +76,20 @@ async def test_an_update_delivered_several_times_out_of_order_changes_state_once
 
 
 async def _end(worker: Worker, choose: random.Random, share: int | None) -> bool:
-    """Kill it somewhere on its way, or let it finish."""
+    """Kill a worker after some of its deliveries, or let it finish."""
     if share is not None:
         enough = choose.randint(0, share)
-        while worker.alive() and len(worker.said("acknowledged")) < enough:
+        while worker.alive() and len(worker.reported("acknowledged")) < enough:
             await asyncio.sleep(0.002)
         if worker.alive():
             await worker.kill()
-            return not worker.said("done")
-    await worker.gone()
+            return not worker.reported("done")
+    await worker.wait_ended()
     return False
 
 
 def _deliveries(choose: random.Random, users: int, each: int) -> list[Delivery]:
-    """Each update 1 to 5 times, in no order at all."""
+    """Return each update 1 to 5 times, in random order."""
     ids = [(user, user * 10_000 + number) for user in range(1, users + 1) for number in range(each)]
     several = [update for update in ids for _ in range(choose.randint(1, 5))]
     choose.shuffle(several)
@@ -97,20 +97,20 @@ def _deliveries(choose: random.Random, users: int, each: int) -> list[Delivery]:
 
 
 @pytest.mark.parametrize("hang", ["", "holding", "committed"])
-async def test_the_registration_bot_killed_with_every_message_answers_as_if_nothing_had_happened(
+async def test_the_registration_bot_killed_at_every_message_gives_the_same_answers(
     shared_backend: Backend, workers: Workers, hang: str
 ) -> None:
     url = shared_backend.place()
     for number, (said, answer) in enumerate(CONVERSATION):
         update = message(said, update_id=number + 1)
         if hang:
-            # Killed while it handles the message, which is then delivered again.
+            # The worker is killed while it handles the message, which is then delivered again.
             lost = workers.start("register", url, update=update, hang=hang)
-            await lost.says("hangs")
+            await lost.wait_for("hangs")
             await lost.kill()
-            assert lost.said("answered") == []
+            assert lost.reported("answered") == []
         bot = workers.start("register", url, update=update)
-        await bot.says("answered")
+        await bot.wait_for("answered")
         await bot.kill()
-        assert bot.said("answered") == [["answered", [answer]]]
+        assert bot.reported("answered") == [["answered", [answer]]]
     assert await shared_backend.storage(url).get_state("registration_bot", (42, 42)) is None

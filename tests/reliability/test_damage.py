@@ -1,4 +1,4 @@
-"""G11: a damaged record harms only its key: a typed error, a copy in quarantine, and a way out."""
+"""G11: a damaged record harms only its key: a typed error, a copy in quarantine, and it can be replaced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_every_damage_to_a_stored_value_is_detected(
         await shared_backend.corrupt(url, storage.address(BOT, key), kind, name, damage)
         await detected(storage, kind, key, caplog)
         assert await storage.get_data(BOT, "neighbour") == DATA
-        # The way out.
+        # A write that does not depend on the damaged record replaces it.
         if number % 2:
             await storage.clear(BOT, key)
             assert await storage.get_state(BOT, key) is None
@@ -47,7 +47,7 @@ async def test_every_damage_to_a_stored_value_is_detected(
 
 
 async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(tmp_path: Path) -> None:
-    """Bits of keys, of names, of their copies in indexes, and of anything else in the file."""
+    """Flip bits of keys, of names, of their copies in indexes, and of anything else in the file."""
     choose = seeded()
     whole = tmp_path / "whole.db"
     keys = [(number, 1000 + number) for number in range(12)]
@@ -70,7 +70,7 @@ async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(t
         copy = tmp_path / "flipped.db"
         copy.write_bytes(changed)
         if roots(copy) not in (None, roots(whole)):
-            # Damage that is not noticed, as docs/sqlite.md says.
+            # docs/sqlite.md lists the damage that is not detected.
             continue
         storage = SQLiteStorage(str(copy), sweep_every=None)
         try:
@@ -80,7 +80,7 @@ async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(t
                 except StoredDataError:
                     detected += 1
         except StorageUnavailable:
-            # The first page says what the file is.
+            # The first page contains the format of the file.
             assert place < 1024 * 8
             detected += 1
         finally:
@@ -91,7 +91,7 @@ async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(t
 
 
 def roots(path: Path) -> list[Any] | None:
-    """Return where the tables and indexes of a file begin; ``None`` if SQLite cannot say."""
+    """Return the first pages of the tables and indexes of a file; ``None`` if SQLite cannot read them."""
     connection = apsw.Connection(str(path))
     try:
         return list(connection.execute("SELECT name, rootpage FROM sqlite_schema"))
@@ -116,7 +116,7 @@ async def write(storage: Storage, key: object) -> None:
 async def detected(storage: Storage, kind: str, key: int, log: pytest.LogCaptureFixture) -> None:
     address = storage.address(BOT, key)
     if kind == "memo":
-        # Nobody is locked out for a day because of it: it is logged, and taken for empty.
+        # The memo is treated as empty, because an error would block the key for a day.
         log.clear()
         async with Slot(storage, BOT, key) as slot:
             assert slot.memo is None

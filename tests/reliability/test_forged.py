@@ -1,4 +1,4 @@
-"""Stored texts with a right checksum and a wrong form: only typed errors, and a copy in quarantine."""
+"""Stored texts with a valid checksum and an invalid format: only typed errors, and a copy in quarantine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def mutated(choose: random.Random, value: Any) -> Any:
 
 
 def forged(choose: random.Random, storage: Storage, address: Address, stored: Stored) -> Stored:
-    """Return a record in which one text, or the name of one field, is another one. The checksums are right."""
+    """Return a record with one text, or the name of one field, replaced. The checksums are valid."""
     seal = storage.seal(address)
     found = copy.deepcopy(stored)
     texts = [("h", ""), *(("f", name) for name in found.fields), *(("p", name) for name in found.parts or {})]
@@ -227,7 +227,7 @@ async def test_forged_texts_of_a_run_give_typed_errors_only(make: Any) -> None:
             except StepwellError:
                 pass
             except ExceptionGroup as errors:
-                # The item that fails by itself.
+                # The error of the item itself.
                 assert all(type(error) is LookupError for error in errors.exceptions)
         with contextlib.suppress(StepwellError):
             _ = [run async for run in flow.runs()]
@@ -243,7 +243,7 @@ async def test_forged_texts_of_a_run_give_typed_errors_only(make: Any) -> None:
         *('["f","s",1,[],[],[],[],[],[[1,0,"x"]]]', '["f","s",1,[],[],[],[],[],[],[]]'),
     ],
 )
-async def test_a_head_of_another_form_is_damage_with_a_copy_in_quarantine(head: str) -> None:
+async def test_a_head_of_an_unknown_format_is_damage_with_a_copy_in_quarantine(head: str) -> None:
     storage = MemoryStorage(sweep_every=None)
     await storage.set_state("bot", 1, State("flow", "state", {"n": 1}))
     address = storage.address("bot", 1)
@@ -286,7 +286,7 @@ async def test_a_field_whose_name_is_no_key_is_damage(name: str) -> None:
         ("params::", "[]"),
     ],
 )
-async def test_a_part_of_another_form_is_damage_with_a_copy_in_quarantine(name: str, body: str) -> None:
+async def test_a_part_of_an_unknown_format_is_damage_with_a_copy_in_quarantine(name: str, body: str) -> None:
     storage = MemoryStorage(sweep_every=None)
     flow = batching(storage)
     with contextlib.suppress(ExceptionGroup):

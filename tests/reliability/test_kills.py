@@ -1,4 +1,4 @@
-"""G2 and G4: kill -9 loses no acknowledged write and leaves no half write."""
+"""G2 and G4: kill -9 loses no acknowledged write and leaves no partial write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.reliability.dose import dose, seeded
 from tests.reliability.roles import BOT, agreeing
 from tests.reliability.workers import Workers
 
-#: A killed worker's claims run out while others work on the next set of keys.
+#: The leases of a killed worker expire while others work on the next set of keys.
 SETS, KEYS = 6, 4
 
 
@@ -28,17 +28,17 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial
     for kill in range(kills):
         keys = [kill % SETS * KEYS + number for number in range(KEYS)]
         worker = workers.start("write", url, keys=keys, seed=choose.randrange(1 << 32))
-        await worker.says("wrote")
+        await worker.wait_for("wrote")
         await asyncio.sleep(choose.uniform(0, 0.05))
         await worker.kill()
         await shared_backend.settled()
-        for _, key, number in worker.said("wrote"):
+        for _, key, number in worker.reported("wrote"):
             writes += 1
-            assert number > acknowledged.get(key, 0), f"key {key}: {acknowledged[key]} was acknowledged and is gone"
+            assert number > acknowledged.get(key, 0), f"key {key}: {acknowledged[key]} was acknowledged and is lost"
             acknowledged[key] = number
         for key in keys:
             number = await whole(storage, key)
-            # One write may have been applied without its answer having left.
+            # One write may have been applied but not reported.
             assert number - acknowledged.get(key, 0) in (0, 1)
             unanswered += number - acknowledged.get(key, 0)
             acknowledged[key] = number
@@ -47,7 +47,7 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial
 
 
 async def whole(storage: Storage, key: int) -> int:
-    """The number that all parts of a record agree on."""
+    """Return the number that all parts of a record contain."""
     state = await storage.get_state(BOT, key)
     if state is None:
         return 0
@@ -56,7 +56,7 @@ async def whole(storage: Storage, key: int) -> int:
     address = storage.address(BOT, key)
     seal = storage.seal(address)
     stored = await storage.perform(Get(address, parts=True))
-    # set_state, which drops parts and tags nothing, wrote the number after that of a commit.
+    # set_state wrote the number after that of a commit. It removes the parts and keeps the tags.
     if stored.parts:
         assert seal.value("p", "part", stored.parts["part"]) == number
         assert stored.tags == (f"t{number}",)

@@ -1,6 +1,6 @@
-"""Large states: the loop goes on, leases are renewed, and unchanged fields are not encoded again.
+"""Large states: the loop is not blocked, leases are renewed, and unchanged fields are not encoded again.
 
-The loop's own processor time is measured, not the time between two turns: it is the same on a busy machine.
+The tests measure the processor time of the loop's thread, which does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepwell.slot import Slot
 
 
 class Turns:
-    """The longest turn of the loop, in seconds of processor time of its thread."""
+    """The longest iteration of the loop, in seconds of processor time of its thread."""
 
     longest = 0.0
 
@@ -47,7 +47,7 @@ async def turns() -> AsyncIterator[Turns]:
 
 @pytest.fixture(autouse=True)
 def no_collections() -> Iterator[None]:
-    # They may come at any time, and take as long as there are objects.
+    # A garbage collection may happen at any time, and takes long with many objects.
     gc.disable()
     yield
     gc.enable()
@@ -67,7 +67,7 @@ class Fail(Node):
         raise LookupError
 
 
-async def test_a_large_run_leaves_the_loop_free_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "LEASE", 0.5)
     storage = MemoryStorage(sweep_every=None)
     flow = linear(Count(name="a"), Count(name="b"), Fail(name="c"), name="large", storage=storage)
@@ -75,7 +75,7 @@ async def test_a_large_run_leaves_the_loop_free_and_keeps_its_lease(monkeypatch:
         begun = time.monotonic()
         with pytest.raises(LookupError):
             await flow.run({"records": records(8_000_000), "text": "x" * 2_000_000}, flow_id="r")
-        assert time.monotonic() - begun > 0.5, "too quick to need a renewal"
+        assert time.monotonic() - begun > 0.5, "it ended before the first renewal"
         with pytest.raises(LookupError):
             await flow.resume("r")
         state = await StateStorage(storage).get_state("r")
@@ -88,7 +88,7 @@ class Notes(Flow, name="notes"):
     pass
 
 
-async def test_a_conversation_within_its_limit_leaves_the_loop_free() -> None:
+async def test_a_conversation_within_its_limit_does_not_block_the_loop() -> None:
     storage = MemoryStorage(sweep_every=None)
     fsm = FSM("bot", storage=storage, flows=[Notes], run_timers=False)
     async with turns() as seen:
@@ -150,7 +150,7 @@ async def test_every_change_inside_a_large_field_is_written(change: Any) -> None
         assert not await slot.commit()
 
 
-async def test_a_field_that_another_task_changes_meanwhile_is_written_in_the_end() -> None:
+async def test_a_field_that_another_task_changes_during_commits_is_stored_by_the_last_one() -> None:
     storage = MemoryStorage(sweep_every=None)
     async with Slot(storage, "bot", 1) as slot:
         slot.data = {"table": {str(n): [n] for n in range(15_000)}, "n": 0}

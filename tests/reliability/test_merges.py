@@ -18,8 +18,8 @@ async def test_processes_that_merge_into_one_key_lose_nothing(shared_backend: Ba
         workers.start("merge", url, name=str(number), tasks=TASKS, each=each, keys=keys) for number in range(PROCESSES)
     ]
     for worker in started:
-        await worker.says("done", timeout=120)
-    merged = [tuple(line[1:]) for worker in started for line in worker.said("merged")]
+        await worker.wait_for("done", timeout=120)
+    merged = [tuple(line[1:]) for worker in started for line in worker.reported("merged")]
     storage = shared_backend.storage(url)
     found = []
     for key in range(keys):

@@ -1,4 +1,4 @@
-"""G9 and G10: a killed run goes on after its last completed node, and has one committing runner."""
+"""G9 and G10: a killed run continues after its last completed node, and only one runner commits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.reliability.workers import Worker, Workers
 
 MakeFlow = Callable[[Storage, Callable[..., None]], NodeFlow]
 
-#: How many processes are under way at once.
+#: The number of concurrent processes.
 AT_ONCE = 6
 
 CONCURRENCY = 4
 
 
 def without_id(value: Any, flow_id: str) -> Any:
-    """A final state with the run's own id taken out, to be compared with another run's."""
+    """Return a final state without the run's id, to compare it with that of another run."""
     if isinstance(value, dict):
         return {key: without_id(inside, flow_id) for key, inside in value.items()}
     if isinstance(value, list):
@@ -38,7 +38,7 @@ def without_id(value: Any, flow_id: str) -> Any:
 
 
 async def undisturbed(make_flow: MakeFlow = long_flow) -> dict[str, Any]:
-    flow = make_flow(MemoryStorage(), lambda *said: None)
+    flow = make_flow(MemoryStorage(), lambda *report: None)
     return without_id(await run_to_the_end(flow, "undisturbed"), "undisturbed")  # type: ignore[no-any-return]
 
 
@@ -49,19 +49,19 @@ async def check_resumed(
     wanted: dict[str, Any],
     make_flow: MakeFlow = long_flow,
 ) -> None:
-    """Go on with a run whose runner is dead; it must end as if nothing had happened."""
-    said: list[list[Any]] = []
-    flow = make_flow(storage, lambda *words: said.append(list(words)))
+    """Resume a run whose runner is dead. It must end like an undisturbed run."""
+    reports: list[list[Any]] = []
+    flow = make_flow(storage, lambda *report: reports.append(list(report)))
     known = [run async for run in flow.runs() if run.flow_id == flow_id]
     completed = {path for run in known for path in run.path}
     saved = {path.rpartition("/")[2]: progress.done for run in known for path, progress in run.progress.items()}
     final = await run_to_the_end(flow, flow_id)
     assert without_id(final, flow_id) == wanted
-    again = [word[1] for word in said if word[0] == "ran"]
+    again = [word[1] for word in reports if word[0] == "ran"]
     assert not completed & set(again), "a completed node ran again"
     if "squares" in saved:
         assert "squares.prep" not in again
-        items = [word for word in said if word[0] == "item"]
+        items = [word for word in reports if word[0] == "item"]
         assert len(items) == ITEMS - saved["squares"]
         done = len([word for word in before if word[0] == "item"])
         assert done - saved["squares"] <= UNSAVED + 2 * CONCURRENCY
@@ -69,22 +69,22 @@ async def check_resumed(
         assert not again
 
 
-async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
+async def test_a_run_killed_at_any_checkpoint_ends_like_an_undisturbed_one(
     shared_backend: Backend, workers: Workers
 ) -> None:
     if not shared_backend.durable:
-        pytest.skip("it does not promise to survive a kill")
+        pytest.skip("this backend does not survive a kill")
     choose = seeded()
     wanted = await undisturbed()
     url = shared_backend.place()
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
     whole = workers.start("run_and_die", url, flow_id="whole", at=-1)
-    await whole.gone()
-    [(_, commits, final)] = whole.said("final")
+    await whole.wait_ended()
+    [(_, commits, final)] = whole.reported("final")
     assert without_id(final, "whole") == wanted
     assert commits > 18
-    # The number of groups of results depends on time: the last ones may find nothing to kill.
+    # The number of commits of a batch depends on time, so that the last kills may come too late.
     every = 1 if LARGE or shared_backend.name == "sqlite" else 3
     first = choose.randint(1, every)
     kills: list[tuple[int, float | None]] = [(at, None) for at in range(first, commits + 3, every)]
@@ -97,10 +97,10 @@ async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
         flow_id = f"run-{number}"
         async with limit:
             worker = workers.start("run_and_die", url, flow_id=flow_id, at=at, during=during)
-            await worker.gone()
-        died += not worker.said("final")
-        # All wait at once for the claims of the dead to run out.
-        await check_resumed(storage, flow_id, worker.said(), wanted)
+            await worker.wait_ended()
+        died += not worker.reported("final")
+        # All runs wait concurrently until the leases of the killed runners expire.
+        await check_resumed(storage, flow_id, worker.reported(), wanted)
 
     async with asyncio.TaskGroup() as group:
         for number, (at, during) in enumerate(kills):
@@ -110,8 +110,8 @@ async def test_a_run_killed_at_any_checkpoint_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.parametrize("make_flow", [long_flow, branchy_flow])
-async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened(make_flow: MakeFlow) -> None:
-    """The same in one process, for memory: from some operation on, nothing reaches the storage any more."""
+async def test_a_run_cut_off_at_any_operation_ends_like_an_undisturbed_one(make_flow: MakeFlow) -> None:
+    """The same in one process, on memory: from some operation on, every operation fails."""
 
     class Killed(BaseException):
         pass
@@ -121,26 +121,26 @@ async def test_a_run_cut_off_at_any_operation_ends_as_if_nothing_had_happened(ma
     storage = MemoryStorage(clock=clock)
     perform = storage.perform
     for at in range(200):
-        asked = 0
+        commits = 0
 
         async def dying(operation: Any, at: int = at) -> Any:
-            nonlocal asked
-            asked += isinstance(operation, Apply)
-            if asked > at:
+            nonlocal commits
+            commits += isinstance(operation, Apply)
+            if commits > at:
                 raise Killed
             return await perform(operation)
 
         storage.perform = dying  # type: ignore[method-assign]
         before: list[list[Any]] = []
 
-        def say(*said: Any, log: list[list[Any]] = before, at: int = at) -> None:
-            # A save in the background may die first. A dead process would run no further items.
-            if asked <= at:  # noqa: B023 - called in this round only
-                log.append(list(said))
+        def report(*line: Any, log: list[list[Any]] = before, at: int = at) -> None:
+            # A save in the background may fail first. A dead process would run no further items.
+            if commits <= at:  # noqa: B023 - called in this round only
+                log.append(list(line))
 
         flow_id = f"run-{at}"
         try:
-            await run_to_the_end(make_flow(storage, say), flow_id)
+            await run_to_the_end(make_flow(storage, report), flow_id)
         except (Killed, BaseExceptionGroup):
             storage.perform = perform  # type: ignore[method-assign]
             clock.advance(60)
@@ -155,26 +155,26 @@ async def test_workers_resume_the_runs_of_killed_processes(
 ) -> None:
     monkeypatch.setattr(runs, "LEASE", LEASE)
     if not shared_backend.durable:
-        pytest.skip("it does not promise to survive a kill")
+        pytest.skip("this backend does not survive a kill")
     wanted = await undisturbed()
     url = shared_backend.place()
     killed = [workers.start("run_and_die", url, flow_id=f"run-{at}", at=at) for at in (1, 3, 8, 12)]
     for process in killed:
-        await process.gone()
-    said: list[list[Any]] = []
+        await process.wait_ended()
+    reports: list[list[Any]] = []
     storage, other = shared_backend.storage(url), shared_backend.storage(url)
-    flow = long_flow(storage, lambda *words: said.append(list(words)))
+    flow = long_flow(storage, lambda *report: reports.append(list(report)))
     async with worker([flow], storage=storage), worker([flow], storage=other):
         async with asyncio.timeout(30):
             while len([run async for run in flow.runs("parked")]) < len(killed):
                 await asyncio.sleep(0.05)
-    ran = [word[1] for word in said if word[0] == "ran"]
+    ran = [word[1] for word in reports if word[0] == "ran"]
     assert ran.count("branches/0/left/e") == ran.count("d") == len(killed)
     async for run in flow.runs():
         assert without_id(await flow.resume(run.waits[0].id, "yes"), run.flow_id) == wanted
 
 
-@pytest.mark.parametrize("stopped", [True, False], ids=["one of them stopped for a while", "all of them running"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["one suspended", "all running"])
 async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_error(
     shared_backend: Backend, workers: Workers, stopped: bool
 ) -> None:
@@ -185,21 +185,21 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
     async def contend(number: int) -> tuple[int, int]:
         async with limit:
             flow_id = f"run-{number}"
-            # Of its own: a process that is stopped in the middle of a commit to a file stops all that write there.
+            # A separate store for each run: a process that is suspended during a commit to a file blocks all writers.
             url = shared_backend.place()
             first = workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05)
-            await first.says("committed")
+            await first.wait_for("committed")
             others = [workers.start("run_beside_others", url, flow_id=flow_id, seconds=0.05) for _ in range(2)]
             if stopped:
                 await asyncio.sleep(choose.uniform(0, 0.5))
                 if first.alive():
                     first.signal(signal.SIGSTOP)
-                await asyncio.wait([asyncio.create_task(other.gone()) for other in others], timeout=LEASE + 0.5)
+                await asyncio.wait([asyncio.create_task(other.wait_ended()) for other in others], timeout=LEASE + 0.5)
                 if first.alive():
                     first.signal(signal.SIGCONT)
             runners = [first, *others]
             for runner in runners:
-                await runner.gone()
+                await runner.wait_ended()
             return check_runners(runners, flow_id, wanted)
 
     outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 5 if stopped else 1, 500))))
@@ -209,13 +209,13 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
 
 
 def check_runners(runners: list[Worker], flow_id: str, wanted: dict[str, Any]) -> tuple[int, int]:
-    """Every commit was made by one runner, the nodes ran in one order, and whoever did not finish says why."""
-    commits = [line[1] for runner in runners for line in runner.said("committed")]
+    """Check that each version has one committer, and that each runner either finished or reported an error."""
+    commits = [line[1] for runner in runners for line in runner.reported("committed")]
     assert len(set(commits)) == len(commits), "two runners have committed the same version"
-    finals = [line[1] for runner in runners for line in runner.said("final")]
-    assert finals, "nobody has finished"
+    finals = [line[1] for runner in runners for line in runner.reported("final")]
+    assert finals, "no runner has finished"
     assert all(without_id(final, flow_id) == wanted for final in finals)
-    lost = [line for runner in runners for line in runner.said("lost")]
+    lost = [line for runner in runners for line in runner.reported("lost")]
     for _, kind, notes in lost:
         assert kind in ("LeaseLost", "RunBusy")
         assert kind != "LeaseLost" or any("was lost" in note for note in notes)

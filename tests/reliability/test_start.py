@@ -15,5 +15,5 @@ async def test_ten_processes_that_start_at_once_on_an_empty_store_all_work(
         url = shared_backend.place()
         started = [workers.start("merge", url, name=str(n), tasks=1, each=2, keys=1) for n in range(10)]
         for worker in started:
-            await worker.says("done")
+            await worker.wait_for("done")
         assert len(await shared_backend.storage(url).get_data(BOT, 0) or {}) == 20

@@ -1,4 +1,4 @@
-"""Three workers, many timers due at once, one worker killed: each fires exactly once, and soon."""
+"""Three workers, many timers due at once, one worker killed: each timer fires exactly once and on time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.reliability.timer_worker import Timed
 
 TIMERS = 1000
 LARGE = os.environ.get("STEPWELL_DOSE") == "large"
-#: A machine that runs other things beside the tests is given more time.
+#: A busy machine gets more time.
 LATEST = 2.0 if LARGE else 15.0
 
 

@@ -1,10 +1,10 @@
-"""A process that works on a storage, given by URL, until it is done, stopped or killed.
+"""A process that runs one role on a storage, until it is done, stopped or killed.
 
 ``python -m tests.reliability.worker ROLE URL LOG OPTIONS`` runs one role in this process;
 ``python -m tests.reliability.worker serve`` reads such lines as JSON from its standard input and forks a
-process for each, which takes milliseconds where starting Python takes a good part of a second.
+process for each, which is faster than starting Python.
 
-What a worker has to tell it appends to its log, a line of JSON a time: that survives a kill.
+A worker appends its reports to a log, one line of JSON each, so that they survive a kill.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.reliability import roles, run_roles
 
 
 def serve() -> None:
-    # Nobody asks how they ended: the log says it.
+    # The exit status is not needed, because a worker logs how it ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         role, url, log, options = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            # Die with the server, as the server dies with the test run.
+            # End with the server, which ends with the test run.
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             work(role, url, log, options)
@@ -41,20 +41,20 @@ def serve() -> None:
 def work(role: str, url: str, log: str, options: dict[str, Any]) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def tell(*said: Any) -> None:
-        os.write(out, json.dumps(said).encode() + b"\n")
+    def report(*line: Any) -> None:
+        os.write(out, json.dumps(line).encode() + b"\n")
 
     async def main() -> None:
         act: Callable[..., Awaitable[None]] = getattr(roles, role, None) or getattr(run_roles, role)
         async with open_storage(url) as storage:
-            await act(storage, tell, **options)
+            await act(storage, report, **options)
 
     try:
         asyncio.run(main())
     except BaseException:
-        tell("failed", traceback.format_exc())
+        report("failed", traceback.format_exc())
     else:
-        tell("done")
+        report("done")
 
 
 if __name__ == "__main__":

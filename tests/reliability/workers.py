@@ -24,12 +24,12 @@ class Worker:
         self._lines: list[list[Any]] = []
         self._read = 0
 
-    def said(self, what: str | None = None) -> list[list[Any]]:
-        """The lines of its log, all or those that start with a word."""
+    def reported(self, what: str | None = None) -> list[list[Any]]:
+        """Return the lines of its log, or only those that start with a word."""
         if self._log.exists():
             with self._log.open() as log:
                 log.seek(self._read)
-                # A line that a kill cut off was never said.
+                # A kill may have cut off the last line.
                 text = log.read().rpartition("\n")[0]
             for line in text.splitlines():
                 self._lines.append(json.loads(line))
@@ -37,24 +37,26 @@ class Worker:
             self._read += len(text.encode()) + 1 if text else 0
         return [line for line in self._lines if what is None or line[0] == what]
 
-    async def says(self, what: str, *, timeout: float = 60.0) -> None:
-        """Wait until it says so."""
+    async def wait_for(self, what: str, *, timeout: float = 60.0) -> None:
+        """Wait until it reports this word."""
         try:
             async with asyncio.timeout(timeout):
-                while not self.said(what):
+                while not self.reported(what):
                     alive = self.alive()
-                    assert alive or self.said(what), f"it has ended without a word of {what!r}: {self.said()[-5:]}"
+                    assert alive or self.reported(what), f"it has ended without {what!r}: {self.reported()[-5:]}"
                     await asyncio.sleep(0.002)
         except TimeoutError:
-            raise AssertionError(f"it has not said {what!r} in {timeout:g} s, only {self.said()[-5:]}") from None
+            raise AssertionError(
+                f"it has not reported {what!r} in {timeout:g} s, only {self.reported()[-5:]}"
+            ) from None
 
     async def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL, and wait until it has ended."""
         self.signal(signal.SIGKILL)
-        await self.gone()
+        await self.wait_ended()
 
-    async def gone(self, *, timeout: float = 60.0) -> None:
-        """Wait for its end."""
+    async def wait_ended(self, *, timeout: float = 60.0) -> None:
+        """Wait until it has ended."""
         async with asyncio.timeout(timeout):
             while self.alive():
                 await asyncio.sleep(0.001)
@@ -71,7 +73,7 @@ class Worker:
 
 
 class Workers:
-    """A server that forks workers, and the workers it has forked."""
+    """A server process that forks workers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,7 +88,7 @@ class Workers:
         )
 
     def start(self, role: str, url: str, **options: Any) -> Worker:
-        """Let a new process do something with the storage at a URL."""
+        """Start a process that runs a role on the storage at a URL."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         log = self._folder / f"worker-{next(self._numbers)}.log"
@@ -97,7 +99,7 @@ class Workers:
         return worker
 
     def end_all(self) -> None:
-        """Leave no worker of a test behind."""
+        """Kill all running workers."""
         for worker in self._started:
             if worker.alive():
                 worker.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The suite must be able to fail: each bug below, put into a copy of the memory backend, is caught."""
+"""The suite detects each of these bugs, which are put into copies of the memory backend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class IgnoresTheLease(FaultyStorage):
             return super()._refused(guard._replace(token=None), address, now)
 
 
-class LeasesToAnybody(FaultyStorage):
+class LeasesToEveryToken(FaultyStorage):
     class _cell(Cell):
         def leased(self, now: float) -> bool:
             return False
@@ -162,13 +162,13 @@ class IgnoresTheLimit(FaultyStorage):
             return 0
 
 
-class SweepsWhatIsHeld(FaultyStorage):
+class SweepsHeldRecords(FaultyStorage):
     class _cell(Cell):
         def removable(self, now: float) -> bool:
             return self.alive and self.expired(now)
 
 
-class BringsBackWhatWasForgotten(FaultyStorage):
+class RestoresForgottenRecords(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, held: bool, now: float) -> None:
             super()._delete(change, held, now)
@@ -176,14 +176,14 @@ class BringsBackWhatWasForgotten(FaultyStorage):
                 self.base = ""
 
 
-class LeavesATombstoneForNothing(FaultyStorage):
+class LeavesATombstoneWithoutARecord(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, held: bool, now: float) -> None:
             self.alive = True
             super()._delete(change, held, now)
 
 
-class FreesTheLeaseAtARefusal(FaultyStorage):
+class ReleasesAfterARefusal(FaultyStorage):
     class _cell(Cell):
         def _apply(self, apply: Apply, now: float) -> Result:
             result = super()._apply(apply, now)
@@ -201,7 +201,7 @@ class RefusesToShrink(FaultyStorage):
             )
 
 
-class LetsWritesOvertake(FaultyStorage):
+class ReordersWrites(FaultyStorage):
     writes = 0
 
     async def perform(self, operation: Operation) -> Any:
@@ -223,7 +223,7 @@ class ReopensItself(FaultyStorage):
         await self.open()
 
 
-class RenewsInNameOnly(FaultyStorage):
+class DoesNotRenew(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
             until = self.leased_until
@@ -253,7 +253,7 @@ class KeepsTheDeadlineAtClear(FaultyStorage):
             self.deadline = deadline
 
 
-class CountsWhatWasUnset(FaultyStorage):
+class CountsUnsetFields(FaultyStorage):
     class _cell(Cell):
         def _size_after(self, change: Any, dropped: bool) -> int:
             return super()._size_after(change._replace(unset=()), dropped)
@@ -314,7 +314,7 @@ class KeepsTheVersionWithoutFields(FaultyStorage):
             return refused
 
 
-class LosesTheMemoOfWhatExpired(FaultyStorage):
+class LosesTheMemoOfExpiredRecords(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         result = super()._do(operation)
         cell = self._cells.get(operation.address)
@@ -544,7 +544,7 @@ class RoundsLeasesUpToSeconds(FaultyStorage):
 
 
 class LocksWithinItsProcess(FileStorage):
-    """Two objects over one folder are safe in one process, and nowhere else."""
+    """Two objects over one folder are safe in one process only."""
 
     shared_leases: ClassVar[dict[Any, Any]] = {}
     one_at_a_time = threading.Lock()
@@ -562,7 +562,7 @@ class LocksWithinItsProcess(FileStorage):
             self.one_at_a_time.release()
 
 
-#: It needs a store that processes share, so the copies of the memory backend cannot run it.
+#: It needs a store that processes share, which the copies of the memory backend are not.
 BY_TWO_PROCESSES = "test_concurrent_merges_by_two_processes_are_all_kept"
 
 SUITE = {
@@ -576,11 +576,11 @@ CAUGHT_BY = {
     ReusesVersions: "test_a_version_is_never_reused_after_a_delete",
     ReadsStale: "test_set_data_replaces_the_data_and_keeps_flow_and_state",
     IgnoresTheLease: "test_a_holder_with_an_expired_lease_writes_nothing",
-    LeasesToAnybody: "test_a_claim_by_a_second_token_returns_taken_with_the_remaining_time",
+    LeasesToEveryToken: "test_a_claim_by_a_second_token_returns_taken_with_the_remaining_time",
     WritesHalf: "test_a_change_is_applied_completely_or_not_at_all",
     Aliases: "test_a_returned_record_shares_nothing_with_the_stored_one",
     MixesUpKeys: "test_keys_are_equal_only_if_type_and_value_are_equal",
-    MixesUpBots: "test_two_bots_never_share_records_whatever_their_names",
+    MixesUpBots: "test_bots_with_similar_names_never_share_records",
     ReturnsExpired: "test_a_record_is_invisible_from_its_expiry_time_on",
     RevivesExpired: "test_a_write_to_an_expired_record_creates_a_new_one",
     AppliesTwice: "test_a_repeated_batch_returns_its_results_and_is_not_applied_again",
@@ -591,19 +591,19 @@ CAUGHT_BY = {
     RenewsTooLate: "test_a_renewal_never_revives_an_expired_lease",
     StopsAtTheFirstError: "test_one_invalid_operation_of_a_batch_fails_alone",
     IgnoresTheLimit: "test_a_record_above_its_limit_is_refused_and_stays_unchanged",
-    BringsBackWhatWasForgotten: "test_a_holder_cannot_restore_a_forgotten_record",
-    LeavesATombstoneForNothing: "test_clearing_a_missing_record_does_not_affect_its_holder",
-    FreesTheLeaseAtARefusal: "test_a_refused_write_keeps_the_lease_and_the_memo",
+    RestoresForgottenRecords: "test_a_holder_cannot_restore_a_forgotten_record",
+    LeavesATombstoneWithoutARecord: "test_clearing_a_missing_record_does_not_affect_its_holder",
+    ReleasesAfterARefusal: "test_a_refused_write_keeps_the_lease_and_the_memo",
     RefusesToShrink: "test_a_record_above_a_lowered_limit_may_still_shrink",
-    SweepsWhatIsHeld: "test_a_sweep_keeps_held_records",
-    LetsWritesOvertake: "test_writes_to_one_key_are_applied_in_call_order",
+    SweepsHeldRecords: "test_a_sweep_keeps_held_records",
+    ReordersWrites: "test_writes_to_one_key_are_applied_in_call_order",
     AnswersLastWriteOnly: "test_a_version_grows_by_one_with_each_write_only",
     ReopensItself: "test_a_closed_storage_is_reopened_only_by_open",
-    RenewsInNameOnly: "test_a_renewal_extends_the_lease",
+    DoesNotRenew: "test_a_renewal_extends_the_lease",
     CutsLongKeys: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     CutsLongNames: "test_long_keys_and_names_that_differ_only_at_the_end_are_kept_apart",
     KeepsTheDeadlineAtClear: "test_a_record_created_after_clear_has_no_deadline",
-    CountsWhatWasUnset: "test_fields_count_towards_the_limit_until_they_are_unset",
+    CountsUnsetFields: "test_fields_count_towards_the_limit_until_they_are_unset",
     SkipsEqualDeadlines: "test_due_deadlines_are_paged_even_if_some_are_equal",
     IsDueTooLate: "test_a_deadline_is_due_exactly_at_its_time",
     PagesByNumber: "test_a_scan_lists_remaining_records_once_while_others_are_cleared",
@@ -611,7 +611,7 @@ CAUGHT_BY = {
     PagesByTimeOfWriting: "test_a_scan_lists_every_record_once_while_they_are_written",
     PagesByTimeOfWritingNewestFirst: "test_a_scan_lists_every_record_once_while_they_are_written",
     KeepsTheVersionWithoutFields: "test_a_write_without_fields_creates_a_new_version",
-    LosesTheMemoOfWhatExpired: "test_a_memo_outlives_the_expiry_of_its_record_even_after_a_read",
+    LosesTheMemoOfExpiredRecords: "test_a_memo_outlives_the_expiry_of_its_record_even_after_a_read",
     LosesEverythingAtReopen: "test_every_acknowledged_write_is_there_after_close_and_reopen",
     WritesOnlyAtClose: "test_a_write_is_stored_when_it_is_acknowledged_and_not_only_at_close",
     ForgetsAtClose: "test_a_closed_storage_can_be_opened_again",
@@ -636,7 +636,7 @@ CAUGHT_BY = {
 
 
 def reopened(storage: Any) -> Storage:
-    """A second object over the records of a copy of the memory backend."""
+    """Return a second object over the records of a copy of the memory backend."""
     other = type(storage)(clock=storage.clock)
     for name in ("_cells", "_deadlines", "_tagged", "_journal"):
         setattr(other, name, getattr(storage, name))
@@ -644,7 +644,7 @@ def reopened(storage: Any) -> Storage:
 
 
 async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
-    """One test of the suite, as pytest would run it."""
+    """Run one test of the suite as pytest would."""
     clock = Clock()
 
     class Suite(JournaledStorageContract):
@@ -662,12 +662,12 @@ async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
 
 
 @pytest.mark.parametrize("name", SUITE)
-def test_the_correct_copy_keeps_every_promise(name: str) -> None:
+def test_a_copy_without_bugs_passes_every_test(name: str) -> None:
     asyncio.run(run_promise(name, FaultyStorage))
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda cls: cls.__name__)
-def test_a_bug_is_caught_by_the_promise_it_breaks(mutant: type[FaultyStorage]) -> None:
+def test_a_bug_is_detected_by_its_test(mutant: type[FaultyStorage]) -> None:
     with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
         asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))
 
@@ -680,7 +680,7 @@ class FileSuite(StorageContract):
         return self.storage_class(self.folder, clock=clock)
 
 
-async def test_a_lock_within_one_process_is_caught_by_two_processes(tmp_path: Path) -> None:
+async def test_a_lock_within_one_process_is_detected_by_two_processes(tmp_path: Path) -> None:
     suite = FileSuite(LocksWithinItsProcess, tmp_path)
     async with suite.open_storage(Clock()) as storage:
         await suite.test_concurrent_merges_by_two_objects_are_all_kept(storage)
@@ -689,7 +689,7 @@ async def test_a_lock_within_one_process_is_caught_by_two_processes(tmp_path: Pa
             await suite.test_concurrent_merges_by_two_processes_are_all_kept(storage)
 
 
-def test_a_storage_that_keeps_nothing_has_no_tests_of_reopening() -> None:
+def test_a_storage_in_memory_has_no_tests_of_reopening() -> None:
     class InMemory(StorageContract):
         persistent = False
 

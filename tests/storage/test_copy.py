@@ -63,7 +63,7 @@ async def fill(storage: Storage, count: int = 110) -> None:
 
 
 async def everything(storage: Storage) -> dict[Any, Any]:
-    """All that can be read of a storage, as far as two storages can agree about it."""
+    """Return the content of a storage, without values that differ between storages, such as clocks."""
     found = {}
     for namespace in ("bot", "other:bot", RUNS):
         async for entry in storage.scan(namespace):
@@ -84,7 +84,7 @@ async def everything(storage: Storage) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True, ids=lambda pair: f"{pair[0].name} to {pair[1].name}")
-async def test_a_copy_has_everything_that_can_be_read(pair: tuple[Backend, Backend]) -> None:
+async def test_a_copy_has_the_whole_content(pair: tuple[Backend, Backend]) -> None:
     source, target = pair[0].storage(clock=Clock()), pair[1].storage(clock=Clock(1.0))
     await fill(source)
     calls: list[int] = []
@@ -99,12 +99,12 @@ async def test_a_copy_has_everything_that_can_be_read(pair: tuple[Backend, Backe
         entry.key async for entry in source.scan("bot", state="s1", tag="user:1")
     }
     assert len(await target.due("bot", before=target.clock() + 100 if target.clock else None)) > 10
-    # Nothing stays claimed on either side.
+    # No record stays claimed in either storage.
     for storage in (source, target):
         assert isinstance(await storage.perform(Claim(storage.address("bot", (1, "k")), "t", 1)), Claimed)
 
 
-async def test_a_copy_again_writes_only_what_changed_since(backend: Backend) -> None:
+async def test_a_second_copy_writes_only_changed_records(backend: Backend) -> None:
     source, target = backend.storage(), backend.storage()
     await fill(source, 120)
     await copy_records(source, target)
@@ -116,7 +116,7 @@ async def test_a_copy_again_writes_only_what_changed_since(backend: Backend) -> 
 
 
 class Breaking(MemoryStorage):
-    """Gone after so many writes."""
+    """Becomes unreachable after some writes."""
 
     left = 40
 
@@ -124,11 +124,11 @@ class Breaking(MemoryStorage):
         if type(operation) is Apply:
             self.left -= 1
             if self.left < 0:
-                raise StorageUnavailable("gone", final=True)
+                raise StorageUnavailable("unreachable", final=True)
         return await super().perform(operation)
 
 
-async def test_an_interrupted_copy_goes_on_where_it_was() -> None:
+async def test_an_interrupted_copy_can_be_continued() -> None:
     clock = Clock()
     source, target = MemoryStorage(clock=clock), Breaking(clock=clock)
     await fill(source, 120)
@@ -141,14 +141,14 @@ async def test_an_interrupted_copy_goes_on_where_it_was() -> None:
     assert await everything(target) == await everything(source)
 
 
-async def test_chosen_namespaces_only(backend: Backend) -> None:
+async def test_only_the_given_namespaces_are_copied(backend: Backend) -> None:
     source, target = backend.storage(), backend.storage()
     await fill(source, 30)
     await copy_records(source, target, namespaces=["other:bot"])
     assert await target.namespaces() == ["other:bot"]
 
 
-async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> None:
+async def test_invalid_arguments_are_refused_before_anything_is_copied() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     await source.set_data("my_bot", 1, {})
     with pytest.raises(InvalidOption, match=r"write \['my_bot'\]"):
@@ -158,7 +158,7 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_copied() -> No
     with pytest.raises(InvalidOption, match="source must be a Storage or a URL"):
         await copy_records(None, target)  # type: ignore[arg-type]
     assert await target.namespaces() == []
-    # There need not be any runs yet.
+    # RUNS is accepted even if there are no runs.
     assert (await copy_records(source, target, namespaces=["my_bot", RUNS])).verified == 1
 
 
@@ -174,7 +174,7 @@ async def test_overwrite_decides_whether_records_of_the_target_are_replaced() ->
 
 
 class Forgetful(MemoryStorage):
-    """Says that it wrote, and did not write everything."""
+    """Returns success, but does not write the fields of one record."""
 
     async def perform(self, operation: Operation) -> Any:
         if type(operation) is Apply and operation.address.key == "3":
@@ -182,7 +182,7 @@ class Forgetful(MemoryStorage):
         return await super().perform(operation)
 
 
-async def test_a_copy_that_differs_is_found_out_and_named() -> None:
+async def test_verify_names_records_that_differ() -> None:
     source, target = MemoryStorage(), Forgetful()
     for key in range(5):
         await source.set_data("bot", key, {"a": key})
@@ -191,7 +191,7 @@ async def test_a_copy_that_differs_is_found_out_and_named() -> None:
     assert caught.value.places == ["bot/3"]
 
 
-async def test_a_damaged_record_goes_over_as_it_is_and_is_named() -> None:
+async def test_a_damaged_record_is_copied_unchanged_and_named() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     address = source.address("bot", 1)
     await source.perform(Apply(address, Change(write="w", set={"a": "00000000 [broken"})))
@@ -205,7 +205,7 @@ async def test_a_damaged_record_goes_over_as_it_is_and_is_named() -> None:
     assert await target.get_data("bot", 2) == {"fine": 1}
 
 
-async def test_a_record_that_stays_held_is_waited_for_and_then_named() -> None:
+async def test_a_record_that_stays_held_raises_busy() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     await source.set_data("bot", 1, {"a": 1})
     async with Slot(source, "bot", 1):

@@ -24,7 +24,7 @@ TOKENS = ["t1", "t2"]
 
 
 class Script:
-    """Random operations that often meet: few addresses, few tokens, guards that were once right."""
+    """Random operations that often conflict: few addresses, few tokens, guards that were valid once."""
 
     def __init__(self, random: random.Random) -> None:
         self.random = random
@@ -93,7 +93,7 @@ class Script:
             self.bases.append(result.base)
 
 
-async def test_any_sequence_of_operations_gives_what_memory_gives(backend: Backend) -> None:
+async def test_any_sequence_of_operations_has_the_results_of_memory(backend: Backend) -> None:
     seed = int(os.environ.get("STEPWELL_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
     print(f"STEPWELL_SEED={seed}")
     succeeded = 0
@@ -129,7 +129,7 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
 
 
 def unheld(operation: Operation) -> list[Operation]:
-    """What is forgotten under a holder leaves a base that goes with the lease, each backend at its own moment."""
+    """Release the address before ``forget``: backends differ in when they drop the base that a holder keeps."""
     if not isinstance(operation, Apply) or not operation.change.forget:
         return [operation]
     if operation.guard is not None and operation.guard.token is not None:
@@ -156,7 +156,7 @@ async def compare_lists(pick: random.Random, ours: Storage, theirs: Storage) -> 
     assert await pages(ours, query, size) == await pages(theirs, query, size), query
     tag = pick.choice(["u1", "ü", "a b"])
     traces = set(await theirs.traces(namespace, tag))
-    # Memory drops a tombstone that is over as soon as an operation comes by, others when they sweep.
+    # Memory removes an old tombstone at the next operation, other backends at the next sweep.
     assert traces >= set(await ours.traces(namespace, tag))
     before = pick.choice([None, 1_700_000_050.0, 2e9])
     after = None
@@ -181,7 +181,7 @@ async def pages(storage: Storage, query: Query, size: int) -> list[Any]:
 async def compare_sweeps(ours: Storage, theirs: Storage) -> None:
     expected, found = await ours.sweep(), await theirs.sweep()
     assert sorted(expected.expired, key=str) == sorted(found.expired, key=str)
-    # What is left of leases and tombstones goes at different moments: by a sweep, an operation or a server's TTL.
+    # Backends remove old leases and tombstones at different times: by a sweep, an operation or a server's TTL.
     assert found.removed >= len(found.expired)
     assert (await theirs.sweep()).removed == 0
     for namespace in {address.namespace for address in ADDRESSES}:

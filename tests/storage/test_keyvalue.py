@@ -33,7 +33,7 @@ async def test_records_survive_a_new_storage_object(tmp_path: Path) -> None:
         assert await storage.update_data("bot", 1, {"b": 1}) == {"a": (1, 2), "b": 1}
 
 
-async def test_clear_leaves_only_a_tombstone_that_goes_after_a_day(tmp_path: Path, clock: Clock) -> None:
+async def test_clear_leaves_only_a_tombstone_for_a_day(tmp_path: Path, clock: Clock) -> None:
     async with FileStorage(tmp_path, clock=clock) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         await storage.clear("bot", 1)
@@ -52,7 +52,7 @@ async def test_unsupported_features_raise(tmp_path: Path) -> None:
             await storage.sweep()
 
 
-async def test_a_damaged_file_harms_only_its_key(tmp_path: Path) -> None:
+async def test_a_damaged_file_affects_only_its_key(tmp_path: Path) -> None:
     async with FileStorage(tmp_path) as storage:
         await storage.update_data("bot", 1, {"a": 1})
         for path in tmp_path.iterdir():
@@ -67,7 +67,7 @@ async def test_a_damaged_file_harms_only_its_key(tmp_path: Path) -> None:
         assert results[1:] == [{"a": 1}, None]
 
 
-async def test_a_damaged_file_is_detected_set_aside_and_can_be_replaced(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_detected_copied_to_quarantine_and_can_be_replaced(tmp_path: Path) -> None:
     async with FileStorage(tmp_path) as storage:
         await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
         (path,) = tmp_path.iterdir()
@@ -86,7 +86,7 @@ async def test_a_damaged_file_is_detected_set_aside_and_can_be_replaced(tmp_path
         assert await storage.get_state("bot", 1) is None
 
 
-async def test_a_store_that_fails_fails_one_operation_and_writes_the_others_once(tmp_path: Path) -> None:
+async def test_a_failing_store_fails_one_operation_and_writes_the_others_once(tmp_path: Path) -> None:
     class Failing(FileStorage):
         async def read(self, address: Address) -> str | None:
             if address.key == "2":
@@ -112,7 +112,7 @@ async def test_a_store_that_fails_fails_one_operation_and_writes_the_others_once
                 raise ValueError("the handler's own")
 
 
-async def test_what_has_expired_goes_when_it_is_looked_at(tmp_path: Path, clock: Clock) -> None:
+async def test_an_expired_record_is_removed_at_its_next_read(tmp_path: Path, clock: Clock) -> None:
     async with FileStorage(tmp_path, clock=clock) as storage:
         await storage.init("bot", ttl=10)
         await storage.update_data("bot", 1, {"a": 1})
@@ -126,7 +126,7 @@ def test_the_example_runs() -> None:
     assert "State(flow='registration', state='get_name', data={'name': 'Alice'})" in done.stdout
 
 
-async def test_handled_updates_stay_known_when_an_expired_record_was_looked_at(tmp_path: Path, clock: Clock) -> None:
+async def test_the_memo_is_kept_when_a_read_removes_an_expired_record(tmp_path: Path, clock: Clock) -> None:
     async with FileStorage(tmp_path, clock=clock) as storage:
         fsm = FSM("bot", storage=storage, flows=[], ttl=60)
         update = {"update_id": 7, "message": {"from": {"id": 1}, "chat": {"id": 1}, "text": "hi"}}

@@ -16,7 +16,7 @@ from stepwell.testing import Clock, FaultyStorage
 
 
 class Recorder:
-    """A backend whose batches take as long as the test wants."""
+    """A backend whose batches end when the test lets them."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -66,7 +66,7 @@ async def test_operations_that_arrive_during_a_batch_form_the_next_batch() -> No
     assert {batch.lane for batch in run.batches} == {"a"}
 
 
-async def test_alone_an_operation_is_sent_at_once() -> None:
+async def test_a_single_operation_is_sent_at_once() -> None:
     run = Recorder()
     lane = run.lane()
     for number in range(3):
@@ -74,7 +74,7 @@ async def test_alone_an_operation_is_sent_at_once() -> None:
     assert [len(batch) for batch in run.batches] == [1, 1, 1]
 
 
-async def test_tasks_that_ask_in_the_same_moment_share_a_batch_in_the_order_of_their_calls() -> None:
+async def test_concurrent_calls_share_a_batch_in_call_order() -> None:
     run = Recorder()
     await asyncio.gather(*await start(run.lane(), [get(number) for number in range(50)]))
     assert [list(batch) for batch in run.batches] == [[get(number) for number in range(50)]]
@@ -90,7 +90,7 @@ async def test_a_batch_has_at_most_a_hundred_operations_or_a_mebibyte() -> None:
     assert [len(batch) for batch in run.batches] == [2, 2, 1]
 
 
-async def test_one_bad_operation_fails_alone() -> None:
+async def test_one_failing_operation_does_not_affect_the_others() -> None:
     run = Recorder()
     run.bad = [get(7)]
     tasks = await start(run.lane(), [get(number) for number in range(20)])
@@ -99,7 +99,7 @@ async def test_one_bad_operation_fails_alone() -> None:
     assert isinstance(results[7], ValueError)
 
 
-async def test_a_waiter_cancelled_before_sending_takes_its_operation_along() -> None:
+async def test_the_operation_of_a_waiter_cancelled_before_sending_is_not_sent() -> None:
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -141,7 +141,7 @@ async def test_a_claim_whose_waiter_was_cancelled_is_released_at_once() -> None:
     assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
 
 
-async def test_a_release_is_sent_even_if_its_waiter_gives_up() -> None:
+async def test_a_release_is_sent_even_if_its_waiter_is_cancelled() -> None:
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -155,7 +155,7 @@ async def test_a_release_is_sent_even_if_its_waiter_gives_up() -> None:
     assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
 
 
-async def test_beyond_its_bound_callers_wait_for_room_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_of_a_full_lane_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MAX_QUEUE", 5)
     monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 3)
     run = Recorder()
@@ -171,7 +171,7 @@ async def test_beyond_its_bound_callers_wait_for_room_and_keep_their_order(monke
     assert sent == [str(number) for number in range(30) if number != 20]
 
 
-async def test_a_closed_lane_finishes_what_it_has_and_refuses_more() -> None:
+async def test_a_closed_lane_finishes_its_operations_and_refuses_new_ones() -> None:
     run = Recorder()
     lane = run.lane()
     tasks = await start(lane, [get(0)])
@@ -271,7 +271,7 @@ async def test_no_patience_is_longer_than_the_life_of_a_journal(clock: Clock) ->
         ("postgresql://localhost/db", {"patience": 200, "connect_timeout": 400}),
     ],
 )
-def test_a_patience_for_which_a_server_does_not_remember_writes_is_refused(url: str, options: dict[str, Any]) -> None:
+def test_a_patience_longer_than_the_journal_of_a_server_is_refused(url: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="a server remembers its last writes for 600 s"):
         open_storage(url, **options)
 
@@ -282,7 +282,7 @@ def test_a_patience_of_minutes_is_accepted(url: str) -> None:
 
 
 async def test_every_call_that_fails_leaves_all_or_nothing() -> None:
-    """The n-th batch fails, for every n: what was acknowledged is there, and nothing is half there."""
+    """The n-th batch fails, for every n: acknowledged writes are stored, and no write is stored in part."""
     for fault in range(1, 12):
         async with FaultyStorage(after=[fault], patience=0) as storage:
             acknowledged: dict[str, int] = {}
@@ -315,7 +315,7 @@ async def test_cancelling_at_any_point_does_not_affect_other_callers() -> None:
             assert isinstance(await storage.perform(Apply(storage.address("bot", 1), Change(write="w"))), Applied)
 
 
-async def test_a_call_that_fails_after_its_answer_was_lost_is_of_unknown_outcome() -> None:
+async def test_a_retry_that_fails_after_a_lost_result_raises_outcome_unknown() -> None:
     class Odd(FaultyStorage):
         async def run(self, operations: Sequence[Operation]) -> list[Result]:
             if len(self.batches) == 1:
@@ -342,7 +342,7 @@ async def test_every_waiter_gets_an_error_if_a_backend_returns_too_few_results()
     async with asyncio.timeout(10), Short() as storage:
         results = await asyncio.gather(*(storage.get_data("bot", key) for key in range(5)), return_exceptions=True)
         assert {type(result) for result in results} == {StorageUnavailable}
-        assert len({id(result) for result in results}) == 5, "each waiter has an error of its own"
+        assert len({id(result) for result in results}) == 5, "each waiter gets a separate error object"
 
 
 async def test_a_cancellation_inside_the_backend_does_not_cancel_the_waiters() -> None:
@@ -355,7 +355,7 @@ async def test_a_cancellation_inside_the_backend_does_not_cancel_the_waiters() -
             await storage.get_data("bot", 1)
 
 
-async def test_cancelling_a_whole_queue_lets_blocked_callers_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_a_whole_queue_unblocks_waiting_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MAX_QUEUE", 10)
     run = Recorder()
     lane = run.lane()
@@ -442,7 +442,7 @@ ODD_ERRORS: list[tuple[BaseException, type[Exception]]] = [
 
 @pytest.mark.parametrize("operations", [1, 5])
 @pytest.mark.parametrize(("error", "expected"), ODD_ERRORS, ids=[type(error).__name__ for error, _ in ODD_ERRORS])
-async def test_any_error_of_a_backend_reaches_every_waiter_and_the_lane_goes_on(
+async def test_any_error_of_a_backend_reaches_every_waiter_and_the_lane_continues(
     error: BaseException, expected: type[Exception], operations: int
 ) -> None:
     fails = True

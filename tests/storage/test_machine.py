@@ -41,12 +41,12 @@ DATA = st.dictionaries(NAMES, VALUES, max_size=3)
 
 
 class Model:
-    """One address in plain Python."""
+    """The model of one address, in plain Python."""
 
     def __init__(self) -> None:
         self.state: State | None = None
         self.expires: float | None = None
-        #: Counts what makes a holder's view void.
+        #: Counts the writes that make a holder's commit fail.
         self.replaced = 0
         self.holder: tuple[str, float, int, bool] | None = None
 

@@ -22,7 +22,7 @@ from tests.backends import Backend
 
 
 class Logged(MemoryStorage):
-    """Says what is done to it, slowly."""
+    """Logs the start and the end of each call, which takes 10 ms."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -51,11 +51,11 @@ class Logged(MemoryStorage):
 
 
 def in_turn(log: list[str]) -> bool:
-    """Nothing begins before the last thing ended."""
+    """Return whether no call began before the previous one ended."""
     return all(one[:-1] == other[1:] for one, other in zip(log[::2], log[1::2], strict=True))
 
 
-async def test_many_at_once_open_it_once_and_close_it_once() -> None:
+async def test_concurrent_callers_open_and_close_it_once() -> None:
     storage = Logged()
     await asyncio.gather(*(storage.get_data("bot", key) for key in range(5)), storage.open(), storage.open())
     await asyncio.gather(storage.close(), storage.close(), storage.close())
@@ -63,7 +63,7 @@ async def test_many_at_once_open_it_once_and_close_it_once() -> None:
     assert not storage.is_open
 
 
-async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_is_refused() -> None:
+async def test_close_waits_for_running_operations_and_refuses_later_ones() -> None:
     storage = Logged()
     await storage.open()
     first = asyncio.create_task(storage.update_data("bot", 1, {"a": 1}))
@@ -82,7 +82,7 @@ async def test_what_is_under_way_ends_before_it_closes_and_a_later_use_is_refuse
     await storage.close()
 
 
-async def test_an_opening_that_a_close_overtakes_does_not_open_it_again() -> None:
+async def test_a_close_during_the_opening_leaves_it_closed() -> None:
     storage = Logged()
     openings = [asyncio.create_task(storage.open()) for _ in range(3)]
     await asyncio.sleep(0.002)
@@ -175,7 +175,7 @@ async def test_sweeping_stops_with_closing_and_starts_once_with_opening() -> Non
     assert sweeps == 0
 
 
-async def test_a_storage_that_everybody_let_go_of_is_not_kept_by_its_timer() -> None:
+async def test_the_sweep_timer_does_not_keep_an_unused_storage_alive() -> None:
     storage = MemoryStorage()
     await storage.open()
     watched = weakref.ref(storage)
@@ -189,28 +189,28 @@ async def test_pending_operations_get_results_when_the_storage_closes(backend: B
     storage = backend.storage()
     await storage.open()
     claims = [Claim(storage.address("bot", key), f"t{key}", 5.0) for key in range(40)]
-    asked = [asyncio.create_task(storage.perform(claim)) for claim in claims[:20]]
+    calls = [asyncio.create_task(storage.perform(claim)) for claim in claims[:20]]
     for _ in range(3):
         await asyncio.sleep(0)
-    asked += [asyncio.create_task(storage.perform(claim)) for claim in claims[20:]]
+    calls += [asyncio.create_task(storage.perform(claim)) for claim in claims[20:]]
     await asyncio.sleep(0)
     if cancelled:
-        # What they had claimed is given back, by a batch that begins while it closes.
-        for task in asked[::2]:
+        # Their claims are released by a batch that starts during the close.
+        for task in calls[::2]:
             task.cancel()
     async with asyncio.timeout(20):
         await storage.close()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(answer) for answer in answers[1::2]] == [Claimed] * 20
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results[1::2]] == [Claimed] * 20
     if cancelled:
-        assert {type(answer) for answer in answers[::2]} <= {asyncio.CancelledError, Claimed}
+        assert {type(result) for result in results[::2]} <= {asyncio.CancelledError, Claimed}
     assert not storage.is_open
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork()")
 @pytest.mark.parametrize("closed", [True, False])
 def test_using_a_storage_of_the_parent_in_a_forked_worker_raises(closed: bool, tmp_path: Path) -> None:
-    # In a process of its own: forking this one, with all its threads, is asking for trouble.
+    # In a separate process, because this one has threads and must not be forked.
     code = f"""
 import asyncio, os, stepwell
 storage = stepwell.open_storage("sqlite:///{tmp_path}/bot.db")

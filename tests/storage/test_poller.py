@@ -22,7 +22,7 @@ async def overdue(storage: MemoryStorage, count: int) -> list[Address]:
     return addresses
 
 
-async def test_each_is_attended_to_once_at_a_time(clock: Clock) -> None:
+async def test_an_address_has_one_task_at_a_time(clock: Clock) -> None:
     attended: list[Address] = []
     go = asyncio.Event()
 
@@ -45,7 +45,7 @@ async def test_each_is_attended_to_once_at_a_time(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_room_is_waited_for(clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+async def test_a_poll_waits_for_a_free_task(clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     monkeypatch.setattr(poller, "PAGE", 3)
     at_once = most = 0
 
@@ -66,9 +66,7 @@ async def test_room_is_waited_for(clock: Clock, monkeypatch: pytest.MonkeyPatch,
         assert most == 2
 
 
-async def test_what_finds_no_room_for_a_tick_is_left_to_the_next_look(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_poll_ends_if_no_task_becomes_free_within_a_tick(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "TICK", 0.01)
     go = asyncio.Event()
 
@@ -102,7 +100,7 @@ async def test_the_number_of_remembered_pauses_is_bounded(clock: Clock, monkeypa
         await tasks.stop()
 
 
-async def test_what_is_skipped_takes_up_no_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_skipped_address_needs_no_free_task(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "AT_ONCE", 1)
     attended: list[Address] = []
 
@@ -118,7 +116,7 @@ async def test_what_is_skipped_takes_up_no_room(clock: Clock, monkeypatch: pytes
         assert attended == addresses[5:]
 
 
-async def test_pauses_grow_until_one_succeeds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_grow_until_a_success(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     fails = True
@@ -146,7 +144,7 @@ async def test_pauses_grow_until_one_succeeds(clock: Clock, monkeypatch: pytest.
         await tasks.stop()
 
 
-async def test_an_address_is_never_attended_to_twice_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_polls_start_one_task_for_an_address(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "AT_ONCE", 2)
     busy: set[Address] = set()
 
@@ -166,7 +164,7 @@ async def test_an_address_is_never_attended_to_twice_at_once(clock: Clock, monke
         assert not tasks._running
 
 
-async def test_many_failures_later_the_pause_is_still_the_longest(clock: Clock) -> None:
+async def test_a_pause_never_exceeds_the_longest(clock: Clock) -> None:
     async def attend(address: Address) -> bool:
         raise AssertionError
 
@@ -179,7 +177,7 @@ async def test_many_failures_later_the_pause_is_still_the_longest(clock: Clock) 
         assert await tasks.look() == []
 
 
-async def test_whatever_goes_wrong_is_logged_and_tried_again(
+async def test_every_error_is_logged_and_polling_continues(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
@@ -188,8 +186,8 @@ async def test_whatever_goes_wrong_is_logged_and_tried_again(
         ZeroDivisionError("of the backend"),
         asyncio.CancelledError("by the driver"),
         CorruptRecord("bot/1", "a field", "is damaged"),
-        Conflict("with somebody"),
-        StorageUnavailable("it is away"),
+        Conflict("held elsewhere"),
+        StorageUnavailable("unreachable"),
     ]
 
     class Storage(MemoryStorage):
@@ -200,7 +198,7 @@ async def test_whatever_goes_wrong_is_logged_and_tried_again(
 
     async def attend(address: Address) -> bool:
         attended.set()
-        raise ZeroDivisionError("of the one who attends")
+        raise ZeroDivisionError("of the task")
 
     async with Storage(clock=clock) as storage, asyncio.timeout(10):
         (address,) = await overdue(storage, 1)
@@ -209,12 +207,12 @@ async def test_whatever_goes_wrong_is_logged_and_tried_again(
         await attended.wait()
         while address not in tasks._pauses:
             await asyncio.sleep(0)
-        for words in ("of the backend", "by the driver", "is damaged", "with somebody", "it is away", "who attends"):
+        for words in ("of the backend", "by the driver", "is damaged", "held elsewhere", "unreachable", "of the task"):
             assert words in caplog.text
         await tasks.stop()
 
 
-async def test_unexpected_errors_are_tried_again_at_growing_intervals_with_a_traceback_each(
+async def test_polling_is_retried_after_unexpected_errors_at_growing_intervals(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
@@ -244,7 +242,7 @@ async def test_unexpected_errors_are_tried_again_at_growing_intervals_with_a_tra
     assert all(record.exc_info for record in caplog.records)
 
 
-async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(
+async def test_stop_cancels_running_tasks_and_polling_can_be_started_again(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
@@ -270,34 +268,34 @@ async def test_what_is_under_way_ends_with_it_and_it_can_be_started_again(
             assert (begun, cancelled) == (turn, turn)
 
 
-async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_when_it_is_back(
+async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_once_it_is_back(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
     monkeypatch.setattr(poller, "_WARN_EVERY", (0.05, 0.1))
     looks = 0
 
-    class Away(MemoryStorage):
-        away = True
+    class Unreachable(MemoryStorage):
+        unreachable = True
 
         async def due(self, *args: Any, **options: Any) -> Any:
             nonlocal looks
             looks += 1
-            if self.away:
-                raise StorageUnavailable("away")
+            if self.unreachable:
+                raise StorageUnavailable("no connection")
             return await super().due(*args, **options)
 
     async def attend(address: Address) -> bool:
         return True
 
-    async with Away(clock=clock) as storage:
+    async with Unreachable(clock=clock) as storage:
         tasks = DueTasks(storage, "bot", attend, what="things", waits=True, pauses=(1, 2))
         tasks.start()
         async with asyncio.timeout(10):
-            while caplog.text.count("things cannot be read: away") < 3:
+            while caplog.text.count("things cannot be read: no connection") < 3:
                 await asyncio.sleep(0.01)
             assert looks > 20
-            storage.away = False
+            storage.unreachable = False
             while "things can be read again" not in caplog.text:
                 await asyncio.sleep(0.01)
         await tasks.stop()

@@ -22,7 +22,7 @@ from stepwell.storage.redis import RedisStorage
 from tests.nodes.flows import A
 from tests.servers.process import free_port
 
-#: No part of it may be seen, on whichever side of a special character it stands.
+#: No error may show any of these parts, before or after a special character.
 PARTS = ("hunterhunter", "swordfish")
 PASSWORDS = [
     *(
@@ -59,20 +59,20 @@ def urls() -> list[str]:
 
 
 def shown(error: BaseException, log: str) -> str:
-    """All that a user, a log or an error tracker shows of an error."""
+    """Return the texts of an error that a user, a log or an error tracker shows."""
     texts = [log]
     seen: BaseException | None = error
     while seen is not None:
         texts += [str(seen), repr(seen), repr(seen.args), repr(getattr(seen, "__dict__", ""))]
         texts += getattr(seen, "__notes__", [])
         seen = seen.__cause__ if seen.__suppress_context__ or seen.__cause__ else seen.__context__
-    # Without source lines: those of this test hold the passwords.
+    # Without source lines, because those of this test contain the passwords.
     texts += traceback.TracebackException.from_exception(error).format_exception_only()
     return "\n".join(texts)
 
 
 def impatient(given: Any) -> Any:
-    """A storage for a URL that gives up at once."""
+    """Return a storage for a URL that does not retry."""
     if not isinstance(given, str) or given.startswith(("memory", "sqlite")):
         return open_storage(given)
     return open_storage(given, patience=0)
@@ -116,7 +116,7 @@ def configured(given: Any) -> None:
     configure(storage=given)
 
 
-#: Every public call that takes a storage; those that connect wait for a server, so a few do it for all.
+#: Every public call that takes a storage. Only some of them connect, because waiting for a server takes time.
 MAKERS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "open_storage": makes(open_storage),
     "RedisStorage.from_url": makes(RedisStorage.from_url),
@@ -199,7 +199,7 @@ async def test_no_password_is_shown_when_a_url_is_of_the_wrong_type(
 
 
 @pytest.mark.parametrize("special", "#/?")
-def test_a_password_that_is_not_encoded_is_refused_with_the_way_to_write_it(special: str) -> None:
+def test_a_password_that_is_not_encoded_is_refused_and_the_error_shows_how_to_encode_it(special: str) -> None:
     for scheme in ("postgresql", "redis"):
         with pytest.raises(InvalidOption, match=r"# as %23"):
             open_storage(f"{scheme}://user:pass{special}word@host/0")
@@ -210,7 +210,7 @@ class Items(A):
         return [1, 2]
 
 
-async def test_every_call_that_takes_a_storage_takes_a_url_and_closes_what_it_opened(tmp_path: Path) -> None:
+async def test_every_call_that_takes_a_storage_takes_a_url_and_closes_the_storage(tmp_path: Path) -> None:
     url, other = f"sqlite:///{tmp_path}/bot.db", f"sqlite:///{tmp_path}/other.db"
 
     # Earlier tests may have left storages open.
@@ -250,7 +250,7 @@ async def test_every_call_that_takes_a_storage_takes_a_url_and_closes_what_it_op
     check_closed()
 
 
-async def test_aiograms_storage_and_isolation_take_urls_and_close_what_they_opened(tmp_path: Path) -> None:
+async def test_aiograms_storage_and_isolation_take_urls_and_close_the_storages(tmp_path: Path) -> None:
     storage = StepwellStorage(f"sqlite:///{tmp_path}/bot.db")
     isolation = StepwellIsolation(f"sqlite:///{tmp_path}/locks.db")
     key = StorageKey(bot_id=1, chat_id=2, user_id=3)

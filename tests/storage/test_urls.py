@@ -32,7 +32,7 @@ def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
         open_storage("memory://", sweep_every=0)
 
 
-def test_a_third_party_backend_joins_through_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_party_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
         name = "mine"
 
@@ -45,7 +45,7 @@ def test_a_third_party_backend_joins_through_an_entry_point(monkeypatch: pytest.
         open_storage("other://somewhere")
 
 
-def test_a_backend_that_takes_any_option_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_with_arbitrary_options_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Open(MemoryStorage):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -71,7 +71,7 @@ def test_an_unknown_option_of_a_backend_that_passes_them_on_is_the_same_error(
         open_storage("plain://", ids=str)
 
 
-def test_a_type_error_of_the_backend_itself_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_error_of_the_backend_itself_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     _install(monkeypatch, "careless", f"{__name__}:Careless")
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         open_storage("careless://", sweep_every=None)
@@ -118,9 +118,7 @@ def test_a_backend_without_its_driver_raises_its_own_error(monkeypatch: pytest.M
         open_storage("driverless://")
 
 
-async def test_the_example_is_found_by_the_entry_point_that_it_shows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_entry_point_of_the_example_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = textwrap.dedent(file_storage.__doc__.partition("::\n\n")[2])  # type: ignore[union-attr]
     ((name, value),) = tomllib.loads(shown)["project"]["entry-points"]["stepwell.storage"].items()
     _install(monkeypatch, name, f"examples.{value}")
@@ -135,14 +133,14 @@ async def test_the_example_is_found_by_the_entry_point_that_it_shows(
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, name: str, value: str, package: str | None = None) -> None:
-    """As if a package with this entry point were installed."""
+    """Add an entry point, as an installed package would."""
     point = metadata.EntryPoint(name, value, "stepwell.storage")
     if package is not None:
         vars(point).update(dist=SimpleNamespace(name=package))
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == "stepwell.storage" else [])
 
 
-def test_what_is_no_url_is_an_error_that_shows_one() -> None:
+def test_an_invalid_url_is_an_error_that_shows_an_example() -> None:
     with pytest.raises(InvalidOption, match=r"sqlite:///bot\.db"):
         open_storage(None)  # type: ignore[arg-type]
 

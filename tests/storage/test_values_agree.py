@@ -105,7 +105,7 @@ def record(pick: random.Random) -> State:
 
 
 def exact(found: Any) -> Any:
-    """What tells apart what ``==`` does not: 1, 1.0 and True, 0.0 and -0.0, 1.10 and 1.1, the order of a dict."""
+    """Return a form that differs where ``==`` does not: 1, 1.0 and True, 0.0 and -0.0, the order of a dict."""
     kind = type(found)
     if kind is dict:
         return kind, [(exact(key), exact(item)) for key, item in found.items()]
@@ -116,7 +116,7 @@ def exact(found: Any) -> Any:
     return kind, repr(found), getattr(found, "fold", None)
 
 
-async def test_a_thousand_random_records_of_every_type_come_back_identical(backend: Backend) -> None:
+async def test_a_thousand_random_records_of_every_type_are_read_back_identical(backend: Backend) -> None:
     seed = int(os.environ.get("STEPWELL_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
     print(f"STEPWELL_SEED={seed}")
     pick = random.Random(seed)
@@ -127,7 +127,7 @@ async def test_a_thousand_random_records_of_every_type_come_back_identical(backe
     storage = backend.storage(url)
     await asyncio.gather(*(storage.set_state("bot", number, state) for number, state in enumerate(corpus)))
     if backend.shared:
-        # Not out of anything that the writer still has.
+        # A new storage object has nothing cached.
         await storage.close()
         storage = backend.storage(url)
     found = await asyncio.gather(*(storage.get_state("bot", number) for number in range(RECORDS)))

@@ -1,4 +1,4 @@
-"""``stepwell.testing.Chat``: people, places, restarts, redelivery, workers, time."""
+"""``stepwell.testing.Chat``: users, chats, restarts, redelivery, workers, time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_poll(storage: Storage | str) -> Router:
 
     @router.on(kind("my_chat_member"))
     async def member(ctx: Context) -> None:
-        ctx.answer("Hello, everybody.")
+        ctx.answer("Hello, group.")
 
     @router.on(text())
     async def echo(ctx: Context) -> None:
@@ -83,7 +83,7 @@ def make_poll(storage: Storage | str) -> Router:
     return router
 
 
-# Talking
+# Messages
 
 
 async def test_send_returns_the_answers_and_keeps_the_messages() -> None:
@@ -98,7 +98,7 @@ async def test_send_returns_the_answers_and_keeps_the_messages() -> None:
     assert await chat.record() == State("registration", "get_email", {"name": "Alice"})
 
 
-async def test_an_update_looks_as_the_bot_api_delivers_it() -> None:
+async def test_an_update_has_the_format_of_the_bot_api() -> None:
     chat = Chat(make_poll)
     await chat.group(-1001234567890).topic(7).send("/ask now")
     [update] = chat.updates
@@ -115,7 +115,7 @@ async def test_an_update_looks_as_the_bot_api_delivers_it() -> None:
     assert message["entities"] == [{"type": "bot_command", "offset": 0, "length": 4}]
 
 
-async def test_frameworks_read_its_updates() -> None:
+async def test_frameworks_can_parse_its_updates() -> None:
     from aiogram.types import Update as AiogramUpdate
 
     chat = Chat(make_poll)
@@ -139,7 +139,7 @@ async def test_fields_of_the_bot_api_can_be_sent() -> None:
 async def test_any_update_can_be_delivered() -> None:
     chat = Chat(make_poll).group(-100)
     update = {"update_id": 1, "my_chat_member": {"chat": {"id": -100, "type": "group"}, "from": {"id": 42}}}
-    assert await chat.deliver(update) == ["Hello, everybody."]
+    assert await chat.deliver(update) == ["Hello, group."]
 
 
 async def test_a_message_can_be_edited() -> None:
@@ -212,10 +212,10 @@ async def test_a_message_can_be_deleted_and_an_unknown_one_raises() -> None:
         await chat.send("/drop 99")
 
 
-# People and places
+# Users and chats
 
 
-async def test_users_groups_and_topics_share_one_world() -> None:
+async def test_users_groups_and_topics_share_one_bot() -> None:
     chat = Chat(make_poll)
     bob = chat.user(43, first_name="Bob", language_code="de")
     group = chat.group(-100)
@@ -299,7 +299,7 @@ async def test_a_redelivered_update_changes_nothing_and_is_answered_again(backen
     assert chat.updates[-1] == chat.updates[-2]
 
 
-async def test_two_chats_over_one_storage_do_not_take_updates_for_duplicates(backend: Backend) -> None:
+async def test_two_chats_over_one_storage_have_different_update_ids(backend: Backend) -> None:
     storage = backend.storage()
     await Chat(make_router, storage=storage).send("/register")
     assert await Chat(make_router, storage=storage).send("Alice") == ["Got it, Alice! What's your email?"]
@@ -374,7 +374,7 @@ async def test_advance_moves_the_clock_of_the_storage(clock: Clock) -> None:
     assert clock.now == before + 15
 
 
-# Wrong use
+# Invalid use
 
 
 async def test_a_chat_with_a_router_cannot_restart() -> None:

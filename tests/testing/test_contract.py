@@ -1,4 +1,4 @@
-"""The contract suites in the project of somebody else."""
+"""The contract suites in another project."""
 
 from __future__ import annotations
 

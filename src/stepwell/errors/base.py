@@ -19,7 +19,7 @@ def _rebuilt(kind: type[StepwellError], args: tuple[object, ...], fields: dict[s
 
 
 class UsageError(StepwellError, RuntimeError):
-    """The call is not allowed here, whatever is stored."""
+    """The call is not allowed here. It does not depend on the stored data."""
 
 
 class WrongLoop(UsageError):

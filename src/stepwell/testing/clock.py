@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand."""
+"""A clock for tests, which moves only when it is advanced."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class CallbackPromises(Suite):
         assert await storage.update_data("bot", 1, {"b": 2}) == {"b": 2}
         assert await storage.get_state("bot", 1) == State(None, None, {"b": 2})
 
-    async def test_two_bots_never_share_records_whatever_their_names(self, storage: Storage) -> None:
+    async def test_bots_with_similar_names_never_share_records(self, storage: Storage) -> None:
         for number, bot in enumerate(BOTS):
             await storage.set_data(bot, 1, {"number": number})
         for number, bot in enumerate(BOTS):

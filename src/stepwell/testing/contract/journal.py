@@ -24,7 +24,7 @@ class JournalPromises(Suite):
         assert await storage.get_data(BOT, KEY) == {"n": 2, "between": 1}
 
     async def test_a_repeated_batch_with_a_refused_write_is_not_applied_again(self, storage: Storage) -> None:
-        refused = Apply(storage.address(BOT, 3), Change(write=storage.ids()), Guard(token="nobody", base=""))
+        refused = Apply(storage.address(BOT, 3), Change(write=storage.ids()), Guard(token="no token", base=""))
         batch = Batch.of([self._write(storage, KEY, 1), refused], "lane", 1)
         first = await storage.run(batch)
         second = await storage.run(batch)

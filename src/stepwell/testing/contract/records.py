@@ -117,12 +117,12 @@ class RecordPromises(Suite):
         results = await storage.run(
             [
                 Apply(addresses[0], changes[0]),
-                Apply(addresses[1], changes[1], Guard(token="nobody", base="")),
+                Apply(addresses[1], changes[1], Guard(token="no token", base="")),
                 Apply(addresses[2], changes[2]._replace(limit=1)),
                 Claim(addresses[3], "B", 10),
                 Apply(addresses[3], changes[3], Guard(token="A", base="")),
                 Claim(addresses[3], "B", 10),
-                Release(addresses[0], "nobody"),
+                Release(addresses[0], "no token"),
                 Get(addresses[1]),
             ]
         )
