@@ -6,9 +6,10 @@ Stored values contain the registered name of a class, never a module: decoding a
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum, Flag
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
@@ -97,33 +98,33 @@ def _own(tag: str, name: str, cls: type) -> None:
     _OWNERS[tag, name] = cls
 
 
-class _Shape(Protocol):
+class _Shape(ABC):
     """Packs and unpacks the instances of one class, without calling a constructor of the user."""
 
-    def __init__(self, cls: Any) -> None: ...
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
 
+    @abstractmethod
     def pack(self, value: Any) -> Any:
         """Return plain parts. Raises ``AttributeError`` if a field has no value."""
 
+    @abstractmethod
     def unpack(self, stored: Any) -> Any:
         """Return an equal instance, with defaults for fields that were added later."""
 
 
-class _EnumShape:
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-
-    def pack(self, member: Any) -> Any:
+class _EnumShape(_Shape):
+    def pack(self, value: Any) -> Any:
         # The name of a combination of flags differs between Python versions.
-        return member.value if isinstance(member, Flag) else member.name
+        return value.value if isinstance(value, Flag) else value.name
 
     def unpack(self, stored: Any) -> Any:
         return self.cls(stored) if issubclass(self.cls, Flag) else self.cls[stored]
 
 
-class _DataclassShape:
+class _DataclassShape(_Shape):
     def __init__(self, cls: Any) -> None:
-        self.cls = cls
+        super().__init__(cls)
         self.fields = dataclasses.fields(cls)
 
     def pack(self, value: Any) -> Any:
@@ -145,10 +146,7 @@ class _DataclassShape:
         raise LookupError(field.name)
 
 
-class _StructShape:
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-
+class _StructShape(_Shape):
     def pack(self, value: Any) -> Any:
         return {name: getattr(value, name) for name in self.cls.__struct_fields__}
 
@@ -162,21 +160,18 @@ class _StructShape:
         return value
 
 
-class _ModelShape:
+class _ModelShape(_Shape):
     """A pydantic model, detected by its attributes."""
 
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-
-    def pack(self, model: Any) -> Any:
+    def pack(self, value: Any) -> Any:
         # __dict__ also contains cached properties.
-        fields = {name: model.__dict__[name] for name in self.cls.model_fields}
+        fields = {name: value.__dict__[name] for name in self.cls.model_fields}
         rest = {
-            "set": None if model.model_fields_set == set(fields) else set(model.model_fields_set),
-            "extra": model.__pydantic_extra__ or None,
-            "private": model.__pydantic_private__ or None,
+            "set": None if value.model_fields_set == set(fields) else set(value.model_fields_set),
+            "extra": value.__pydantic_extra__ or None,
+            "private": value.__pydantic_private__ or None,
         }
-        rest = {name: value for name, value in rest.items() if value is not None}
+        rest = {name: each for name, each in rest.items() if each is not None}
         return (fields, rest) if rest else fields
 
     def unpack(self, stored: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stepwell.errors import RecordReplaced
@@ -46,25 +48,20 @@ class ExpiryPromises(Suite):
         await apply(storage, data={"b": 2}, fresh=True, held=("A", held))
         assert await storage.get_state(BOT, KEY) == State(None, None, {"b": 2})
 
-    async def test_a_holders_commit_restores_its_expired_record(self, storage: Storage, clock: Clock) -> None:
-        await apply(storage, data={"a": 1}, head=("f", "s"), expiry=10.0)
-        clock.advance(5)
-        held = await claim(storage, "A", lease=60)
-        clock.advance(10)
-        assert await storage.get_state(BOT, KEY) is None
-        await apply(storage, data={"b": 2}, expiry=10.0, held=("A", held))
-        assert await storage.get_state(BOT, KEY) == State("f", "s", {"a": 1, "b": 2})
-        clock.advance(11)
-        assert await storage.get_state(BOT, KEY) is None
-
-    async def test_a_holders_commit_without_an_expiry_restores_it_without_expiry(
+    async def test_a_holders_commit_restores_its_expired_record_with_the_expiry_of_the_commit(
         self, storage: Storage, clock: Clock
     ) -> None:
-        await apply(storage, data={"a": 1}, expiry=10.0)
-        held = await claim(storage, "A", lease=60)
+        changes: dict[str, dict[str, Any]] = {"new expiry": {"expiry": 10.0}, "no expiry": {}}
+        for key, change in changes.items():
+            await apply(storage, key, data={"a": 1}, head=("f", "s"), expiry=10.0)
+            held = await claim(storage, "A", key, lease=60)
+            clock.advance(11)
+            assert await storage.get_state(BOT, key) is None
+            await apply(storage, key, data={"b": 2}, held=("A", held), **change)
+            assert await storage.get_state(BOT, key) == State("f", "s", {"a": 1, "b": 2})
         clock.advance(11)
-        await apply(storage, data={"b": 2}, held=("A", held))
-        assert await storage.get_data(BOT, KEY) == {"a": 1, "b": 2}
+        assert await storage.get_state(BOT, "new expiry") is None
+        assert await storage.get_data(BOT, "no expiry") == {"a": 1, "b": 2}
 
     async def test_another_writers_write_to_an_expired_record_replaces_it_for_its_holder(
         self, storage: Storage, clock: Clock
