@@ -17,7 +17,7 @@ import pytest
 from stepwell import Limits, MemoryStorage, Storage
 from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
-from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED
+from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED, _DurableBatchRun
 from stepwell.nodes.engine.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
@@ -493,3 +493,34 @@ async def test_a_cancelled_batch_keeps_what_it_has_done(storage: Storage) -> Non
         await task
     assert await flow.resume("r") == expected(30)
     assert ran == list(range(30))
+
+
+async def test_a_result_that_cannot_be_saved_fails_the_batch_also_if_its_save_ends_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+    seal, end_saving = _DurableBatchRun._seal, _DurableBatchRun._end_saving
+
+    async def seal_late(self: Any, *args: Any) -> Any:
+        began.set()
+        await may_end.wait()
+        return await seal(self, *args)
+
+    async def end_after_the_items(self: Any) -> None:
+        may_end.set()
+        await end_saving(self)
+
+    monkeypatch.setattr(_DurableBatchRun, "_seal", seal_late)
+    monkeypatch.setattr(_DurableBatchRun, "_end_saving", end_after_the_items)
+
+    class Large(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return ["large", "small"]
+
+        async def exec(self, item: str) -> str:
+            if item == "small":
+                await began.wait()
+            return "x" * 300_000 if item == "large" else ""
+
+    with pytest.raises(TooLarge, match="item 0"):
+        await linear(Large, storage=MemoryStorage(limits=Limits(item=200_000))).run()

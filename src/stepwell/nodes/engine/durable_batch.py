@@ -119,6 +119,9 @@ class _DurableBatchRun(BatchRun):
                 attach(error, [failure])
             raise
         await self._end_saving()
+        if self.fatal is not None:
+            # The last save was under way when the last item ended, and failed after that.
+            raise self.fatal
         # The commit of the node replaces these last results; encode them only to raise if one cannot be stored.
         await self._seal(self._unsaved, self._parts)
         return results
