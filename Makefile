@@ -11,7 +11,7 @@ DEMO := $(VENV)/.demo
 help:
 	@echo "make demo    a conversation that survives everything, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
-	@echo "make check   ruff, mypy --strict, the layers, the exported names"
+	@echo "make check   ruff, mypy --strict, complete types, the layers, the exported names"
 	@echo "make bench   the figures, ours and the peers', side by side"
 	@echo "make torture the large doses of all randomised and fault tests (hours)"
 	@echo "make clean   remove the environment and all caches"
@@ -39,6 +39,10 @@ check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@# It verifies the package of the first python in the PATH, and fails below 100 %.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/basedpyright --verifytypes stepwell --ignoreexternal >$(VENV)/types.txt || \
+		{ grep -A 1 error: $(VENV)/types.txt || cat $(VENV)/types.txt; exit 1; }
+	@grep score $(VENV)/types.txt
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest tests/test_public_names.py
 
