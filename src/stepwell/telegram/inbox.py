@@ -22,7 +22,7 @@ from stepwell.storage.operations import Apply, Get
 
 __all__ = ["Inbox"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: The kind of a sealed update, for its checksum.
 _KIND = "u"

@@ -14,7 +14,7 @@ from stepwell.telegram.sending import Sender
 
 __all__ = ["TEMPORARY", "handle", "process", "sender_for_timers"]
 
-logger = logging.getLogger("stepwell.telegram")
+logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 #: Errors that are not the update's own: it is handled again later. Its changes are made once.
 TEMPORARY = (Conflict, StorageError, BotUnavailable)

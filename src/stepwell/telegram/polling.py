@@ -21,7 +21,7 @@ from stepwell.telegram.token import find_token
 
 __all__ = ["Poller", "run_polling", "run_polling_sync"]
 
-logger = logging.getLogger("stepwell.telegram")
+logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 #: Seconds that one getUpdates request waits for an update.
 POLL = 30

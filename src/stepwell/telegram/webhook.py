@@ -20,7 +20,7 @@ from stepwell.telegram.token import find_token
 
 __all__ = ["Webhook", "webhook"]
 
-logger = logging.getLogger("stepwell.telegram")
+logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
