@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import tempfile
 from collections.abc import Callable
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from stepwell import sync
+from stepwell import StepwellError, sync
 from stepwell.cli.console import say, tell
 from stepwell.cli.demo.bot import format_record, introduce, make_router, message, record_of
-from stepwell.cli.demo.process import DemoProcess
 from stepwell.cli.storage_url import is_in_memory
 from stepwell.fsm import Router
 
-__all__ = ["play"]
+__all__ = ["DemoProcess", "play", "serve"]
 
 SCRIPT = [
     ("/register", "What's your name?"),
@@ -81,3 +81,40 @@ def _exchange(handle: Handle, watcher: Router, user: int, said: str, expected: s
     say("", format_record(record))
     print(flush=True)
     return answers == [expected] and (record is None) == (said == "yes")
+
+
+class DemoProcess:
+    """A process that handles one update after the other."""
+
+    def __init__(self, url: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._updates, theirs = context.Pipe()
+        # Daemonic, so that it ends with the script.
+        self._process = context.Process(target=serve, args=(url, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid: int | None = self._process.pid
+
+    def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the bot's calls for an update."""
+        try:
+            self._updates.send(update)
+            calls: list[dict[str, Any]] = self._updates.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise StepwellError(f"the bot's process {self.pid} ended with exit code {self._process.exitcode}") from None
+        return calls
+
+    def kill(self) -> int | None:
+        """Kill the process without cleanup, and return its id."""
+        self._process.kill()
+        self._process.join()
+        self._updates.close()
+        return self.pid
+
+
+def serve(url: str, updates: Any) -> None:
+    """Handle updates from a pipe; runs in the process."""
+    router = make_router(url)
+    while True:
+        updates.send(router.handle_sync(updates.recv()))
