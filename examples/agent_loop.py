@@ -30,8 +30,8 @@ class Decide(Node):
     def prep(self, shared: dict[str, Any]) -> tuple[str, list[str]]:
         return shared["question"], shared.setdefault("notes", [])
 
-    async def exec(self, asked: tuple[str, list[str]]) -> dict[str, Any]:
-        return await ask(*asked)
+    async def exec(self, prompt: tuple[str, list[str]]) -> dict[str, Any]:
+        return await ask(*prompt)
 
     def post(self, shared: dict[str, Any], prep_res: Any, decision: dict[str, Any]) -> Any:
         if "answer" in decision:
