@@ -94,12 +94,13 @@ async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
 async def call_once(stage: Stage, cursor: Cursor, node: Any, value: Any) -> Any:
     """Call ``exec`` once, on the loop or in a thread, with its timeout."""
     timeout = stage.policy.timeout
-    if stage.threaded:
-        result = await in_thread(stage.path, cursor, stage.exec, node, value, timeout=timeout)
+    if stage.threaded or timeout is None:
+        if stage.threaded:
+            result = await in_thread(stage.path, cursor, stage.exec, node, value, timeout=timeout)
+        else:
+            result = stage.exec(node, value)
         # A decorated async def is a def that returns a coroutine.
         return await result if type(result) is CoroutineType else result
-    if timeout is None:
-        return await call_hook(stage.exec, node, value)
     timer = asyncio.timeout(timeout)
     try:
         async with timer:

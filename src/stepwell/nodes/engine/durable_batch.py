@@ -43,8 +43,7 @@ async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any
     else:
         items = await _as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
         await _store_items(branch, stage, cursor.visit, items)
-    batch = _DurableBatchRun(stage, cursor, node, items, done=done, branch=branch)
-    return items, await batch.run_all()
+    return items, await _DurableBatchRun(stage, cursor, node, items, done=done, branch=branch).run_all()
 
 
 async def _as_list(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:

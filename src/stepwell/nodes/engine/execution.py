@@ -30,7 +30,6 @@ class Emit(Protocol):
 
     def __call__(self, kind: EventKind, cursor: Cursor, *, began: float | None = None, **fields: Any) -> float:
         """Return the time to pass as ``began`` with the event that ends this one; ``fields`` are those of ``Event``."""
-        ...
 
 
 class Execution:

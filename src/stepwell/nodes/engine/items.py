@@ -53,7 +53,6 @@ def _is_direct(stage: Stage, limiter: Limiter) -> bool:
 
 async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
     """Do the same as :class:`BatchRun` for the simplest batches, at the cost of a ``for`` loop."""
-    run = cursor.run
     results: list[Any] = []
     add = results.append
     work = stage.exec
@@ -71,7 +70,7 @@ async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable
             error.add_note(f"item {index} of batch {stage.path!r}")
         raise
     except asyncio.CancelledError as cancelled:
-        if run.cancelling() or run.without_loop:
+        if cursor.run.cancelling() or cursor.run.without_loop:
             raise
         raise inside_cancelled(f"item {index} of batch {stage.path!r}", cancelled) from cancelled
     finally:
@@ -194,6 +193,8 @@ class BatchRun:
         if self._direct:
             result = self.stage.exec(self.node, item)
             return await result if type(result) is CoroutineType else result
+        if not self.limiter.semaphores:
+            return await attempt(self.stage, cursor, self.node, item)
         async with self.limiter:
             return await attempt(self.stage, cursor, self.node, item)
 

@@ -90,8 +90,7 @@ class Journal:
         self.put("", "graph", "", self.shape)
         if params:
             self.put("", "params", "", dict(params))
-        memo = KEEP if self.slot.memo is None else None
-        await self.save("", memo=memo)
+        await self.save("", memo=KEEP if self.slot.memo is None else None)
 
     def _fill(self) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""

@@ -105,10 +105,13 @@ def _hashable(key: Any) -> bool:
 
 def packed(counts: list[int]) -> str:
     """Return visit counts as a text: ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``, without the zeros at the end."""
-    runs = [(count, len(list(same))) for count, same in groupby(counts)]
-    if runs and runs[-1][0] == 0:
+    runs = []
+    for count, same in groupby(counts):
+        times = len(list(same))
+        runs.append(f"{count}x{times}" if times > 1 else str(count))
+    if counts and counts[-1] == 0:
         runs.pop()
-    return ",".join([f"{count}x{times}" if times > 1 else str(count) for count, times in runs])
+    return ",".join(runs)
 
 
 def unpack(text: str, length: int) -> list[int]:

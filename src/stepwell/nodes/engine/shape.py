@@ -61,8 +61,7 @@ def shape_of(program: Program) -> Shape:
             assert graph.start is not None
             edges[f"start {number}"] = graph.start.path
         # The name of the outermost flow is stored beside the shape.
-        path = stage.path if stage is not program.root else ""
-        shape[path] = [stage.node._shape, edges]
+        shape[stage.key] = [stage.node._shape, edges]
     return shape
 
 
