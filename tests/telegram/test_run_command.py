@@ -53,13 +53,14 @@ async def command(*arguments: str, folder: Path, **env: str) -> AsyncIterator[Co
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("BOT_", "STEPWELL_"))}
     process = await spawn(
         sys.executable, "-m", "stepwell", *arguments, cwd=folder, env={**clean, "COLUMNS": "200", **env},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         yield Command(process)
     finally:
         if process.returncode is None:
-            process.kill()
+            # Its workers too: they keep the pipe of its output open, and wait() waits for the end of the pipe.
+            os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 
