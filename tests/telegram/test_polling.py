@@ -182,6 +182,23 @@ async def test_a_user_who_blocks_the_bot_delays_nobody() -> None:
         assert await bob.ask("hi") == "hello"
 
 
+async def test_a_limited_chat_delays_no_other_chat() -> None:
+    router = make_router(MemoryStorage())
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer(f"you said {ctx.text}")
+
+    async with polling(router) as running:
+        alice, bob = running.person(42), running.person(43)
+        running.bot.limit(2, method="sendMessage", chat=42)
+        await alice.send("one")
+        await alice.send("two")
+        assert await bob.ask("hello") == "you said hello"
+        assert alice.last is None
+        assert [await alice.answer(timeout=30), await alice.answer()] == ["you said one", "you said two"]
+
+
 class Away(MemoryStorage):
     """A storage that can be unavailable."""
 

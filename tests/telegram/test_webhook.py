@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -158,6 +159,52 @@ async def test_a_slow_handler_delays_no_other_chat() -> None:
         assert await bob.ask("hi") == "hello"
         proceed.set()
         assert await alice.answer() == "at last"
+
+
+async def test_a_repeated_delivery_waits_for_the_first_and_is_not_answered_again() -> None:
+    router = make_router(MemoryStorage())
+    proceed = asyncio.Event()
+    handled = []
+
+    @router.on(text())
+    async def slow(ctx: Context) -> None:
+        handled.append(ctx.text)
+        await proceed.wait()
+        ctx.answer("done")
+
+    async with serving(router) as served:
+        alice = served.person()
+        update = {"message_id": 9, "date": 0, "from": {"id": 42}, "chat": {"id": 42, "type": "private"}, "text": "x"}
+        body = json.dumps({"update_id": 77, "message": update}).encode()
+        first = asyncio.create_task(served.post(body))
+        while not handled:
+            await asyncio.sleep(0.005)
+        second = asyncio.create_task(served.post(body))
+        proceed.set()
+        assert (await first, await second, await served.post(body)) == (200, 200, 200)
+        assert [message["text"] for message in alice.messages if message["from"]["is_bot"]] == ["done"]
+    assert handled == ["x"]
+
+
+async def test_a_limited_chat_and_a_blocked_bot_delay_no_other_chat() -> None:
+    router = make_router(MemoryStorage())
+    blocked: list[Any] = []
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        ctx.answer(f"you said {ctx.text}")
+
+    async with serving(router, on_send_error=lambda call, error: blocked.append(type(error).__name__)) as served:
+        alice, bob, carol = served.person(42), served.person(43), served.person(44)
+        served.bot.limit(2, method="sendMessage", chat=42)
+        await alice.send("hi")
+        await carol.block()
+        body = {"message_id": 9, "date": 0, "from": {"id": 44}, "chat": {"id": 44, "type": "private"}, "text": "x"}
+        assert await served.post(json.dumps({"update_id": 78, "message": body}).encode()) == 200
+        assert blocked == ["BotBlocked"]
+        assert await bob.ask("hello") == "you said hello"
+        assert alice.last is None
+        assert await alice.answer(timeout=30) == "you said hi"
 
 
 async def test_the_lifespan_opens_and_closes_the_machine() -> None:

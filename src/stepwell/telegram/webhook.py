@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption, StepwellError
@@ -28,6 +30,8 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 #: Telegram's updates are far smaller.
 MAX_BODY = 1024 * 1024
+#: How many deliveries are remembered.
+REMEMBERED = 1000
 #: Seconds for one call. Telegram ends a delivery that takes much longer, and repeats it.
 PATIENCE = 20.0
 _HEADER = b"x-telegram-bot-api-secret-token"
@@ -79,12 +83,14 @@ class Webhook:
         self._secret = secret_token.encode()
         self._max_body = max_body
         self._stack: contextlib.AsyncExitStack | None = None
+        #: Deliveries by their content: Telegram repeats one that takes long, or whose response was lost.
+        self._deliveries: dict[bytes, asyncio.Task[int]] = {}
 
     async def __aenter__(self) -> Webhook:
         assert self.router.fsm is not None
         async with contextlib.AsyncExitStack() as stack:
             if self._client is not None:
-                stack.push_async_callback(self._client.close)
+                await stack.enter_async_context(self._client)
             stack.enter_context(sender_for_timers(self.router, self.sender))
             await stack.enter_async_context(self.router.fsm)
             self._stack = stack.pop_all()
@@ -116,11 +122,27 @@ class Webhook:
             return 400
         if not isinstance(update, dict) or type(update.get("update_id")) is not int:
             return 400
+        content = blake2b(body, digest_size=16).digest()
+        delivery = self._deliveries.get(content)
+        if delivery is None or delivery.get_loop() is not asyncio.get_running_loop():
+            delivery = self._deliveries[content] = asyncio.create_task(self._process(content, update))
+            if len(self._deliveries) > REMEMBERED:
+                oldest = next(iter(self._deliveries))
+                if self._deliveries[oldest].done():
+                    del self._deliveries[oldest]
+        # The end of one request does not end the work for the others.
+        return await asyncio.shield(delivery)
+
+    async def _process(self, content: bytes, update: dict[str, Any]) -> int:
         try:
             await process(self.router, self.sender, update)
         except TEMPORARY as error:
             logger.warning("update %s is delivered again: %s", update["update_id"], error)
+            self._deliveries.pop(content, None)
             return 503
+        except BaseException:
+            self._deliveries.pop(content, None)
+            raise
         return 200
 
     async def _respond(self, scope: Message, receive: Receive) -> int:
