@@ -52,7 +52,7 @@ class Command:
 async def command(*arguments: str, folder: Path, **env: str) -> AsyncIterator[Command]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("BOT_", "STEPWELL_"))}
     process = await spawn(
-        sys.executable, "-m", "stepwell", *arguments, cwd=folder, env={**clean, "COLUMNS": "200", **env},
+        sys.executable, "-m", "stepwell", *arguments, cwd=folder, env={**clean, "COLUMNS": "1000", **env},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
