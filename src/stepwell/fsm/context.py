@@ -14,6 +14,7 @@ from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import Move, write
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.parameters import PARAMETERS, check_parameters
 from stepwell.fsm.update import Update
 from stepwell.record import NOWHERE, Place
 from stepwell.slot import Slot
@@ -195,8 +196,10 @@ class Context(Generic[Data]):
         name, state, revision, history, stack, *_ = self._record.place
         flow = None if name is None else self._fsm.flows.get(name)
         if flow is None:
+            _check_state("transition", to)
             return self._invalid(None, state, str(to))
         if not flow.allowed(state, to):
+            _check_state("transition", to)
             return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
         # A record of another revision keeps that revision until it is migrated.
         history = history if state is None else (*history, state)[-HISTORY:]
@@ -211,6 +214,8 @@ class Context(Generic[Data]):
         place = self._record.place
         description = target or self._active()
         if description is None or not (state is None or description.declares(state)):
+            if state is not None:
+                _check_state("set_state", state)
             allowed = () if description is None else description.states
             name = None if description is None else description.name
             problem = None if description is None else description.problem_with(state)
@@ -322,6 +327,8 @@ class Context(Generic[Data]):
             where = self._record.place.where or keys.answer_to_key(self._fsm.key, self.key)
         if not where:
             raise UsageError("this update has no chat to answer in; use call('sendMessage', chat_id=...)")
+        if not isinstance(text, str):
+            raise _no_text("answer", text)
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
@@ -329,6 +336,8 @@ class Context(Generic[Data]):
         callback_id = self.update.callback_id
         if callback_id is None:
             raise UsageError("answer_callback() is for callback queries, and this update is not one; use answer()")
+        if text is not None and not isinstance(text, str):
+            raise _no_text("answer_callback", text)
         shown = {} if text is None else {"text": text}
         self.call("answerCallbackQuery", **{"callback_query_id": callback_id, **shown, **params})
 
@@ -349,7 +358,11 @@ class Context(Generic[Data]):
         self.call("editMessageText", **{**message, "text": text, **params})
 
     def call(self, method: str, **params: Any) -> None:
-        """Call any method of the Bot API."""
+        """Call any method of the Bot API. Raises ``InvalidOption`` for a parameter that looks misspelled."""
+        known = PARAMETERS.get(method)
+        # No Python call in the usual case.
+        if known is not None and not known.issuperset(params):
+            check_parameters(method, params)
         self._collected().append({"method": method, **params})
 
     # For the machine
@@ -419,6 +432,22 @@ class Context(Generic[Data]):
         if self._calls is None:
             raise UsageError("only a Router collects calls; send the message with your own client here")
         return self._calls
+
+
+def _check_state(method: str, given: object) -> None:
+    """Raise ``InvalidOption`` if this is a flow, or anything else than the name of a state."""
+    if isinstance(given, str):
+        return
+    flow = getattr(given, "flow_name", None)
+    if isinstance(flow, str):
+        raise InvalidOption(f"{method}() takes a state, and {flow!r} is a flow; begin the flow with start_flow()")
+    raise InvalidOption(f"{method}() takes a state or its name, got {given!r}")
+
+
+def _no_text(method: str, given: object) -> InvalidOption:
+    if given is None:
+        return InvalidOption(f"{method}() got None instead of a text; does the function that makes the text return it?")
+    return InvalidOption(f"{method}() takes a text, got {type(given).__name__}; write {method}(str(...))")
 
 
 def _check_mapping(method: str, given: object, *, optional: bool = True) -> None:

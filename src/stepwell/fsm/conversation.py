@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
 from stepwell.fsm import keys, outbox
 from stepwell.fsm.admin import move_chat
+from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context, NoRecord
@@ -28,7 +29,9 @@ __all__ = ["NOT_GIVEN", "Conversation"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 NOT_GIVEN: Any = object()
-_NOT_UPDATES = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
+_NOT_UPDATES = (
+    str, bytes, bytearray, int, float, list, tuple, set, frozenset, Iterator, AsyncIterator, Awaitable
+)  # fmt: skip
 
 
 class Conversation:
@@ -179,6 +182,7 @@ class Conversation:
         emit(kind, self._fsm, self._key, address, update=self._update, **fields)
 
     def _failed(self, error: BaseException) -> None:
+        explain_await(error)
         if self._fsm.subscribers or subscribers:
             self._emit(HandlerFailed, error=error, duration=monotonic() - self._started)
 
@@ -234,9 +238,13 @@ def _check_update(raw: Any, key: keys.KeyStrategy) -> None:
             )
         if raw.get("ok") is False and "error_code" in raw:
             raise InvalidOption("this is an error reply of the Bot API, not an update; check reply['ok'] first")
+        if not raw and keys.reads_telegram(key):
+            raise InvalidOption("an empty dict is not an update; pass the update as Telegram sent it")
     elif isinstance(raw, _NOT_UPDATES) and keys.reads_telegram(key):
-        parse = "; parse its JSON first" if isinstance(raw, str | bytes | bytearray) else ""
-        raise InvalidOption(
-            f"an update is a dict or an object of a framework, not {type(raw).__name__}{parse}; "
-            "pass one update at a time"
-        )
+        if isinstance(raw, str | bytes | bytearray):
+            advice = "parse its JSON first"
+        elif isinstance(raw, Awaitable):
+            advice = "await it first"
+        else:
+            advice = "pass one update at a time"
+        raise InvalidOption(f"an update is a dict or an object of a framework, not {type(raw).__name__}; {advice}")

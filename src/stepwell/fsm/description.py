@@ -283,6 +283,12 @@ class Flows(dict[str, FlowDescription]):
 
 def name_of(flow: object) -> str:
     """Return the name of a flow that is given as class, object or name."""
+    if isinstance(flow, StateName) and flow.flow_name is not None:
+        state, owner = str(flow), flow.flow_name
+        raise InvalidOption(
+            f"{state!r} is a state of flow {owner!r}, and a flow is expected; pass the flow {owner!r}, or enter the "
+            f"state with set_state({state!r}, flow={owner!r})"
+        )
     if isinstance(flow, str):
         return str(flow)
     name = _attribute(flow, "flow_name")

@@ -10,12 +10,14 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption
 from stepwell.fsm.context import Context
 from stepwell.fsm.description import name_of
-from stepwell.fsm.update import Update
+from stepwell.fsm.parameters import SIMILAR
+from stepwell.fsm.update import KINDS, Update
 
 __all__ = [
     "Condition",
@@ -263,6 +265,11 @@ class kind(Filter):  # noqa: N801
     def __init__(self, *names: str) -> None:
         if not names or not all(isinstance(name, str) for name in names):
             raise InvalidOption("kind(...) takes one or more kinds of update, such as 'message'")
+        for name in names:
+            # A kind that resembles no known one may be new.
+            near = get_close_matches(name, KINDS, n=1, cutoff=SIMILAR)
+            if name not in KINDS and near:
+                raise InvalidOption(f"kind({name!r}): Telegram has no updates of this kind; did you mean {near[0]!r}?")
         self.names: frozenset[str] = frozenset(names)
 
     def __call__(self, ctx: Context[Any], /) -> bool:

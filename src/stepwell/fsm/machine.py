@@ -98,6 +98,8 @@ class FSM(Machine):
         #: This machine opened the storage and closes it.
         self._opened = False
         self._entered = 0
+        #: The warning about timers was logged, or is not wanted.
+        self._warned = False
         self._timers = Timers(self) if run_timers else None
         if profile is not None:
             ensure_registered(profile, f"{bot}.{profile.__name__}")
@@ -111,10 +113,11 @@ class FSM(Machine):
         self._opened = self._opened or not self.storage.is_open
         # prepare() does not open a storage that was closed.
         await self.storage.open()
-        await self.prepare()
+        await self._prepare()
         self._entered += 1
         if self._entered > 1:
             return self
+        self._warn(running=True)
         self.storage.expired_listeners.append(self._swept)
         if self._timers is not None:
             self._timers.start()
@@ -214,8 +217,22 @@ class FSM(Machine):
         other._timers = None if self._timers is None else Timers(other)
         return other
 
+    def expect_ticks(self) -> None:
+        """Do not warn that no timers run, because the caller uses ``tick()``."""
+        self._warned = True
+
     async def prepare(self) -> None:
-        """Open the storage and initialise the bot."""
+        """Open the storage and initialise the bot before the first update, outside ``async with fsm:``."""
+        await self._prepare()
+        if not self._entered:
+            self._warn(running=False)
+
+    def _warn(self, *, running: bool) -> None:
+        if self._timers is not None and not self._warned:
+            self._warned = True
+            self._timers.warn(running=running)
+
+    async def _prepare(self) -> None:
         self._opened = self._opened or not self.storage.is_open
         await super().prepare()
         if self.subscribers or subscribers:

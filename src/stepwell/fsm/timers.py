@@ -15,6 +15,7 @@ from stepwell import _portal
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm import expiry, outbox
+from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context
@@ -71,6 +72,7 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
         await write(fsm, ctx, slot, keep=True, deadline_passed=True)
         return unsent
     except BaseException as error:
+        explain_await(error)
         failure = error
         raise
     finally:
@@ -98,6 +100,23 @@ class Timers:
         """Start polling for deadlines if a flow has timeouts, ``on_expired`` is set, or unsent calls can be sent."""
         if self._needed or (self._fsm.send is not None and type(self._fsm.storage).due is not Storage.due):
             self._due.start()
+
+    def warn(self, *, running: bool) -> None:
+        """Log a warning if no worker of this process fires the timers, or nothing can send their answers.
+
+        Called once, at start-up or before the first update.
+        """
+        fsm = self._fsm
+        if not running and self._needed:
+            logger.warning(
+                "%s has timeouts or on_expired, and this process does not fire timers; use 'async with fsm:', "
+                "run_polling() or webhook(), or pass run_timers=False if another process fires them",
+                fsm.bot,
+            )
+        if fsm.send is None and (answering := _answering(fsm)):
+            logger.warning(
+                "%s answers after a timeout, and nothing can send that answer; pass send= to FSM or Router", answering
+            )
 
     @property
     def _needed(self) -> bool:
@@ -160,3 +179,13 @@ class Timers:
             logger.exception("on_expired failed for %s; it will be called again in %g s", address.text, expiry.RETRY)
             return False
         return True
+
+
+def _answering(fsm: Machine) -> str | None:
+    """Return the name of a timeout's handler that uses ``ctx.answer`` or ``ctx.call``, if there is one."""
+    for flow in fsm.flows.values():
+        for timeout in flow.timeouts.values():
+            code = getattr(timeout.then, "__code__", None)
+            if code is not None and not {"answer", "call"}.isdisjoint(code.co_names):
+                return str(getattr(timeout.then, "__qualname__", timeout.then))
+    return None

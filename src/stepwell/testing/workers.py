@@ -66,6 +66,7 @@ class Workers:
         for router in self._routers:
             fsm = _fsm_of(router)
             fsm.send = _shown(show, fsm.send)
+            fsm.expect_ticks()
 
     async def restart(self, make: MakeRouter | None) -> None:
         self._make = self._make if make is None else _checked(make)
@@ -92,6 +93,7 @@ class Workers:
             fsm = _fsm_of(router)
             if self._show is not None:
                 fsm.send = _shown(self._show, fsm.send)
+                fsm.expect_ticks()
         return routers
 
     def _opened(self) -> Storage:
