@@ -44,8 +44,8 @@ NAMES = {
         "BaseNode", "BatchFlow", "BatchNode", "Flow", "Node",
     ],
     "stepwell.telegram": [
-        "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "InputFile", "SendLimits", "Sender", "find_token",
-        "run_polling", "run_polling_sync", "webhook",
+        "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "BroadcastResult", "InputFile", "SendLimits",
+        "Sender", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync", "webhook",
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",

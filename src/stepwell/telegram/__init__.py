@@ -4,6 +4,7 @@ Install it with ``pip install 'stepwell[bot]'``.
 """
 
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable
+from stepwell.telegram.broadcast import BroadcastResult, broadcast, cancel_broadcast
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.files import InputFile
 from stepwell.telegram.limits import SendLimits
@@ -17,9 +18,12 @@ __all__ = [
     "BotBlocked",
     "BotClient",
     "BotUnavailable",
+    "BroadcastResult",
     "InputFile",
     "SendLimits",
     "Sender",
+    "broadcast",
+    "cancel_broadcast",
     "find_token",
     "run_polling",
     "run_polling_sync",

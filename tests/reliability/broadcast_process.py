@@ -1,0 +1,28 @@
+"""A process that runs one broadcast, with a short lease, so that a killed process does not delay the next."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from stepwell.errors import LeaseLost
+from stepwell.nodes.engine import runs
+from stepwell.telegram import BotClient, BroadcastResult, broadcast
+
+LEASE = 1.0
+
+
+async def main(api: str, token: str, storage: str, chats: int) -> BroadcastResult:
+    runs.LEASE = LEASE
+    async with BotClient(token, api=api, limits=None) as client:
+        while True:
+            try:
+                return await broadcast(client, range(1, chats + 1), "Hello", storage=storage, flow_id="news")
+            except LeaseLost:
+                # A machine too busy for so short a lease.
+                continue
+
+
+if __name__ == "__main__":
+    result = asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    print(result.sent, *result.blocked_chats)
