@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.playground.botapi import Bot, BotAPI, Person
-from stepwell.playground.botapi.webhook import Webhook
+from stepwell.playground.botapi.webhook import WebhookInfo
 from tests.adapters.aiogram_worker import SECRET, Worker, close_nursery
 from tests.backends import Backend
 from tests.servers.process import free_port
@@ -54,7 +54,7 @@ class Bots:
         """Set the webhook, as a bot's owner does once."""
         if self.transport[0] == "hook":
             url = f"http://127.0.0.1:{self.transport[1]}/hook"
-            await self.api.webhooks.set(self.bot, Webhook(url, SECRET, 40))
+            await self.api.webhooks.set(self.bot, WebhookInfo(url, SECRET, 40))
 
     def log(self) -> str:
         log = self.folder / "worker.log"

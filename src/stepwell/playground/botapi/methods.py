@@ -11,7 +11,7 @@ from stepwell.playground.botapi import chats, media, messages
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal, bad_request
-from stepwell.playground.botapi.webhook import Webhook, Webhooks
+from stepwell.playground.botapi.webhook import WebhookInfo, Webhooks
 from stepwell.playground.botapi.world import Bot, World
 
 __all__ = ["METHODS", "perform"]
@@ -78,7 +78,7 @@ async def set_webhook(call: Call) -> bool:
     call.bot.updates.allow(params.texts("allowed_updates"))
     if params.flag("drop_pending_updates"):
         call.bot.updates.drop()
-    await call.webhooks.set(call.bot, Webhook(params.text("url"), secret, connections))
+    await call.webhooks.set(call.bot, WebhookInfo(params.text("url"), secret, connections))
     return True
 
 

@@ -22,7 +22,7 @@ from stepwell.playground.botapi.world import Bot, World
 
 _httpx = require("httpx", "playground")
 
-__all__ = ["Webhook", "Webhooks"]
+__all__ = ["WebhookInfo", "Webhooks"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Perform = Callable[[Bot, str, Params], Awaitable[Any]]
 
 
 @dataclass(slots=True)
-class Webhook:
+class WebhookInfo:
     """The webhook of one bot."""
 
     url: str
@@ -64,12 +64,12 @@ class Webhooks:
         self._deliveries: dict[int, _Delivery] = {}
         self._client: Any = None
 
-    def of(self, bot: Bot) -> Webhook | None:
+    def of(self, bot: Bot) -> WebhookInfo | None:
         """Return the webhook of a bot, if it has one."""
         delivery = self._deliveries.get(bot.id)
         return delivery.webhook if delivery is not None else None
 
-    async def set(self, bot: Bot, webhook: Webhook) -> None:
+    async def set(self, bot: Bot, webhook: WebhookInfo) -> None:
         """Set a webhook, and start with the pending updates."""
         self._check(webhook.url)
         await self.delete(bot)
@@ -96,7 +96,7 @@ class Webhooks:
     def now(self) -> int:
         return int(self._world.clock())
 
-    async def post(self, bot: Bot, webhook: Webhook, update: dict[str, Any]) -> None:
+    async def post(self, bot: Bot, webhook: WebhookInfo, update: dict[str, Any]) -> None:
         """Post one update, and run the method call in the response. Raises ``_Failed``."""
         if self._client is None:
             limits = _httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -145,7 +145,7 @@ class _Failed(Exception):
 class _Delivery:
     """Delivers the updates of one bot: one task for each lane, at most ``max_connections`` requests at once."""
 
-    def __init__(self, webhooks: Webhooks, bot: Bot, webhook: Webhook) -> None:
+    def __init__(self, webhooks: Webhooks, bot: Bot, webhook: WebhookInfo) -> None:
         self.webhook = webhook
         self._webhooks = webhooks
         self._bot = bot
