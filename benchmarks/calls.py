@@ -61,7 +61,7 @@ class Counter:
             count[0] += 1
 
     def start(self) -> None:
-        """Count from here on, also in threads that start later."""
+        """Count from here on, including threads that start later."""
         threading.setprofile(self.profile)
         sys.setprofile(self.profile)
 

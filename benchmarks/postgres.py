@@ -42,7 +42,7 @@ def updates(storage: Storage, key: Any = lambda task, turn: (task, task)) -> Ste
     return update
 
 
-def by_hand(pool: Any) -> Step:
+def plain(pool: Any) -> Step:
     """Read and update with asyncpg; the update requires the version that was read."""
 
     async def update(task: int, turn: int) -> None:
@@ -75,18 +75,18 @@ async def side_by_side(server: PostgresServer) -> int:
         for task in range(TASKS):
             await storage.set_data("bot", (task, task), DATA)
         steps = {
-            "by hand": (by_hand(pool), TASKS),
+            "plain asyncpg": (plain(pool), TASKS),
             "ours": (updates(storage), TASKS),
-            "alone by hand": (by_hand(pool), 1),
+            "alone, plain asyncpg": (plain(pool), 1),
             "alone": (updates(storage), 1),
         }
         await interleaved(steps, rounds=1)
         rates = await interleaved(steps)
-    print(f"{TASKS} tasks, asyncpg SELECT + guarded UPDATE, pool of 10: {middle(rates['by hand']):9,.0f}/s")
+    print(f"{TASKS} tasks, asyncpg SELECT + guarded UPDATE, pool of 10: {middle(rates['plain asyncpg']):9,.0f}/s")
     print(f"{TASKS} tasks, claim + change + commit:                     {middle(rates['ours']):9,.0f}/s")
-    print(f"1 task,   asyncpg SELECT + guarded UPDATE:              {middle(rates['alone by hand']):9,.0f}/s")
+    print(f"1 task,   asyncpg SELECT + guarded UPDATE:              {middle(rates['alone, plain asyncpg']):9,.0f}/s")
     print(f"1 task,   claim + change + commit:                      {middle(rates['alone']):9,.0f}/s")
-    return bound("claim + change + commit over asyncpg by hand", ratios(rates["ours"], rates["by hand"]), least=3)
+    return bound("claim + change + commit over plain asyncpg", ratios(rates["ours"], rates["plain asyncpg"]), least=3)
 
 
 async def one_key(server: PostgresServer) -> int:

@@ -1,6 +1,6 @@
 """Calls of the Bot API: ours, and those of aiogram and httpx, to the same server in a process of its own.
 
-The server answers at once with a fixed message, so the figures are those of the clients.
+The server answers immediately with a fixed message, so the figures are those of the clients.
 """
 
 from __future__ import annotations

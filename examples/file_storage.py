@@ -59,7 +59,7 @@ class FileStorage(KeyValueStorage):
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write atomically: a reader sees the old text or the new one, also after a crash."""
+    """Write atomically: a reader sees the old text or the new one, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:

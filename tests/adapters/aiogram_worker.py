@@ -1,7 +1,7 @@
 """aiogram bots in separate processes, with polling or a webhook, for tests that kill them.
 
-Importing aiogram takes seconds, so it is done once: a nursery process imports all that workers need, and forks one
-for each line that it is given.
+Importing aiogram takes seconds, so it is done once: a nursery process imports everything that workers need, and forks
+one for each line that it is given.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
 from stepwell.playground.botapi import BotAPI, Person
 from tests.backends import Backend
 
-#: Seconds after which a test gives up. Nothing waits that long on a sound machine.
+#: Seconds before a test fails; far longer than any wait takes.
 PATIENCE = 60.0
 SETUPS = {"both": (True, True), "dialogs": (False, True), "dispatcher": (True, False)}
 
@@ -52,7 +52,7 @@ async def on_background(query: CallbackQuery, button: Button, manager: DialogMan
 
 
 async def on_foreground(query: CallbackQuery, button: Button, manager: DialogManager) -> None:
-    """Change another dialog, and wait until that is done, inside a handler that has written to its own state."""
+    """Change another dialog, and wait for it, inside a handler that has written to its own state."""
     state: FSMContext = manager.middleware_data["state"]
     await state.update_data(seen=1)
     async with manager.bg(stack_id="side").fg() as side:
@@ -140,13 +140,13 @@ class Talk:
         await self.person.notice(query, timeout=PATIENCE)
 
     async def read(self, text: str) -> None:
-        """Wait until a message says this."""
+        """Wait for a message with this text."""
         async with asyncio.timeout(PATIENCE):
             while text not in [message.get("text") for message in self.person.messages]:
                 await asyncio.sleep(0.01)
 
     async def finish(self) -> None:
-        """Wait until all updates have ended. One that starts another in the background ends after that has begun."""
+        """Wait until all updates have ended. An update that starts another one ends after that one has begun."""
         async with asyncio.timeout(PATIENCE):
             while self.dispatcher.running:
                 self.dispatcher.ended.clear()

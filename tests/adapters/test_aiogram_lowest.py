@@ -1,4 +1,4 @@
-"""The oldest aiogram that is supported passes the same tests as the newest."""
+"""The oldest supported aiogram passes the same tests as the newest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stepwell.adapters.aiogram import MINIMUM
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.skipif(os.environ.get("STEPWELL_DOSE") != "large", reason="it is installed in the large dose only")
+@pytest.mark.skipif(os.environ.get("STEPWELL_DOSE") != "large", reason="set STEPWELL_DOSE=large to run it")
 def test_the_oldest_release_passes_too() -> None:
-    # In a cache beside the environment, for the next run.
+    # Cached beside the environment for the next run.
     folder = Path(sys.prefix) / "oldest" / f"aiogram-{MINIMUM}"
     if not folder.exists():
         wanted = f"aiogram=={MINIMUM}.0"

@@ -137,10 +137,10 @@ async def test_a_handler_that_raises_changes_nothing_even_if_an_error_handler_ca
         seen.append(type(event.exception))
         with pytest.raises(ContextClosed):
             ctx.update_data(late=True)
-        return "made good"
+        return "handled"
 
     await feed(dispatcher, bot, message("/register"))
-    assert await feed(dispatcher, bot, message("fail", update_id=5000)) == "made good"
+    assert await feed(dispatcher, bot, message("fail", update_id=5000)) == "handled"
     assert seen == [RuntimeError]
     record = await fsm.storage.get_state("my_bot", (42, 42))
     assert record is not None
@@ -521,7 +521,7 @@ def test_an_unsupported_release_of_aiogram_raises(tmp_path: Path) -> None:
 def test_no_part_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def story() -> None:
+    async def converse() -> None:
         fsm = FSM("my_bot", storage="memory://", flows=[Registration], wait=0)
         dispatcher, (bot, _) = bot_of(fsm), make_bot()
         await dispatcher.emit_startup(bot=bot)
@@ -530,5 +530,5 @@ def test_no_part_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         await feed(dispatcher, bot, update)
         await dispatcher.emit_shutdown(bot=bot)
 
-    asyncio.run(story())
+    asyncio.run(converse())
     assert "secret" not in caplog.text

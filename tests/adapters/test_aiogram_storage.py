@@ -60,7 +60,7 @@ async def records(storage: Storage, bot_id: int = 7) -> list[Any]:
 async def test_state_and_data_of_a_key(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
     isolation = StepwellIsolation(storage)
 
-    async def story() -> None:
+    async def converse() -> None:
         assert await kept.get_state(KEY) is None
         assert await kept.get_data(KEY) == {}
         assert await kept.get_value(KEY, "a") is None
@@ -78,16 +78,16 @@ async def test_state_and_data_of_a_key(storage: Storage, kept: StepwellStorage, 
 
     if isolated:
         async with isolation.lock(KEY):
-            await story()
+            await converse()
     else:
-        await story()
+        await converse()
     assert await records(storage) == [(42, 42, None, None, "default")]
     assert await kept.get_data(KEY) == {"c": 3}
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
 async def test_clear_leaves_no_record(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
-    async def story() -> None:
+    async def converse() -> None:
         context = FSMContext(kept, KEY)
         await context.clear()
         assert await records(storage) == []
@@ -100,9 +100,9 @@ async def test_clear_leaves_no_record(storage: Storage, kept: StepwellStorage, i
 
     if isolated:
         async with StepwellIsolation(kept).lock(KEY):
-            await story()
+            await converse()
     else:
-        await story()
+        await converse()
     assert await records(storage) == []
 
 
@@ -165,7 +165,7 @@ async def test_every_type_of_value_comes_back(kept: StepwellStorage) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["alone", "isolated"])
 async def test_returned_data_is_a_copy(storage: Storage, kept: StepwellStorage, isolated: bool) -> None:
-    async def story() -> None:
+    async def converse() -> None:
         mine = {"list": [1]}
         await kept.set_data(KEY, mine)
         mine["list"].append(2)
@@ -176,9 +176,9 @@ async def test_returned_data_is_a_copy(storage: Storage, kept: StepwellStorage, 
 
     if isolated:
         async with StepwellIsolation(storage).lock(KEY):
-            await story()
+            await converse()
     else:
-        await story()
+        await converse()
     assert await kept.get_data(KEY) == {"list": [1], "b": 1}
 
 
@@ -186,7 +186,7 @@ async def test_returned_data_is_a_copy(storage: Storage, kept: StepwellStorage, 
 async def test_data_that_is_no_mapping_raises_aiograms_error(
     storage: Storage, kept: StepwellStorage, isolated: bool
 ) -> None:
-    async def story() -> None:
+    async def converse() -> None:
         await kept.set_data(KEY, {"a": 1})
         for wrong in ("text", [("a", 1)], None):
             with pytest.raises(DataNotDictLikeError):
@@ -199,9 +199,9 @@ async def test_data_that_is_no_mapping_raises_aiograms_error(
 
     if isolated:
         async with StepwellIsolation(storage).lock(KEY):
-            await story()
+            await converse()
     else:
-        await story()
+        await converse()
 
 
 async def test_fifty_concurrent_updates_leave_fifty_fields(kept: StepwellStorage) -> None:

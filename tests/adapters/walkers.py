@@ -1,4 +1,4 @@
-"""Bots for tests with processes. In one of them, every message is one step of a walk, on any worker."""
+"""Bots for tests with processes. One of them counts messages as steps of a walk, whichever worker handles them."""
 
 from __future__ import annotations
 

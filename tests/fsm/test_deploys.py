@@ -68,7 +68,7 @@ async def test_a_renamed_state_and_a_changed_field_are_migrated_at_the_next_upda
         assert ctx.transition("done")
     assert await storage.get_state("bot", 1) == State("form", "done", {"age": 7})
     async with release(storage, Second).conversation(key=1) as ctx:
-        assert ctx.back(), "what is left of the history still exists"
+        assert ctx.back(), "the states of the history that still exist are kept"
         assert ctx.state == "email"
 
 

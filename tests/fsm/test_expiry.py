@@ -1,4 +1,4 @@
-"""Expired conversations are passed to ``on_expired``, also if another process sweeps or an update comes first."""
+"""Expired conversations are passed to ``on_expired``, even if another process sweeps or an update comes first."""
 
 from __future__ import annotations
 

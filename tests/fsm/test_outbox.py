@@ -196,7 +196,7 @@ async def test_a_job_without_a_sender_cannot_answer(backend: Backend) -> None:
     fsm = FSM("my_bot", storage=backend.storage(), flows=[Form])
     with pytest.raises(StepwellError):
         async with fsm.conversation(key=KEY) as ctx:
-            ctx.answer("nobody sends this")
+            ctx.answer("never sent")
 
 
 async def test_calls_that_cannot_be_stored_are_still_sent(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

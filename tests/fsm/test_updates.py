@@ -485,7 +485,7 @@ async def test_the_context_has_text_and_arguments(fsm: FSM) -> None:
     async with fsm.conversation(message("plain")) as ctx:
         assert (ctx.text, ctx.args) == ("plain", "")
         with pytest.raises(UsageError, match="Router"):
-            ctx.answer("nobody would send this")
+            ctx.answer("never sent")
 
 
 # Opening and closing

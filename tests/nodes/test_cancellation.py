@@ -373,14 +373,14 @@ def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
             await asyncio.sleep(0.01)
         assert not background.done()
 
-    async def goes_on():
+    async def resumes():
         async with open_storage(f"sqlite:///{tmp_path}/runs.db") as storage:
             return await flow.resume("r", storage=storage)
 
-    # What is still running when the loop ends is cancelled, tasks and items alike, in any order.
+    # Tasks and items that still run when the loop ends are cancelled, in any order.
     asyncio.run(ends_early())
     waits = False
-    assert asyncio.run(goes_on()) == {"results": list(range(8))}
+    assert asyncio.run(resumes()) == {"results": list(range(8))}
     assert sorted(done) == list(range(8))
 
 

@@ -105,7 +105,7 @@ async def test_a_killed_batch_runs_only_uncommitted_items_again(
     monkeypatch.setattr(Square, "exec", dies)
 
     async def nothing(self: Any) -> None:
-        """What a killed process still does."""
+        """Save nothing, like a killed process."""
 
     with monkeypatch.context() as patch:
         patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
@@ -170,7 +170,7 @@ async def test_what_was_skipped_before_a_crash_does_not_run_again(
         raise Killed
 
     async def nothing(self: Any) -> None:
-        """What a killed process still does."""
+        """Save nothing, like a killed process."""
 
     with monkeypatch.context() as patch:
         patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)

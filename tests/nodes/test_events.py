@@ -138,11 +138,11 @@ async def test_a_subscriber_that_fails_each_time_is_named_once_a_run(caplog):
 
 class Listener:
     async def __call__(self, event):
-        """Nobody awaits it."""
+        """A subscriber must not be an ``async def``."""
 
 
 async def awaited(event):
-    """Nobody awaits it."""
+    """A subscriber must not be an ``async def``."""
 
 
 @pytest.mark.parametrize("wrong", [5, awaited, Listener()])
@@ -183,7 +183,7 @@ async def test_the_bar_fits_into_its_terminal(columns, monkeypatch):
     node = Items(name="summarise_every_single_page")
     await NodeFlow(start=node).run({"items": [1] * 40}, on_event=ProgressBar(stream, interval=0))
     frames = [frame.removesuffix("\x1b[K").rstrip("\n") for frame in stream.getvalue().split("\r")[1:]]
-    # What cannot be shorter is the count.
+    # Only the count cannot be shortened.
     shortest = max(len(frame.split("  ", 1)[1]) for frame in frames) + 3 if columns == 12 else 0
     assert max(map(len, frames)) <= max(columns - 1, shortest)
     assert all("40" in frame for frame in frames)

@@ -238,7 +238,7 @@ async def test_an_answer_that_post_fails_on_makes_way_for_another(storage: Stora
     assert [(again.node, again.question) for again in run.waits] == [("x", "How much?")]
     again = run.waits[0].id
     assert again != wait.id
-    # Delivered again, the first message changes nothing, also after the code was fixed.
+    # Delivered again, the first message changes nothing, even after the code was fixed.
     for value in ((), ("10",)):
         with pytest.raises(ValueError, match="ten"):
             await flow.resume(wait.id, *value)

@@ -44,7 +44,7 @@ max_client_conn = 200
         self._log = self.folder / "log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*postgres.as_somebody(), program("pgbouncer", "pgbouncer"), config],
+                [*postgres.as_unprivileged_user(), program("pgbouncer", "pgbouncer"), config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

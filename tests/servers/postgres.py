@@ -35,7 +35,7 @@ def binaries() -> Path:
     return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
 
 
-def as_somebody() -> list[str]:
+def as_unprivileged_user() -> list[str]:
     """Return the prefix of commands that PostgreSQL refuses to run as root."""
     return ["unshare", "--user", "--map-user=65534", "--map-group=65534"] if os.geteuid() == 0 else []
 
@@ -54,14 +54,14 @@ def _template() -> Path:
     data = folder / "data"
     command = ["initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
     made = subprocess.run(
-        [*as_somebody(), binaries() / command[0], *command[1:]], capture_output=True, text=True, check=False
+        [*as_unprivileged_user(), binaries() / command[0], *command[1:]], capture_output=True, text=True, check=False
     )
     if made.returncode:
         raise RuntimeError(f"initdb failed:\n{made.stdout}\n{made.stderr}")
     return data
 
 
-#: All users are trusted, except one that needs a password and one that needs TLS, which the server does not have.
+#: All users are trusted, except one user who needs a password and one who needs TLS, which the server does not have.
 _HBA = """\
 host all guarded 127.0.0.1/32 scram-sha-256
 host all encrypted 127.0.0.1/32 reject
@@ -110,7 +110,7 @@ class PostgresServer:
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*as_somebody(), binaries() / "postgres", "-D", self.data, *options],
+                [*as_unprivileged_user(), binaries() / "postgres", "-D", self.data, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

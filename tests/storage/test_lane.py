@@ -29,7 +29,7 @@ class Recorder:
         await asyncio.sleep(0)
         await self.gate.wait()
         if any(operation in self.bad for operation in batch):
-            raise ValueError("this operation spoils the call")
+            raise ValueError("this operation fails the batch")
         return [Claimed(None, "", None, 0.0) if isinstance(operation, Claim) else None for operation in batch]
 
     def lane(self, **options: Any) -> Lane:
@@ -220,7 +220,7 @@ async def test_the_final_error_says_whether_the_write_may_have_been_applied() ->
         assert await storage.update_data("bot", 1, {"b": 1}) == {"a": 1, "b": 1}
     numbers = [batch.number for batch in storage.batches if isinstance(batch, Batch)]
     assert len({batch.lane for batch in storage.batches if isinstance(batch, Batch)}) == 1
-    assert numbers == sorted(numbers), "a late copy of the write has a lower number than what follows"
+    assert numbers == sorted(numbers), "a late copy of the write has a lower number than later batches"
     assert numbers[-1] > numbers[0]
 
 

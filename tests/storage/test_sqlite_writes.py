@@ -86,7 +86,7 @@ async def test_a_claim_and_a_release_do_not_wait_for_the_disk(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("tasks", "each", "least", "most"),
     [
-        # One for each round of the 50 tasks, and those that create, checkpoint and close the file.
+        # One for each round of the 50 tasks, and a few to create, checkpoint and close the file.
         (50, 10, 10, 50),
         # One for each commit, none for its claim.
         (1, 40, 40, 55),
@@ -142,7 +142,7 @@ async def test_changing_a_counter_does_not_rewrite_a_large_field(tmp_path: Path)
                 slot.data["count"] = number
                 await slot.commit()
         holding = (written() - before) / 200
-    print(f"{merging:.0f} bytes a merge, {holding:.0f} bytes a claim, change and commit")
+    print(f"{merging:.0f} bytes per merge, {holding:.0f} bytes per claim, change and commit")
     assert merging < 5000
     assert holding < 5000
 

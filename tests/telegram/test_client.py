@@ -119,7 +119,7 @@ async def test_a_token_that_telegram_does_not_know(api: BotAPI, bot: Bot, token:
     assert raised.value.code == code
 
 
-# Calls that are tried again
+# Retried calls
 
 
 async def test_a_429_is_obeyed_and_holds_up_only_its_chat(client: BotClient, bot: Bot, chat: Person) -> None:
@@ -225,7 +225,7 @@ async def test_an_outage_is_logged_once_and_its_end_too(
         async with BotClient(bot.token, api=api.url) as client:
             await asyncio.gather(*(client.call("getMe") for _ in range(3)))
     assert [record.getMessage() for record in caplog.records] == [
-        "getMe: no usable answer (Bad Gateway), trying again",
+        "getMe: no usable answer (Bad Gateway), retrying",
         "the Bot API accepts calls again",
     ]
 

@@ -52,7 +52,7 @@ async def test_a_batch_that_comes_again_after_a_crash_is_not_new(backend: Backen
         again = [update(1), update(2), update(3)]
         assert restarted.select(again) == [update(3)]
         await restarted.keep(again)
-        # Telegram's ids may begin anew, so an equal id with other content is a new update.
+        # Telegram's ids may start over, so an equal id with other content is a new update.
         assert restarted.select([update(1), update(2, "other")]) == [update(1), update(2, "other")]
         assert await Inbox(storage, "my_bot").load() == [update(2), update(3)]
 

@@ -217,7 +217,7 @@ async def test_updates_wait_for_a_storage_that_is_away(caplog: pytest.LogCapture
         assert await alice.ask("/register") == "What's your name?"
         storage.away = True
         await alice.send("Alice")
-        await until(lambda: "is tried again" in caplog.text)
+        await until(lambda: "retrying update" in caplog.text)
         assert alice.last == "What's your name?"
         storage.away = False
         assert await alice.answer() == "Got it, Alice! What's your email?"

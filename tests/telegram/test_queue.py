@@ -38,7 +38,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "the loop would wait for ever"
+        assert timeout is not None, "the loop would wait forever"
         self._loop.now += timeout
         return super().select(0)
 

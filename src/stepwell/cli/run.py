@@ -87,14 +87,14 @@ def run_webhook(
 def set_up_logging() -> None:
     """Log to stderr, unless the program has set up logging."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # One line for each request is too much.
+    # httpx logs a line for each request, which is too much.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def webhook_secret(token: str) -> str:
-    """Return the secret that Telegram sends with updates: ``WEBHOOK_SECRET``, or one that only the token's owner knows.
+    """Return the secret that Telegram sends with updates: ``WEBHOOK_SECRET``, or an HMAC of the token.
 
-    All workers and later starts derive the same one.
+    All workers and later starts derive the same secret.
     """
     given = os.environ.get("WEBHOOK_SECRET")
     return given or hmac.new(token.encode(), b"stepwell webhook", "sha256").hexdigest()
@@ -125,7 +125,7 @@ def reload(file: str, arguments: Sequence[str]) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let running handlers finish; a second Ctrl-C ends the process at once."""
+    """Let running handlers finish; a second Ctrl-C ends the process immediately."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait()

@@ -14,7 +14,7 @@ __all__ = ["make_app"]
 
 
 def make_app() -> Webhook:
-    """Return the webhook of the bot that the environment names."""
+    """Return the webhook of the bot, configured by environment variables."""
     set_up_logging()
     router = load_router(Path(os.environ["STEPWELL_BOT_FILE"]), os.environ.get("STEPWELL_STORAGE"))
     token = find_token()

@@ -83,7 +83,7 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
     except Exception as error:
         # The original message may contain stored data, so it is left out.
         raise StoredDataError(
-            f"a stored {name!r} does not fit its class any more ({type(error).__name__}); "
+            f"a stored {name!r} no longer fits its class ({type(error).__name__}); "
             "give new fields a default, and keep the names of enum members"
         ) from error
 

@@ -48,7 +48,7 @@ class BotBlocked(BotApiError):
 
 
 class BotUnavailable(BotApiError, ConnectionError):
-    """The Bot API gave no usable answer within the patience of the client. The call may be tried again later."""
+    """The Bot API gave no usable answer within the patience of the client. The call may be retried later."""
 
     def _message(self) -> str:
         answer = self.description if self.code is None else f"{self.code} {self.description}"

@@ -162,7 +162,7 @@ class Conversation:
             await run_hooks(self._fsm, ctx)
 
     async def rollback(self, error: Exception) -> None:
-        """Discard all that a failed handler changed and answered since the last ``save()``, and keep the claim.
+        """Discard all changes and answers of a failed handler since the last ``save()``, and keep the claim.
 
         The update is then remembered as handled even if nothing else changes.
         """

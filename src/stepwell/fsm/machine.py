@@ -178,7 +178,7 @@ class FSM(Machine):
         return await admin.forget(self, user, chat)
 
     async def move_chat(self, old: int, new: int) -> int:
-        """Move the records of a chat to its new id. Return how many. It can be repeated, also after a crash.
+        """Move the records of a chat to its new id. Return how many. It can be repeated, even after a crash.
 
         When a group becomes a supergroup, Telegram's message about it starts this. If a conversation is already active
         under the new key, it is kept and the old conversation ends.

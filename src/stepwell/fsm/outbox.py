@@ -1,8 +1,8 @@
 """The outbox: answers without an update, of timers and jobs, kept in the record until they are sent.
 
 Telegram delivers an update again if its answer was lost. Nothing repeats a timer or a job, so its calls are written in
-the commit that makes them, as an entry in the head of the record. The worker that committed sends them at once and then
-removes the entry. If it dies, the deadline of the record leads another worker to the entry.
+the commit that makes them, as an entry in the head of the record. The worker that committed sends them immediately and
+then removes the entry. If it dies, the deadline of the record leads another worker to the entry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["add", "deliver", "deliver_held", "is_due", "take"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: The time from which another worker may send the calls, how often that was tried, and the calls as JSON.
+#: The time from which another worker may send the calls, the number of attempts, and the calls as JSON.
 Entry: TypeAlias = tuple[float, int, str]
 #: Seconds that sending the calls of one entry may take, and seconds before another worker sends them.
 SEND_TIMEOUT, RETRY = 45.0, 60.0
@@ -47,7 +47,7 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
         logger.warning("answers without an update were dropped; pass send= to FSM or Router, or run the bot")
         return None
     if type(fsm.storage).due is Storage.due:
-        # Nobody would find them.
+        # This storage cannot find records by deadline, so another worker would never find the entry.
         return Unsent(None, calls)
     try:
         text = to_json(calls).decode()
@@ -115,7 +115,7 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
                 del calls[0]
     except Exception:
         if attempts < MOST_ATTEMPTS:
-            logger.exception("%s could not be sent and will be tried again", calls[0].get("method"))
+            logger.exception("%s could not be sent and will be retried", calls[0].get("method"))
         else:
             logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
             calls = []

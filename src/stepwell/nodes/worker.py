@@ -33,7 +33,7 @@ __all__ = ["worker"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is tried again.
+#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is retried.
 PAUSES = (0.5, 8.0)
 #: The same for a run that this worker cannot run, because it does not have the flow or has it with another graph.
 FOREIGN_PAUSES = (8.0, 300.0)

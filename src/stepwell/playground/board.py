@@ -1,4 +1,4 @@
-"""The sections of the page. Each open page gets a section again when it changes."""
+"""The sections of the page. A changed section is sent again to each open page."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
 __all__ = ["CUT", "Serving", "allowed_hosts", "netloc"]
 
-#: The name in the state of a request of a function that closes the connection at once.
+#: The name in the state of a request of a function that closes the connection immediately.
 CUT = "stepwell.cut"
 #: Seconds from the connection, or the first byte of a request, to its last byte.
 REQUEST_TIMEOUT = 30.0

@@ -1,6 +1,6 @@
 """Batching: operations that arrive while a batch is being sent form the next batch.
 
-There is no timer. A single operation is sent at once; under load batches grow, and their operations share one round
+There is no timer. A single operation is sent immediately; under load batches grow, and their operations share one round
 trip and one commit.
 """
 

@@ -42,7 +42,7 @@ class BotClient:
         async with BotClient(token) as client:
             message = await client.call("sendMessage", chat_id=42, text="Hello")
 
-    Calls of one chat leave in order, one at a time, within ``limits``. A call is tried again when Telegram asks to wait
+    Calls of one chat leave in order, one at a time, within ``limits``. A call is retried when Telegram asks to wait
     (429), fails (5xx) or cannot be reached, for at most ``patience`` seconds. ``timeout`` is the time in seconds for
     one answer. Entering the client is optional; ``close()`` it at the end.
     """
@@ -95,7 +95,7 @@ class BotClient:
     async def call(self, method: str, /, **params: Any) -> Any:
         """Call a method of the Bot API, and return its result as plain JSON.
 
-        Raises ``BotApiError`` if the call is refused, ``BotBlocked`` if the bot cannot write to the chat any more,
+        Raises ``BotApiError`` if the call is refused, ``BotBlocked`` if the bot can no longer write to the chat,
         ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
         parameters that cannot be sent.
         """
@@ -254,7 +254,7 @@ class _Link:
         """Note that the server failed. An outage is logged once, not for each call."""
         if not self._failing:
             self._failing = True
-            logger.warning("%s: no usable answer (%s), trying again", method, why)
+            logger.warning("%s: no usable answer (%s), retrying", method, why)
 
     async def post(self, path: str, call: _Call) -> Response:
         """Post a call to a path. Raises ``NoAnswer``."""
@@ -285,7 +285,7 @@ class _Link:
         return self._http
 
     async def closed_within(self, seconds: float) -> bool:
-        """Wait; return ``True`` at once when the client is closed."""
+        """Wait; return ``True`` as soon as the client is closed."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._closing.wait()

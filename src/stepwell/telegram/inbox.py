@@ -28,7 +28,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 _KIND = "u"
 #: The field with the checksums of the batch that was fetched last.
 _LAST = "last"
-#: Seconds before a removal that failed is tried again.
+#: Seconds before a failed removal is retried.
 RETRY = 1.0
 
 

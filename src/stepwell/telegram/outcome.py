@@ -1,4 +1,4 @@
-"""The outcome of one update: handled and answered, failed for good, or to be tried again."""
+"""The outcome of one update: handled and answered, failed permanently, or to be retried."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPORARY = (Conflict, StorageError, BotUnavailable)
 async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
     """Handle an update, and return the calls to make.
 
-    Raises only ``TEMPORARY`` errors. Any other error would come back with every delivery, so it is logged, without
+    Raises only ``TEMPORARY`` errors. Any other error would recur with every delivery, so it is logged, without
     the update's content, and the update counts as handled.
     """
     try:

@@ -27,7 +27,7 @@ logger: logging.Logger = logging.getLogger("stepwell.telegram")
 POLL = 30
 #: The most updates that one request returns.
 BATCH = 100
-#: Seconds before something that failed for now is tried again: the first pause, and the longest.
+#: Seconds before a retry after a temporary failure: the first pause, and the longest.
 PAUSES = (0.1, 30.0)
 
 
@@ -51,7 +51,7 @@ async def run_polling(
 
     Updates of one chat are handled and answered in order, different chats concurrently. A fetched update is kept in
     the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while so many
-    are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused for good.
+    are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
     ``on_start(me)``: called with the bot's user before the first request for updates.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
@@ -165,7 +165,7 @@ class Poller:
             try:
                 updates: list[dict[str, Any]] = await self._client.call("getUpdates", **params)
             except BotUnavailable as error:
-                logger.warning("Telegram is unavailable, trying again: %s", error)
+                logger.warning("Telegram is unavailable, retrying: %s", error)
                 await asyncio.sleep(next(pauses))
             except BotApiError as error:
                 raise _polling_error(error) from None
@@ -178,7 +178,7 @@ class Poller:
             try:
                 return await self._inbox.keep(updates)
             except StorageError as error:
-                logger.warning("the storage is unavailable, trying again: %s", error)
+                logger.warning("the storage is unavailable, retrying: %s", error)
                 await asyncio.sleep(next(pauses))
 
     def _start(self, update: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class Poller:
                     calls.popleft()
                 return True
             except TEMPORARY as error:
-                logger.warning("update %s is tried again: %s", update["update_id"], error)
+                logger.warning("retrying update %s: %s", update["update_id"], error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(next(pauses)):
                     await self._stopping.wait()

@@ -1,6 +1,6 @@
 """The calls that wait for their turn: first in, first out for each chat, under the limits of Telegram.
 
-One call of a chat is under way at a time, so that a call that is tried again is not overtaken. All waiting is done
+One call of a chat is under way at a time, so that a call that is retried is not overtaken. All waiting is done
 by one timer: nothing polls.
 """
 
@@ -296,7 +296,7 @@ class SendTurn:
         await self.wait()
 
     def leave(self) -> None:
-        """Give up the place, also while waiting. May be called twice."""
+        """Give up the place, even while waiting. May be called twice."""
         self._queue.leave(self)
 
     # For the queue

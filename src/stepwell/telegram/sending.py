@@ -21,8 +21,8 @@ OnSendError = Callable[[dict[str, Any], BotApiError | InvalidOption], Any]
 class Sender:
     """Sends calls with a client, for ``Router(fsm, send=sender.send)`` and ``FSM(..., send=sender.send)``.
 
-    A call that is refused for good is logged and passed to ``on_send_error(call, error)``; nothing is raised. The error
-    is ``BotBlocked`` if the bot cannot write to the chat any more, and ``InvalidOption`` for a call that cannot be
+    A call that is refused permanently is logged and passed to ``on_send_error(call, error)``; nothing is raised. The
+    error is ``BotBlocked`` if the bot can no longer write to the chat, and ``InvalidOption`` for a call that cannot be
     sent, such as one with a missing file.
     """
 

@@ -55,7 +55,7 @@ def webhook(
     Serve it by itself, or mount it in Starlette or FastAPI. ``secret_token`` is the one given to setWebhook; other
     requests get 403. Answers are sent before the response, so Telegram repeats an update whose process died:
 
-    - 200: the update was handled and answered, or failed for good, which is logged;
+    - 200: the update was handled and answered, or failed permanently, which is logged;
     - 503: the storage or the Bot API is unavailable, or the conversation is busy. Telegram sends the update again.
 
     ASGI's lifespan opens the machine and the client; where the server does not pass it on (a mounted application),
@@ -83,7 +83,7 @@ class Webhook:
         self._secret = secret_token.encode()
         self._max_body = max_body
         self._stack: contextlib.AsyncExitStack | None = None
-        #: Deliveries by their content: Telegram repeats one that takes long, or whose response was lost.
+        #: Deliveries by their content: Telegram repeats a delivery that takes long, or whose response was lost.
         self._deliveries: dict[bytes, asyncio.Task[int]] = {}
 
     async def __aenter__(self) -> Webhook:

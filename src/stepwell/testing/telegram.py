@@ -11,8 +11,8 @@ __all__ = ["Button", "ChatThread", "Telegram", "text_of"]
 
 BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
-# One sequence of ids for the whole process, starting at random: two chats over one storage must not
-# take each other's updates for duplicates.
+# One sequence of ids for the whole process, starting at random, so that the updates of two chats over one storage
+# are not mistaken for duplicates.
 _update_ids = count(random.randrange(10**8, 10**9))
 
 
@@ -76,7 +76,7 @@ class Telegram:
     # The bot
 
     def take(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """Run a call of the bot; return the message that it sent or edited, if any."""
+        """Apply a call of the bot; return the message that it sent or edited, if any."""
         self.calls.append(call)
         method = call["method"]
         params = {name: value for name, value in call.items() if name not in ("method", "chat_id")}

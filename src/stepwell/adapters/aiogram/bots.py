@@ -46,7 +46,7 @@ class BotMachines:
         return self._by_bot[bot_id]
 
     async def start(self, bots: Mapping[int, Send]) -> None:
-        """Open the storage and start the timers. The bots are known first, for timers that fire at once."""
+        """Open the storage and start the timers. The bots are known first, for timers that fire immediately."""
         if self._running is not None:
             return
         storage = self.fsm.storage
@@ -82,7 +82,7 @@ class BotMachines:
 
 @asynccontextmanager
 async def conversation(fsm: FSM, update: Any) -> AsyncIterator[Context]:
-    """Open the conversation of an update, waiting as long as it takes; its calls are collected, not made."""
+    """Open the conversation of an update, waiting without a limit; its calls are collected, not made."""
     async with AsyncExitStack() as stack:
 
         def entered() -> Awaitable[Context]:

@@ -49,7 +49,7 @@ class ClaimedRecords:
     ) -> HandlerClaim:
         """Return an ``async with`` block that claims a record, first come, first served.
 
-        Reads and writes of its family inside use this claim. Changes are written at the end, also if the block
+        Reads and writes of its family inside use this claim. Changes are written at the end, even if the block
         raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
         that block and is written and released at its end.
         """
@@ -181,7 +181,7 @@ class HandlerClaim:
     _tags: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     _entering: set[Any] = field(default_factory=set)
-    #: Records that another holder kept for too long. They are claimed only if they are free at once.
+    #: Records that another holder kept for too long. They are claimed only if they are free immediately.
     _unclaimed: set[Any] = field(default_factory=set)
     #: The outer block that the record was added to.
     _joined: HandlerClaim | None = None
@@ -239,7 +239,7 @@ class HandlerClaim:
         return found
 
     async def enter(self, key: Any) -> bool:
-        """Claim a record, waiting as long as it takes; return ``False`` if it is already claimed here."""
+        """Claim a record, waiting without a limit; return ``False`` if it is already claimed here."""
         async with self._claiming:
             if key in self._slots:
                 return False

@@ -84,7 +84,7 @@ def _exchange(handle: Handle, watcher: Router, user: int, said: str, expected: s
 
 
 class DemoProcess:
-    """A process that handles one update after the other."""
+    """A process that handles one update at a time."""
 
     def __init__(self, url: str) -> None:
         context = multiprocessing.get_context("spawn")

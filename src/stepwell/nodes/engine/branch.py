@@ -102,7 +102,7 @@ class Branch:
             for name in [name for name in journal.positions if name and is_inside(name, path)]:
                 del journal.positions[name]
         if len(journal.parts) > 1:
-            # There are parts beside those of the run itself.
+            # There are parts besides those of the run itself.
             journal.drop(path)
         if following is not None:
             journal.positions[self.name] = following.path

@@ -56,7 +56,7 @@ class Journal:
         assert program.root.graph.start is not None
         #: The path of the next node of each branch. The main branch is "".
         self.positions: dict[str, str] = {"": program.root.graph.start.path}
-        #: The progress inside a node, by its path; also the last action of flows and branches that have ended.
+        #: The progress inside a node, by its path, and the last action of flows and branches that have ended.
         self.open: dict[str, Any] = {}
         #: How often each stage was visited, by its index. A visit counts once its node has completed.
         self.visits: list[int] = [0] * len(program.stages)

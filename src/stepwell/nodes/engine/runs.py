@@ -48,7 +48,7 @@ T = TypeVar("T")
 IfExists = Literal["raise", "resume"]
 NewExecution = Callable[["Program", str], "Execution"]
 
-#: The lease of a run in seconds, renewed with each node and by a timer. A runner that dies holds its run so long.
+#: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
 LEASE = 10.0
 
 

@@ -91,7 +91,7 @@ class ThreadPool:
                 abandoned = future not in self._running
                 self._running.discard(future)
                 if not abandoned:
-                    # Before the result is set, because its waiter may submit the next call at once.
+                    # Before the result is set, because its waiter may submit the next call immediately.
                     self._idle += 1
             if error is not None:
                 future.set_exception(error)

@@ -91,7 +91,7 @@ _groups: WeakKeyDictionary[asyncio.Task[Any], WorkGroup] = WeakKeyDictionary()
 
 
 def past_cancellations(task: asyncio.Task[Any]) -> int:
-    """Return how many cancellations a task has survived, without one that is not delivered yet."""
+    """Return how many cancellations a task has survived, without counting an undelivered one."""
     return task.cancelling() - bool(getattr(task, "_must_cancel", False))
 
 

@@ -19,7 +19,7 @@ __all__ = ["Person"]
 class Person:
     """One user in one chat: private, group, channel or topic.
 
-    The bot runs in another task or process, so ``send`` and ``press`` return at once.
+    The bot runs in another task or process, so ``send`` and ``press`` return immediately.
     ``await chat.answer()`` waits for the bot's next message here.
     """
 

@@ -97,8 +97,8 @@ class Source(ABC):
 class _Connection(asyncpg.Connection):
     """A connection with small read buffers.
 
-    asyncio allocates 256 KB for every read and shrinks it at once. Until the program has freed a block of that size,
-    the C library maps each buffer again, which costs 25 to 40 us per read.
+    asyncio allocates 256 KB for every read and shrinks it immediately. Until the program has freed a block of that
+    size, the C library maps each buffer again, which costs 25 to 40 us per read.
     """
 
     def __init__(self, protocol: Any, transport: Any, *rest: Any) -> None:

@@ -77,7 +77,7 @@ async def _run_migrations(connection: Any, schema: str, server: str, last: int) 
         f"set local statement_timeout = 0; set local lock_timeout = {_LOCK_WAIT * 1000:.0f}; "
         f"set local idle_in_transaction_session_timeout = {_IDLE_LIMIT * 1000:.0f}"
     )
-    # One worker at a time; the lock ends with the transaction, also behind PgBouncer.
+    # One worker at a time; the lock ends with the transaction, even behind PgBouncer.
     await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", _lock_name(schema))
     current = await _current(connection, schema, server, last)
     if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):

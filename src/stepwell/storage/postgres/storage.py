@@ -125,7 +125,7 @@ class PostgresStorage(Storage):
         if isinstance(operations, Batch) and kinds != {Get}:
             lane, number = operations.lane, operations.number
             if not writes:
-                # Every sending has its own number, so that one that arrives late claims nothing.
+                # Each attempt has its own number, so that a message that arrives late claims nothing.
                 self._sent = number = self._sent + 1
         connection = self._connections[writes, hash(operations[0].address) & 1]
         # The last batches of a lane are sent while the storage closes, so they must not wait for that.

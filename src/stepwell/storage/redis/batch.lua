@@ -17,7 +17,7 @@ local function in_pieces(command, key, list, size)
   end
 end
 
--- Fields of a record beside its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
+-- Fields of a record besides its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
 local SYSTEM = 7
 
 -- Return these fields, then the data fields named by ARGV[first] to ARGV[last], then those of the list "more".

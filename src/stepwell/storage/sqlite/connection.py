@@ -105,7 +105,7 @@ class SQLiteFile:
         """Do some work in one transaction. If the disk is full, it may be done a second time.
 
         A commit that is not ``durable`` survives a crash of the process, but perhaps not of the machine. Without
-        ``wait``, the lock of another process is an error at once.
+        ``wait``, the lock of another process is an error immediately.
         """
         self.check()
         self._until = time.monotonic() + self._patience if wait else 0.0

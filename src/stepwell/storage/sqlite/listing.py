@@ -92,7 +92,7 @@ class Listing:
                 expired.append((address, row.head))
                 self._rows.drop_contents(address)
             if remembered:
-                # A memo is kept for a day, also after its record has expired.
+                # A memo is kept for a day, even after its record has expired.
                 self._rows.put(address, row, Row(tags=row.tags, expires_at=memo_until))
             else:
                 self._execute(QUERIES["drop_record"], address)
