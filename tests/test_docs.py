@@ -25,7 +25,9 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     with asyncio.Runner() as runner:
         for match in SNIPPET.finditer(text):
             line = text[: match.start()].count("\n") + 1
-            code = compile("\n" * line + match[1], str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            # Without the __future__ import of this file.
+            code = compile("\n" * line + match[1], str(page), "exec", flags=flags, dont_inherit=True)
             if code.co_flags & inspect.CO_COROUTINE:
                 runner.run(_awaited(code, namespace))
             else:

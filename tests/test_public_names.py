@@ -53,7 +53,7 @@ NAMES = {
     "stepwell.fsm": [
         "AlreadyHeld", "Busy", "Committed", "Conflict", "Context", "ContextClosed", "ConversationExpired",
         "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM", "FSMEvent",
-        "FieldError", "Filter", "Flow", "HandlerFailed", "IncompleteData", "InsideLoop", "InvalidFlow",
+        "FieldError", "Filter", "Flow", "Form", "HandlerFailed", "IncompleteData", "InsideLoop", "InvalidFlow",
         "InvalidKey", "InvalidOption", "LeaseLost", "MachineReady", "MigrationError", "MissingExtra", "NoKeyError",
         "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered", "StateName", "StorageError",
         "StorageUnavailable", "StoredDataError", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",

@@ -183,6 +183,24 @@ def test_classes_enums_literals_and_unions_are_supported() -> None:
             check_field("form", Wide, name, value)
 
 
+class Level(enum.Enum):
+    low = 1
+    high = 2
+
+
+class WithLevel(msgspec.Struct):
+    level: Level
+    best: Level | None = None
+
+
+def test_members_with_numbers_are_accepted() -> None:
+    check_fields("form", WithLevel, {"level": Level.low, "best": Level.high})
+    assert build(WithLevel, {"level": Level.low, "best": Level.high}) == WithLevel(Level.low, Level.high)
+    for value in (3, Colour.red):
+        with pytest.raises(FieldError):
+            check_field("form", WithLevel, "level", value)
+
+
 class KeywordOnly(msgspec.Struct, kw_only=True):
     given: int = 5
     needed: str

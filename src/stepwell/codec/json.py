@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-__all__ = ["MalformedJSON", "WrongType", "convert", "from_json", "set_field", "to_json"]
+__all__ = ["MalformedJSON", "WrongType", "convert", "from_json", "set_field", "struct_defaults", "to_json"]
 
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 from_json: Callable[[str | bytes], Any] = msgspec.json.Decoder().decode
@@ -16,3 +17,18 @@ convert: Callable[..., Any] = msgspec.convert
 set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr
 MalformedJSON = msgspec.DecodeError
 WrongType = msgspec.ValidationError
+
+
+def struct_defaults(kind: type) -> dict[str, Callable[[], Any]]:
+    """Return a function for the default of each field of a Struct that has one."""
+    defaults: dict[str, Callable[[], Any]] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.default_factory is not msgspec.NODEFAULT:
+            defaults[field.name] = field.default_factory
+        elif field.default is not msgspec.NODEFAULT:
+            defaults[field.name] = partial(_given, field.default)
+    return defaults
+
+
+def _given(value: Any) -> Any:
+    return value

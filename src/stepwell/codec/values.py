@@ -12,6 +12,7 @@ import datetime as dt
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
+from enum import Enum
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -291,7 +292,17 @@ def conform(value: Any, kind: Any) -> tuple[Any, str | None]:
     try:
         return convert(value, kind, builtin_types=_KEPT), None
     except WrongType as error:
+        if isinstance(value, Enum) and _is_member(value, kind):
+            return value, None
         return value, str(error)
     except TypeError:
         # msgspec does not support the annotation, such as a union of two classes.
         return value, None
+
+
+def _is_member(value: Enum, kind: Any) -> bool:
+    """Return whether a type has this member. msgspec accepts a number, but not the member with that number."""
+    try:
+        return convert(value.value, kind) is value
+    except (WrongType, TypeError):
+        return False

@@ -49,6 +49,7 @@ from stepwell.fsm.events import (
 from stepwell.fsm.expiry import Expired
 from stepwell.fsm.filters import Filter, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
 from stepwell.fsm.flow import Flow, state
+from stepwell.fsm.form import Form
 from stepwell.fsm.keyboards import button, keyboard, remove_keyboard, reply_keyboard
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.router import Router
@@ -72,6 +73,7 @@ __all__ = [
     "FieldError",
     "Filter",
     "Flow",
+    "Form",
     "HandlerFailed",
     "IncompleteData",
     "InsideLoop",

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
+from stepwell.codec.json import struct_defaults
 from stepwell.codec.values import conform
 from stepwell.errors import FieldError, IncompleteData
 
-__all__ = ["build", "check_field", "check_fields", "is_data_type"]
+__all__ = ["DataField", "build", "check_field", "check_fields", "default_of", "fields_of", "is_data_type"]
 
 T = TypeVar("T")
 
@@ -23,7 +24,9 @@ _EXACT = frozenset({str, int, bool, float})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
+class DataField:
+    """A field of a data type."""
+
     type: Any
     required: bool
 
@@ -47,7 +50,7 @@ def check_fields(flow: str, kind: type | None, fields: Mapping[Any, Any]) -> Non
 
 def check_field(flow: str, kind: type, name: object, value: object) -> None:
     """Check one field that is written against the data type of its flow, without converting its value."""
-    declared = _fields(kind)
+    declared = fields_of(kind)
     field = declared.get(name) if isinstance(name, str) else None
     if field is None:
         if not _takes_any_field(kind):
@@ -69,7 +72,7 @@ def build(kind: type[T], data: Mapping[Any, Any]) -> T:
     if not is_data_type(kind):
         raise TypeError(f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {kind!r}")
     make: Any = kind
-    declared = _fields(make)
+    declared = fields_of(make)
     missing = [name for name, field in declared.items() if field.required and name not in data]
     if _is_pydantic(kind):
         return cast(T, _build_pydantic(make, data, missing))
@@ -87,9 +90,12 @@ def build(kind: type[T], data: Mapping[Any, Any]) -> T:
 
 
 @lru_cache(maxsize=512)
-def _fields(kind: Any) -> dict[str, _Field]:
+def fields_of(kind: Any) -> dict[str, DataField]:
+    """Return the fields of a data type by name, in their order."""
     if _is_pydantic(kind):
-        return {name: _Field(field.annotation, bool(field.is_required())) for name, field in kind.model_fields.items()}
+        return {
+            name: DataField(field.annotation, bool(field.is_required())) for name, field in kind.model_fields.items()
+        }
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -100,17 +106,27 @@ def _fields(kind: Any) -> dict[str, _Field]:
         required: frozenset[str] = kind.__required_keys__
         return {name: _typed_dict_field(hint, name in required) for name, hint in hints.items()}
     return {
-        name: _Field(hints.get(name, Any), parameter.default is parameter.empty)
+        name: DataField(hints.get(name, Any), parameter.default is parameter.empty)
         for name, parameter in inspect.signature(kind).parameters.items()
     }
 
 
-def _typed_dict_field(hint: Any, required: bool) -> _Field:
+def default_of(kind: Any, name: str) -> Any:
+    """Return a new default of a field that has one."""
+    if _is_pydantic(kind):
+        return kind.model_fields[name].get_default(call_default_factory=True)
+    if not dataclasses.is_dataclass(kind):
+        return struct_defaults(kind)[name]()
+    (field,) = (each for each in dataclasses.fields(kind) if each.name == name)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _typed_dict_field(hint: Any, required: bool) -> DataField:
     # With postponed annotations Python 3.11 ignores these qualifiers in __required_keys__.
     while (qualifier := getattr(typing.get_origin(hint), "_name", None)) in ("Required", "NotRequired", "ReadOnly"):
         required = {"Required": True, "NotRequired": False}.get(str(qualifier), required)
         (hint,) = typing.get_args(hint)
-    return _Field(hint, required)
+    return DataField(hint, required)
 
 
 def _is_typed_dict(kind: type) -> bool:

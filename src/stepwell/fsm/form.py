@@ -1,0 +1,547 @@
+"""Forms: a flow made from a model, with one question for each field.
+
+It uses only flows, routers, filters and keyboards, as a form of your own would.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from enum import Enum
+from hashlib import blake2s
+from types import MappingProxyType, new_class
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+from stepwell import _portal
+from stepwell.codec import ensure_registered
+from stepwell.errors import FieldError, IncompleteData, InvalidOption, UsageError
+from stepwell.fsm import filters, typed
+from stepwell.fsm.answers import Choice, Question, fields_of, questions_of
+from stepwell.fsm.context import Context
+from stepwell.fsm.flow import Flow, state
+from stepwell.fsm.keyboards import DATA_LIMIT, button, keyboard
+from stepwell.fsm.router import Router
+
+__all__ = ["Form"]
+
+T = TypeVar("T")
+#: A text, or a ``def`` function of the context that returns one.
+Text: TypeAlias = str | Callable[[Context[Any]], str]
+#: Replacements for the strings of a form: by id, or a function of the context and the id. ``None`` keeps the default.
+Strings: TypeAlias = Mapping[str, str] | Callable[[Context[Any], str], str | None]
+
+CONFIRM = "confirm"
+#: The longest name of a form, so that button data has room for a field and a choice.
+NAME_LIMIT = 32
+#: Characters of a value in the summary, and of a message.
+VALUE_LIMIT, TEXT_LIMIT = 200, 4096
+#: Characters of the buttons in one row.
+ROW_LIMIT = 24
+
+
+class Action(NamedTuple):
+    """The meaning of a button: what to do, and the question that it belongs to."""
+
+    name: str
+    question: Question | None
+    choice: Choice | None = None
+
+
+class Form(Generic[T]):
+    """A flow made from a dataclass, msgspec Struct or pydantic model, which asks one question for each field::
+
+        form = Form(Person, name="register", command="register", ask={"name": "What's your name?"}, on_done=save)
+        router = Router(FSM("my_bot", storage="sqlite:///bot.db", flows=[form.flow]))
+        router.include(form.router)
+
+    - ``ask``: the question of a field, a text or a function of the context. ``fields``: the fields to ask for, in
+      their order; the default is all.
+    - ``on_done(ctx, value)``: gets the object after the user has confirmed the summary, when the flow has ended. With
+      ``confirm=False`` there is no summary.
+    - ``validate``: a function ``(ctx, value)`` for a field. It returns ``False`` or raises ``ValueError`` with a text
+      for the user if it refuses the value. ``parse``: a function of the text that returns the value, or raises so.
+    - ``command``: the command that starts the form. Without it, a handler calls ``form.start(ctx)``.
+    - ``idle``: seconds without an update after which ``on_idle(ctx)`` is called; the default repeats the question.
+    - ``strings``: replacements for texts, see ``Form.STRINGS``. A question, a label, a choice and the answer to bad
+      input have the ids ``ask.email``, ``label.email``, ``choice.plan.free`` and ``bad.email``.
+
+    ``on_done``, ``on_idle`` and validators may be ``def`` or ``async def``.
+    """
+
+    #: The texts by id.
+    STRINGS: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "question": "{label}?",
+            "summary": "Please check your answers:\n\n{answers}",
+            "answer": "{label}: {value}",
+            "none": "-",
+            "which": "Which answer do you want to change?",
+            "done": "Thank you.",
+            "cancelled": "Cancelled.",
+            "reminder": "Are you still there? {question}",
+            "yes": "Yes",
+            "no": "No",
+            "skip": "Skip",
+            "back": "Back",
+            "cancel": "Cancel",
+            "confirm": "Confirm",
+            "edit": "Edit",
+            "first": "This is the first question.",
+            "required": "This question needs an answer.",
+            "outdated": "This button is outdated.",
+            "bad_text": "Please send a text.",
+            "bad_value": "This is not a valid answer. {problem}",
+            "bad_int": "Please send a whole number, such as 42.",
+            "bad_number": "Please send a number, such as 3.5.",
+            "bad_date": "Please send a date, such as 2026-12-31.",
+            "bad_datetime": "Please send a date and time, such as 2026-12-31 18:30.",
+            "bad_time": "Please send a time, such as 18:30.",
+            "bad_choice": "Please choose one of the buttons.",
+        }
+    )
+
+    def __init__(
+        self,
+        model: type[T],
+        *,
+        name: str,
+        ask: Mapping[str, Text] | None = None,
+        on_done: Callable[[Context[Any], T], Any] | None = None,
+        fields: Iterable[str] | None = None,
+        validate: Mapping[str, Callable[[Context[Any], Any], Any]] | None = None,
+        parse: Mapping[str, Callable[[str], Any]] | None = None,
+        command: str | None = None,
+        confirm: bool = True,
+        idle: float | timedelta | None = None,
+        on_idle: Callable[[Context[Any]], Any] | None = None,
+        strings: Strings | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name or len(name.encode()) > NAME_LIMIT:
+            raise InvalidOption(f"Form(name={name!r}): the name must have 1 to {NAME_LIMIT} bytes")
+        self.model: type[T] = model
+        self.name: str = name
+        self._ask = dict(ask or {})
+        self._on_done = on_done
+        self._validate = dict(validate or {})
+        self._parse = dict(parse or {})
+        self._confirm = confirm
+        self._strings: Strings = {} if strings is None else strings
+        chosen = None if fields is None else tuple(fields)
+        known = fields_of(model)
+        for option, given in (
+            ("fields", chosen or ()), ("ask", self._ask), ("validate", self._validate), ("parse", self._parse)
+        ):  # fmt: skip
+            _check_names(option, given, known)
+        self._questions = {each.name: each for each in questions_of(model, chosen, self._parse)}
+        if not self._questions:
+            raise InvalidOption(f"{model.__name__} has no fields to ask for")
+        self._actions = self._named_actions()
+        self._check_functions()
+        for question in self._questions.values():
+            if isinstance(question.kind, type) and issubclass(question.kind, Enum):
+                ensure_registered(question.kind, f"{name}.{question.kind.__name__}")
+        #: The flow, for ``FSM(flows=[form.flow])``. It has a state ``ask_<field>`` for each field, and ``confirm``.
+        self.flow: type[Flow] = self._made_flow(idle, on_idle)
+        #: The handlers, for ``router.include(form.router)``.
+        self.router: Router = self._made_router(command)
+
+    def start(self, ctx: Context[Any], **known: Any) -> Any:
+        """Begin the form, and ask the first question. Fields in ``known`` are not asked for.
+
+        Returns ``True``, or the result of ``on_invalid_transition`` if another flow is active.
+        """
+        started = ctx.start_flow(self.flow)
+        if started is True:
+            ctx.update_data(known)
+            following = self._next_state(ctx)
+            if following is None:
+                raise UsageError(f"the form {self.name!r} has nothing to ask, because all fields are known")
+            ctx.set_state(following)
+            self.repeat(ctx)
+        return started
+
+    def repeat(self, ctx: Context[Any]) -> None:
+        """Send the present question, or the summary, again."""
+        self._answer(ctx, self._shown(ctx))
+
+    def cancel(self, ctx: Context[Any]) -> None:
+        """End the form without a result."""
+        ctx.clear_flow()
+        if ctx.update.callback_id is not None:
+            ctx.edit(self._text(ctx, "cancelled"))
+        else:
+            ctx.answer(self._text(ctx, "cancelled"))
+
+    # Handlers
+
+    async def _cancelled(self, ctx: Context[Any]) -> None:
+        self.cancel(ctx)
+
+    async def _wrote(self, ctx: Context[Any]) -> None:
+        """Handle a message in the flow."""
+        question = self._question(ctx)
+        if question is None:
+            self.repeat(ctx) if ctx.state == CONFIRM else await self._go_on(ctx)
+        elif ctx.text is None:
+            self._refuse(ctx, question, "bad_text")
+        else:
+            await self._read(ctx, question, ctx.text.strip())
+
+    async def _read(self, ctx: Context[Any], question: Question, text: str) -> None:
+        value: Any
+        bad: str | None = None
+        if question.name in self._parse:
+            try:
+                value = self._parse[question.name](text)
+            except ValueError as error:
+                self._refuse(ctx, question, "bad_value", problem=str(error))
+                return
+        elif question.choices:
+            found = [each for each in question.choices if text.casefold() in self._names(ctx, question, each)]
+            value, bad = (found[0].value, None) if found else (text, "bad_choice")
+        else:
+            value, bad = question.read(text)
+        if bad is not None:
+            self._refuse(ctx, question, bad)
+        else:
+            await self._accept(ctx, question, value)
+
+    async def _accept(self, ctx: Context[Any], question: Question, value: Any) -> None:
+        """Check the value of an answer, store it, and ask the next question."""
+        try:
+            typed.check_field(self.name, self.model, question.name, value)
+        except FieldError as error:
+            self._refuse(ctx, question, "bad_value", problem=error.problem.replace("`", ""))
+            return
+        validate = self._validate.get(question.name)
+        if validate is not None:
+            try:
+                accepted = await _portal.call(validate, ctx, value)
+            except ValueError as error:
+                self._answer(ctx, (str(error), self._buttons(ctx, question)))
+                return
+            if accepted is False:
+                self._refuse(ctx, question, "bad_value")
+                return
+        ctx.update_data({question.name: value})
+        await self._go_on(ctx)
+
+    async def _go_on(self, ctx: Context[Any]) -> None:
+        """Ask for the first field that has no answer yet; at the end show the summary."""
+        following = self._next_state(ctx)
+        if following is None:
+            await self._finish(ctx)
+        else:
+            # Known fields are left out, so this is not always a declared transition.
+            ctx.set_state(following)
+            self.repeat(ctx)
+
+    async def _back(self, ctx: Context[Any]) -> None:
+        """Ask the previous question again; while one answer is being changed, return to the summary."""
+        question, previous = self._question(ctx), self._previous(ctx)
+        if question is not None and self._confirm and not self._open_fields(ctx):
+            ctx.set_state(CONFIRM)
+            self.repeat(ctx)
+        elif previous is None:
+            self._answer(ctx, (self._text(ctx, "first"), self._shown(ctx)[1]))
+        else:
+            del ctx.data[previous]
+            ctx.set_state(_state_of(previous))
+            self.repeat(ctx)
+
+    async def _skip(self, ctx: Context[Any]) -> None:
+        question = self._question(ctx)
+        if question is None:
+            self.repeat(ctx)
+        elif question.default is None:
+            self._refuse(ctx, question, "required")
+        else:
+            ctx.update_data({question.name: question.default()})
+            await self._go_on(ctx)
+
+    async def _pressed(self, ctx: Context[Any]) -> None:
+        """Handle a button of this form."""
+        data = ctx.update.callback_data or ""
+        action = self._actions.get(data)
+        if ctx.flow == self.name and data == self._confirm_data(ctx):
+            action = Action("confirm", None)
+        if action is None or not self._is_current(ctx, action):
+            ctx.answer_callback(self._text(ctx, "outdated"))
+            return
+        ctx.answer_callback()
+        question = action.question
+        if action.name == "cancel":
+            self.cancel(ctx)
+        elif action.name == "back":
+            await self._back(ctx)
+        elif action.name == "skip":
+            await self._skip(ctx)
+        elif action.name == "choice" and question is not None and action.choice is not None:
+            await self._accept(ctx, question, action.choice.value)
+        elif action.name == "confirm":
+            await self._finish(ctx)
+        elif action.name == "edit":
+            self._answer(ctx, (self._text(ctx, "which"), self._field_buttons(ctx)))
+        elif action.name == "change" and question is not None:
+            ctx.set_state(_state_of(question.name))
+            self.repeat(ctx)
+        else:
+            self.repeat(ctx)
+
+    async def _finish(self, ctx: Context[Any]) -> None:
+        """Make the object, end the flow, and call ``on_done``."""
+        summary = self._summary(ctx)
+        try:
+            value = ctx.data_as(self.model)
+        except IncompleteData as error:
+            if error.missing:
+                # A release has added the field.
+                await self._go_on(ctx)
+                return
+            self._answer(ctx, ("\n".join(error.wrong.values()), self._shown(ctx)[1]))
+            return
+        except ValueError as error:
+            self._answer(ctx, (str(error), self._shown(ctx)[1]))
+            return
+        ctx.clear_flow()
+        if ctx.update.callback_id is not None:
+            # Removes the buttons.
+            ctx.edit(summary)
+        if self._on_done is None:
+            ctx.answer(self._text(ctx, "done"))
+        else:
+            await _portal.call(self._on_done, ctx, value)
+
+    async def _remind(self, ctx: Context[Any]) -> None:
+        text, buttons = self._shown(ctx)
+        ctx.answer(self._text(ctx, "reminder", question=text)[:TEXT_LIMIT], reply_markup=buttons)
+
+    # The state of the form
+
+    def _question(self, ctx: Context[Any]) -> Question | None:
+        """Return the present question, or ``None`` in the summary or a state of another release."""
+        return next((each for each in self._questions.values() if ctx.state == _state_of(each.name)), None)
+
+    def _open_fields(self, ctx: Context[Any]) -> list[str]:
+        return [name for name in self._questions if name not in ctx.data]
+
+    def _next_state(self, ctx: Context[Any]) -> str | None:
+        for name in self._open_fields(ctx):
+            return _state_of(name)
+        return CONFIRM if self._confirm else None
+
+    def _previous(self, ctx: Context[Any]) -> str | None:
+        found = None
+        for name in self._questions:
+            if ctx.state == _state_of(name):
+                break
+            if name in ctx.data:
+                found = name
+        return found
+
+    def _is_current(self, ctx: Context[Any], action: Action) -> bool:
+        """Return whether a button belongs to the present state."""
+        if ctx.flow != self.name:
+            return False
+        if action.question is None or action.name == "change":
+            return ctx.state == CONFIRM
+        return ctx.state == _state_of(action.question.name)
+
+    # What the user sees
+
+    def _shown(self, ctx: Context[Any]) -> tuple[str, dict[str, Any]]:
+        """Return the text and the buttons of the present state."""
+        question = self._question(ctx)
+        if question is None:
+            return self._summary(ctx), self._summary_buttons(ctx)
+        return self._asked(ctx, question), self._buttons(ctx, question)
+
+    def _answer(self, ctx: Context[Any], shown: tuple[str, dict[str, Any]]) -> None:
+        """Edit the message of a pressed button, or send a message."""
+        text, buttons = shown
+        show = ctx.answer if ctx.update.callback_id is None else ctx.edit
+        show(text[:TEXT_LIMIT], reply_markup=buttons)
+
+    def _refuse(self, ctx: Context[Any], question: Question, string: str, **values: str) -> None:
+        values = {"problem": "", **values}
+        own = self._replaced(ctx, f"bad.{question.name}")
+        text = self._text(ctx, string, **values) if own is None else own.format(**values)
+        self._answer(ctx, (text.strip(), self._buttons(ctx, question)))
+
+    def _asked(self, ctx: Context[Any], question: Question) -> str:
+        own, ask = self._replaced(ctx, f"ask.{question.name}"), self._ask.get(question.name)
+        if own is not None:
+            return own
+        if ask is None:
+            return self._text(ctx, "question", label=self._label(ctx, question.name))
+        return ask if isinstance(ask, str) else ask(ctx)
+
+    def _summary(self, ctx: Context[Any]) -> str:
+        lines = [
+            self._text(ctx, "answer", label=self._label(ctx, name), value=self._value(ctx, question))
+            for name, question in self._questions.items()
+        ]
+        return self._text(ctx, "summary", answers="\n".join(lines))[:TEXT_LIMIT]
+
+    def _value(self, ctx: Context[Any], question: Question) -> str:
+        value = ctx.data.get(question.name)
+        for choice in question.choices:
+            if choice.value == value and type(choice.value) is type(value):
+                return self._choice_label(ctx, question, choice)
+        text = self._text(ctx, "none") if value is None else str(value)
+        return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 1]}…"
+
+    def _buttons(self, ctx: Context[Any], question: Question) -> dict[str, Any]:
+        name = question.name
+        choices = [
+            button(self._choice_label(ctx, question, choice), data=self._data(name, f"={choice.key}"))
+            for choice in question.choices
+        ]
+        moves = ["cancel"]
+        if self._previous(ctx) is not None or not self._open_fields(ctx):
+            moves.insert(0, "back")
+        if question.default is not None:
+            moves.insert(0, "skip")
+        controls = [button(self._text(ctx, move), data=self._data(name, move)) for move in moves]
+        return keyboard([*_rows(choices), controls])
+
+    def _summary_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
+        others = [button(self._text(ctx, each), data=self._data("", each)) for each in ("edit", "cancel")]
+        return keyboard([[button(self._text(ctx, "confirm"), data=self._confirm_data(ctx))], others])
+
+    def _field_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
+        fields = [button(self._label(ctx, name), data=self._data(name, "change")) for name in self._questions]
+        return keyboard([*_rows(fields), [button(self._text(ctx, "back"), data=self._data("", "summary"))]])
+
+    # Texts
+
+    def _replaced(self, ctx: Context[Any], string: str) -> str | None:
+        return self._strings.get(string) if isinstance(self._strings, Mapping) else self._strings(ctx, string)
+
+    def _text(self, ctx: Context[Any], string: str, **values: str) -> str:
+        text = self._replaced(ctx, string)
+        return (self.STRINGS[string] if text is None else text).format(**values)
+
+    def _label(self, ctx: Context[Any], name: str) -> str:
+        label = self._replaced(ctx, f"label.{name}")
+        return name.replace("_", " ").strip().capitalize() if label is None else label
+
+    def _choice_label(self, ctx: Context[Any], question: Question, choice: Choice) -> str:
+        label = self._replaced(ctx, f"choice.{question.name}.{choice.key}")
+        if label is not None:
+            return label
+        return self._text(ctx, choice.key) if question.kind is bool else choice.label
+
+    def _names(self, ctx: Context[Any], question: Question, choice: Choice) -> set[str]:
+        """Return the texts that a user may type instead of pressing a button."""
+        value = choice.value.value if isinstance(choice.value, Enum) else choice.value
+        return {each.casefold() for each in (self._choice_label(ctx, question, choice), choice.key, str(value))}
+
+    # Buttons
+
+    def _data(self, field: str, action: str) -> str:
+        data = f"{self.name}:{field}:{action}"
+        if len(data.encode()) > DATA_LIMIT:
+            return f"{self.name}:{blake2s(data.encode(), digest_size=12).hexdigest()}"
+        return data
+
+    def _confirm_data(self, ctx: Context[Any]) -> str:
+        """Return the data of the confirm button. It belongs to one summary, so an older summary cannot be confirmed."""
+        return self._data("", f"confirm:{zlib.crc32(self._summary(ctx).encode()):x}")
+
+    def _named_actions(self) -> dict[str, Action]:
+        actions = {self._data("", each): Action(each, None) for each in ("edit", "cancel", "summary")}
+        for name, question in self._questions.items():
+            for each in ("skip", "back", "cancel", "change"):
+                actions[self._data(name, each)] = Action(each, question)
+            for choice in question.choices:
+                actions[self._data(name, f"={choice.key}")] = Action("choice", question, choice)
+        return actions
+
+    # The flow and the router
+
+    def _made_flow(self, idle: float | timedelta | None, on_idle: Callable[[Context[Any]], Any] | None) -> type[Flow]:
+        timer: dict[str, Any] = {}
+        if idle is not None:
+            timer = {"timeout": idle, "on_timeout": on_idle or self._remind, "idle": True}
+        elif on_idle is not None:
+            raise InvalidOption("on_idle= needs idle=, the seconds until it is called")
+        names = [_state_of(name) for name in self._questions]
+        last = [CONFIRM] if self._confirm else []
+
+        def body(namespace: dict[str, Any]) -> None:
+            for index, each in enumerate(names):
+                nearby = [*names[index + 1 : index + 2], *names[max(index - 1, 0) : index], *last]
+                namespace[each] = state(to=nearby, **timer)
+            if last:
+                namespace[CONFIRM] = state(to=names, **timer)
+            namespace["default_state"] = namespace[names[0]]
+
+        return new_class(f"{self.model.__name__}Flow", (Flow,), {"name": self.name, "data": self.model}, body)
+
+    def _made_router(self, command: str | None) -> Router:
+        router = Router()
+        if command is not None:
+
+            @router.on(filters.command(command))
+            async def begin(ctx: Context[Any]) -> None:
+                self.start(ctx)
+
+        inside = router.scope(filters.fsm_flow(self.flow))
+        inside.on(filters.command("cancel"))(self._cancelled)
+        inside.on(filters.command("back"))(self._back)
+        inside.on(filters.command("skip"))(self._skip)
+        inside.on((filters.text() | filters.kind("message", "business_message")) & ~filters.command())(self._wrote)
+        router.on(filters.callback(re.compile(f"^{re.escape(self.name)}:")))(self._pressed)
+        return router
+
+    def _check_functions(self) -> None:
+        for name, ask in self._ask.items():
+            if not isinstance(ask, str) and (not callable(ask) or inspect.iscoroutinefunction(ask)):
+                raise InvalidOption(f"ask={{{name!r}: ...}} takes a text or a def function of the context, got {ask!r}")
+        for option, functions in (("validate", self._validate), ("parse", self._parse)):
+            for name, function in functions.items():
+                if not callable(function):
+                    raise InvalidOption(f"{option}={{{name!r}: ...}} takes a function, got {function!r}")
+        for question in self._questions.values():
+            if question.default is not None:
+                try:
+                    typed.check_field(self.name, self.model, question.name, question.default())
+                except FieldError as error:
+                    raise InvalidOption(
+                        f"the default of {self.model.__name__}.{question.name} does not fit its type: {error.problem}"
+                    ) from error
+        if isinstance(self._strings, Mapping):
+            own = [f"{each}.{name}" for name in self._questions for each in ("ask", "label", "bad")]
+            own += [f"choice.{each.name}.{choice.key}" for each in self._questions.values() for choice in each.choices]
+            _check_names("strings", self._strings, [*self.STRINGS, *own])
+        elif not callable(self._strings) or inspect.iscoroutinefunction(self._strings):
+            raise InvalidOption("strings= takes a mapping, or a def function of the context and the id of a string")
+
+
+def _state_of(field: str) -> str:
+    return f"ask_{field}"
+
+
+def _check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(names)}"
+            raise InvalidOption(f"{option}= has {name!r}, which the form does not have; {hint}")
+
+
+def _rows(buttons: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return short buttons side by side, and long ones below each other."""
+    rows: list[list[dict[str, Any]]] = []
+    for each in buttons:
+        if rows and sum(len(other["text"]) for other in rows[-1]) + len(each["text"]) <= ROW_LIMIT:
+            rows[-1].append(each)
+        else:
+            rows.append([each])
+    return rows
