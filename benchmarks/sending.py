@@ -23,7 +23,7 @@ from stepwell.telegram import BotClient, broadcast
 
 TOKEN = "1:x"
 CHATS, CALLS, SECONDS = 50, 3000, 10
-#: aiogram takes at least so many times our CPU time; a broadcast at the full rate at most so many percent of a core.
+#: The least ratio of aiogram's CPU time to ours, and the most percent of a core for a broadcast at the full rate.
 TARGET, MOST_CPU = 3, 10
 
 SERVER = r"""

@@ -16,7 +16,7 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 class Proxy:
     """A proxy between clients and one server. The same seed repeats the same faults.
 
-    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of so many requests the connection is
+    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of that many requests the connection is
     cut, with the answer still to come: some before the request went on, some in the moment after, most when
     the server has answered, so that it was made.
     """

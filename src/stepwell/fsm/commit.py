@@ -93,7 +93,7 @@ async def write(
         deadline = None if timeout is None else timeout.seconds
         if timeout is not None or place.where:
             slot.place = place._replace(where=() if timeout is None else _where(fsm, ctx, slot))
-        # Entering the same state again is a change too: its timeout starts again.
+        # Entering the same state again is a change too: its timeout restarts.
         force = True
     elif deadline_passed:
         deadline, force = None, True

@@ -87,7 +87,7 @@ class FlowDescription:
     ttl: float | None = None
     #: The timeouts of the states that have one.
     timeouts: Mapping[str, Timeout] = field(default_factory=dict)
-    #: The states whose timeout every update starts again.
+    #: The states whose timeout restarts with every update.
     idle: frozenset[str] = frozenset()
     #: The class or object that was registered; it has the hooks.
     source: object = None

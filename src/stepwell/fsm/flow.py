@@ -26,7 +26,7 @@ def state(
 
     ``to`` lists the states that may follow; a last state has ``to=[]``. If no state of a flow has ``to``, every move is
     allowed. ``timeout`` is in seconds and starts when the state is entered; with ``idle`` every update of the
-    conversation starts it again, which costs a write. ``on_timeout`` is the state to move to then, or a handler.
+    conversation restarts it, which costs a write. ``on_timeout`` is the state to move to then, or a handler.
     """
     declaration = _Declaration("")
     declaration.to = tuple(to) if isinstance(to, Iterable) and not isinstance(to, str) else to

@@ -42,7 +42,7 @@ class NodeFlow(NodeGraph):
     :param max_steps: how many nodes a run may visit, including those of nested flows; a guard against endless loops.
     :param storage: the storage of its runs, unless ``run`` gets another one: a Storage, or a URL, whose storage the
         first run opens and ``flow.storage.close()`` closes.
-    :param keep: whether finished runs stay in the storage: ``True``, or for so many seconds.
+    :param keep: whether finished runs stay in the storage: ``True``, or a number of seconds.
     """
 
     def __init__(

@@ -225,7 +225,7 @@ class _Link:
     def __init__(self, api: str, limits: SendLimits | None, patience: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.queue = SendQueue(limits, patience=patience)
-        #: When a call was accepted last.
+        #: When a call was last accepted.
         self.answered_at = -math.inf
         self._failing = False
         parts = urlsplit(api)
@@ -268,7 +268,7 @@ class _Link:
             body: dict[str, Any] = {"data": payload.fields, "files": contents}
         else:
             body = {"content": payload.json, "headers": {"Content-Type": "application/json"}}
-        # Waiting for a free connection is no failure of the server.
+        # Waiting for a free connection is not a failure of the server.
         timeout = _httpx.Timeout(call.timeout, pool=None).as_dict()
         request = _httpx.Request("POST", self._server + path, **body, extensions={"timeout": timeout})
         try:

@@ -67,7 +67,7 @@ class Inbox:
         return [update for _, update in sorted(found, key=lambda each: each[0])]
 
     def select(self, updates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return those of a fetched batch that were not fetched before the start."""
+        """Return the updates of a fetched batch that were not fetched before the start."""
         return [each for each in updates if self._before.get(str(each["update_id"])) != self._sealed(each)[:8]]
 
     async def keep(self, updates: Sequence[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ __all__ = ["TEMPORARY", "handle", "process", "sender_for_timers"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
-#: Errors that are not the update's own: it is handled again later. Its changes are made once.
+#: Errors that the update did not cause. It is handled again later, and its changes are made once.
 TEMPORARY = (Conflict, StorageError, BotUnavailable)
 
 
@@ -39,7 +39,7 @@ async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]
 
 
 async def process(router: Router, sender: Sender, update: dict[str, Any]) -> None:
-    """Handle an update and send its answers. Raises only ``TEMPORARY`` errors; then try the update again."""
+    """Handle an update and send its answers. Raises only ``TEMPORARY`` errors: retry the update then."""
     calls = await handle(router, update)
     if router.send is None:
         await sender.send_all(calls)
@@ -63,5 +63,5 @@ def sender_for_timers(router: Router, sender: Sender) -> Iterator[None]:
 def _key_of(router: Router, update: dict[str, Any]) -> Any:
     try:
         return None if router.fsm is None else router.fsm.key.extract(Update.of(update))
-    except Exception:  # noqa: BLE001 - a key strategy of the author's may be what failed
+    except Exception:  # noqa: BLE001 - the key strategy of the bot may have failed
         return None

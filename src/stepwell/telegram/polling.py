@@ -50,8 +50,8 @@ async def run_polling(
     Without ``token`` it is read from ``BOT_TOKEN``, the file that ``BOT_TOKEN_FILE`` names, or ``.env``.
 
     Updates of one chat are handled and answered in order, different chats concurrently. A fetched update is kept in
-    the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while so many
-    are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
+    the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while this
+    many are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
     ``on_start(me)``: called with the bot's user before the first request for updates.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
@@ -200,7 +200,7 @@ class Poller:
         """Handle the updates of one chat in order."""
         queue = self._queues[chat]
         try:
-            # At a stop, waiting updates stay in the inbox.
+            # After stop(), waiting updates stay in the inbox.
             while queue and not self._stopping.is_set() and await self._process(queue[0]):
                 self._inbox.finish(queue.popleft()["update_id"])
                 self._unfinished -= 1
@@ -246,7 +246,7 @@ async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped:
 
 
 def _chat_of(update: dict[str, Any]) -> Any:
-    """Return what orders an update: its chat, else its user, else nothing but itself."""
+    """Return the queue of an update: its chat, else its user, else a queue of its own."""
     seen = Update.of(update)
     if seen.chat is not None:
         return seen.chat.id
@@ -273,10 +273,10 @@ def _polling_error(error: BotApiError) -> Exception:
 
 @contextlib.contextmanager
 def _signals(poller: Poller) -> Iterator[None]:
-    """Stop the poller at SIGTERM and Ctrl-C."""
+    """Stop the poller on SIGTERM and Ctrl-C."""
     loop = asyncio.get_running_loop()
     added = []
-    # Not in the main thread, or on Windows: Ctrl-C cancels the task instead.
+    # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, poller.stop)

@@ -19,7 +19,7 @@ __all__ = ["HeldTooLong", "QueueClosed", "SendQueue", "SendTurn"]
 
 #: The number of chats above which idle ones are dropped.
 SWEEP_FROM = 1000
-#: So many private chats refused one after the other mean that Telegram limits the whole bot.
+#: Number of private chats refused in a row after which Telegram is assumed to limit the whole bot.
 WHOLE_BOT = 3
 #: Timers may fire this early, in seconds.
 _EARLY = time.get_clock_info("monotonic").resolution
@@ -51,7 +51,7 @@ class SendQueue:
         self._chats: dict[ChatId, _Chat] = {}
         #: Chats whose first call waits only for the limit of the whole bot.
         self._ready: deque[_Chat] = deque()
-        #: Chats to look at again: time, order, chat.
+        #: Chats to check again: time, order, chat.
         self._later: list[tuple[float, int, _Chat]] = []
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +129,7 @@ class SendQueue:
             turn.fail(QueueClosed())
 
     def leave(self, turn: SendTurn) -> None:
-        """Remove a call, and let the next one of its chat go on."""
+        """Remove a call, and start the next one of its chat."""
         chat = turn.chat
         if not chat.turns:
             return
@@ -176,7 +176,7 @@ class SendQueue:
 
     def _wake(self, chat: _Chat, at: float) -> None:
         if chat.wake <= at:
-            # It is looked at before that time anyway.
+            # It is checked before that time anyway.
             return
         chat.wake = at
         heapq.heappush(self._later, (at, next(self._order), chat))

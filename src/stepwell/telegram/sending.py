@@ -41,7 +41,7 @@ class Sender:
         method = params.pop("method", None)
         try:
             if not isinstance(method, str):
-                raise InvalidOption('a call has its "method", such as "sendMessage"')
+                raise InvalidOption('a call needs a "method", such as "sendMessage"')
             await self.client.call(method, **params)
         except BotUnavailable:
             raise

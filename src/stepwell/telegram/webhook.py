@@ -28,7 +28,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
-#: Telegram's updates are far smaller.
+#: The largest accepted body, in bytes. Telegram's updates are far smaller.
 MAX_BODY = 1024 * 1024
 #: How many deliveries are remembered.
 REMEMBERED = 1000
@@ -52,7 +52,7 @@ def webhook(
 
         app = webhook(router, secret_token=os.environ["WEBHOOK_SECRET"])
 
-    Serve it by itself, or mount it in Starlette or FastAPI. ``secret_token`` is the one given to setWebhook; other
+    Serve it by itself, or mount it in Starlette or FastAPI. ``secret_token`` is the secret passed to setWebhook; other
     requests get 403. Answers are sent before the response, so Telegram repeats an update whose process died:
 
     - 200: the update was handled and answered, or failed permanently, which is logged;
@@ -78,7 +78,7 @@ class Webhook:
     ) -> None:
         self.router: Router = router
         self.sender: Sender = sender
-        #: The client to close at the end, if it is not the caller's.
+        #: The client to close at the end; ``None`` if the caller owns it.
         self._client = client
         self._secret = secret_token.encode()
         self._max_body = max_body
@@ -130,14 +130,14 @@ class Webhook:
                 oldest = next(iter(self._deliveries))
                 if self._deliveries[oldest].done():
                     del self._deliveries[oldest]
-        # The end of one request does not end the work for the others.
+        # A cancelled request does not cancel the handling for its other deliveries.
         return await asyncio.shield(delivery)
 
     async def _process(self, content: bytes, update: dict[str, Any]) -> int:
         try:
             await process(self.router, self.sender, update)
         except TEMPORARY as error:
-            logger.warning("update %s is delivered again: %s", update["update_id"], error)
+            logger.warning("update %s is not handled and will be delivered again: %s", update["update_id"], error)
             self._deliveries.pop(content, None)
             return 503
         except BaseException:
@@ -153,7 +153,7 @@ class Webhook:
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                # The client is gone, and its update comes again.
+                # The client has disconnected, and will deliver the update again.
                 return 400
             body += message.get("body", b"")
             if len(body) > self._max_body or not message.get("more_body"):

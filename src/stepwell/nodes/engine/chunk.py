@@ -27,7 +27,7 @@ __all__ = ["Chunks"]
 #: Items with their indexes.
 Pairs = list[tuple[int, Any]]
 
-#: A chunk runs no further items after so many seconds, so that slow items are spread over all workers.
+#: Seconds after which a chunk runs no further items, so that slow items are spread over all workers.
 _BUDGET = 0.02
 #: The most items in a chunk. Chunks grow while they are quick, so that many short items share one thread switch.
 _LARGEST = 1024

@@ -14,7 +14,7 @@ from stepwell.record import Address, Place
 __all__ = ["GRAPH", "Retention", "Status", "packed", "problem_of_part", "table_of", "unpack"]
 
 Status = Literal["running", "parked", "sleeping", "failed", "finished"]
-#: ``False``: remove a finished run. ``True``: keep it. A number: keep it for so many seconds.
+#: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
 #: The part that every run has until it has finished.

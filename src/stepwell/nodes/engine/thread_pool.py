@@ -14,7 +14,7 @@ __all__ = ["SIZE", "ThreadPool", "shared_pool"]
 
 #: How many ``def exec`` run at once in the pool that all runs of a process share.
 SIZE = 64
-#: A thread without work ends after so many seconds.
+#: Seconds after which a thread without work ends.
 IDLE = 10.0
 
 _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
