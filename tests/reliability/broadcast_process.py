@@ -19,7 +19,7 @@ async def main(api: str, token: str, storage: str, chats: int) -> BroadcastResul
             try:
                 return await broadcast(client, range(1, chats + 1), "Hello", storage=storage, flow_id="news")
             except LeaseLost:
-                # A machine too busy for so short a lease.
+                # The lease is too short for a busy machine.
                 continue
 
 

@@ -16,9 +16,9 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 class Proxy:
     """A proxy between clients and one server. The same seed repeats the same faults.
 
-    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: of that many requests the connection is
-    cut, with the answer still to come: some before the request went on, some in the moment after, most when
-    the server has answered, so that it was made.
+    ``tls``: its clients speak TLS, its server need not. ``cut_rate``: the share of requests whose connection
+    is cut before the client gets the answer: some before the request is forwarded, some right after, most when the
+    server has answered, so that the write was made.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", seed: int = 0, tls: bool = False) -> None:
@@ -31,7 +31,7 @@ class Proxy:
         self.cut_rate = 0.0
         #: Cut only requests that contain these bytes.
         self.cut_what = b""
-        #: The maximal number of cuts.
+        #: The maximum number of cuts.
         self.most_cuts = 1_000_000
         self.cuts = 0
         #: The number of requests, answered or not.
