@@ -377,6 +377,12 @@ async def test_advance_moves_the_clock_of_the_storage(clock: Clock) -> None:
 # Invalid use
 
 
+async def test_a_storage_with_the_system_clock_cannot_be_advanced(shared_backend: Backend) -> None:
+    async with Chat(make_router, storage=shared_backend.place()) as chat:
+        with pytest.raises(UsageError, match="uses the system clock"):
+            await chat.advance(1)
+
+
 async def test_a_chat_with_a_router_cannot_restart() -> None:
     chat = Chat(make_router(MemoryStorage()))
     assert await chat.send("/register") == ["What's your name?"]
@@ -384,8 +390,8 @@ async def test_a_chat_with_a_router_cannot_restart() -> None:
         await chat.restart()
     with pytest.raises(InvalidOption, match="a router already has its storage"):
         Chat(make_router(MemoryStorage()), workers=2)
-    with pytest.raises(UsageError, match="uses the system clock"):
-        await chat.advance(1)
+    with pytest.raises(UsageError, match=r"kill_next.* needs a function that makes the router"):
+        chat.kill_next()
 
 
 def test_anything_but_a_router_or_its_factory_is_refused() -> None:

@@ -34,7 +34,7 @@ class MemoryStorage(Storage):
         sweep_every: float | None = 60.0,
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every)
-        self._now = clock or time.time
+        self._now: Callable[[], float] = clock or time.time
         self._cells: dict[Address, Cell] = {}
         #: Addresses with a deadline, so that a poll need not search all cells.
         self._deadlines: set[Address] = set()
@@ -47,6 +47,10 @@ class MemoryStorage(Storage):
         if scheme.lower() == "memory" and rest not in ("", "//"):
             raise InvalidOption("memory:// takes no path or query; pass options to open_storage()")
         return cls(**options)
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Use another clock from now on, for tests."""
+        self.clock = self._now = clock
 
     @property
     def location(self) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.codec import values
+from stepwell.errors import BotApiError, InvalidOption, UsageError
 from stepwell.fsm import Router, Update
 from stepwell.record import State
+from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.testing.clock import Clock
-from stepwell.testing.telegram import ChatThread, Telegram, buttons_of, text_of, thread_of
+from stepwell.testing.telegram import ChatThread, OnRefused, Telegram, buttons_of, text_of, thread_of
 from stepwell.testing.workers import MakeRouter, Workers
 
 __all__ = ["Chat"]
@@ -28,8 +29,11 @@ class Chat:
         assert await chat.send("Alice") == ["Got it, Alice! What's your email?"]
 
     Pass a router, or a function that makes one for a storage; only with a function can the bot be restarted
-    or have several workers. The default storage is memory. Every worker opens a storage given as URL for
-    itself, as separate processes would; ``async with Chat(...)`` closes these.
+    or have several workers. The default storage is memory. Every worker opens a storage given as URL, except
+    ``memory://``, for itself, as separate processes would; ``async with Chat(...)`` closes these.
+
+    Telegram's rules for texts and keyboards apply: a call that Telegram would refuse raises ``BotApiError``. With
+    ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling`` does.
 
     It starts in a private chat. ``user``, ``group`` and ``topic`` return the same chat for another user,
     group or topic.
@@ -43,10 +47,11 @@ class Chat:
         workers: int = 1,
         clock: Clock | None = None,
         user: int = 42,
+        on_send_error: OnRefused | None = None,
     ) -> None:
         self._workers = Workers(bot, storage, workers, clock)
-        self._telegram = Telegram(self._workers.clock or time.time)
-        self._workers.show_timers(self._telegram.take)
+        self._telegram = Telegram(self._workers.now, on_send_error)
+        self._workers.show_timers(self._telegram.send_for_timer)
         self._user: dict[str, Any] = _person(user)
         self._group: dict[str, Any] | None = None
         self._thread: int | None = None
@@ -118,15 +123,19 @@ class Chat:
             return await self.send(button)
         if found.data is None:
             raise AssertionError(f"the button {button!r} opens a page and sends the bot no update")
-        pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found.data)
+        pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found)
         return await self.deliver(self._telegram.update("callback_query", pressed))
 
     async def deliver(self, update: dict[str, Any]) -> list[str]:
-        """Deliver any update to the bot, as Bot API JSON."""
+        """Deliver any update to the bot, as Bot API JSON.
+
+        Raises ``BotUnavailable`` if an answer could not be sent for now. Telegram would then deliver the update again;
+        do that with ``redeliver()``.
+        """
         self._telegram.updates.append(update)
         # A copy, so that a handler cannot change it here.
-        calls = await self._workers.next().handle(copy.deepcopy(update))
-        shown = [self._telegram.take(call) for call in calls]
+        calls = await self._workers.handle(copy.deepcopy(update))
+        shown = [await self._telegram.send(call) for call in calls]
         return [
             text_of(message) for message in shown if message is not None and thread_of(message) == self._chat_thread
         ]
@@ -143,13 +152,45 @@ class Chat:
         """Restart the bot over the same storage; another function makes its next release."""
         await self._workers.restart(make_router)
 
+    def kill_next(self, *, after_commit: bool = False) -> None:
+        """Kill the bot while it handles the next update, and restart it.
+
+        Its handler runs, and nothing is written; with ``after_commit`` its changes are written, and its answers are
+        not sent. Then call ``redeliver()``, as Telegram does. The answers of timers are not sent either; a worker
+        sends them after ``advance(60)``.
+        """
+        self._workers.kill_next("after commit" if after_commit else "before commit")
+
+    async def block(self) -> list[str]:
+        """Block the bot: its calls to this user are refused with ``BotBlocked``. The bot gets the update."""
+        if self._group is not None:
+            raise UsageError("only a private chat can be blocked; use refuse(403, ...) for a group")
+        self._telegram.blocked.add(self._user["id"])
+        change = self._telegram.membership(self._user, self._chat, blocked=True)
+        return await self.deliver(self._telegram.update("my_chat_member", change))
+
+    async def unblock(self) -> list[str]:
+        """Unblock the bot. The bot gets the update."""
+        self._telegram.blocked.discard(self._user["id"])
+        change = self._telegram.membership(self._user, self._chat, blocked=False)
+        return await self.deliver(self._telegram.update("my_chat_member", change))
+
+    def refuse(self, code: int, description: str, *, method: str | None = None, times: int = 1) -> None:
+        """Refuse the next calls to this chat: ``chat.refuse(400, "Bad Request: message is too long")``."""
+        self._telegram.bot.refuse(code, description, method=method, chat=self._chat["id"], times=times)
+
+    def cut(self, *, times: int = 1) -> None:
+        """Make Telegram unreachable for the next calls to any chat; they raise ``BotUnavailable``."""
+        self._telegram.bot.cut(times=times)
+
     async def advance(self, seconds: float) -> list[str]:
         """Advance the storage's clock and fire due timers; return what they answered here."""
-        if self._workers.clock is None:
-            raise UsageError("this storage uses the system clock; create it with clock=stepwell.testing.Clock()")
-        self._workers.clock.advance(seconds)
+        self._workers.advance(seconds)
         before = len(self._answers())
         await self._workers.tick()
+        unexpected, self._telegram.unexpected = self._telegram.unexpected, None
+        if unexpected is not None:
+            raise unexpected
         return [text_of(message) for message in self._answers()[before:]]
 
     # History
@@ -181,18 +222,34 @@ class Chat:
         """All calls of the bot, for all users, oldest first."""
         return self._telegram.calls
 
+    @property
+    def refused(self) -> list[tuple[dict[str, Any], BotApiError]]:
+        """All calls that were refused for good, with their errors, oldest first."""
+        return self._telegram.refused
+
     async def record(self) -> State | None:
         """Return the record of this user here."""
-        fsm = self._workers.fsm
-        message = {"message_id": 0, "from": self._user, **self._where()}
-        key = fsm.key.extract(Update.of({"update_id": 0, "message": message}))
+        fsm, key = self._workers.fsm, self._key()
         return None if key is None else await fsm.storage.get_state(fsm.bot, key)
 
+    async def profile(self) -> dict[Any, Any]:
+        """Return the ``ctx.profile`` of this user here."""
+        fsm, key = self._workers.fsm, self._key()
+        if key is None:
+            return {}
+        async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
+            found: dict[Any, Any] = values.decode(slot.place.profile) if slot.place.profile else {}
+            return found
+
     def __str__(self) -> str:
-        lines = [(message["from"]["first_name"], text_of(message)) for message in self.messages]
-        return "\n".join(f"{name}: {text}" for name, text in lines)
+        """Return the history here: messages, edits, pressed buttons, and refused calls."""
+        return "\n".join(self._telegram.history(self._chat_thread))
 
     # Internal
+
+    def _key(self) -> Any:
+        message = {"message_id": 0, "from": self._user, **self._where()}
+        return self._workers.fsm.key.extract(Update.of({"update_id": 0, "message": message}))
 
     @property
     def _chat(self) -> dict[str, Any]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Button", "ChatThread", "Telegram", "text_of"]
+from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
+from stepwell.playground.botapi.keyboards import markup_of
+from stepwell.playground.botapi.params import Params
+from stepwell.playground.botapi.refusal import Refusal
+from stepwell.playground.botapi.texts import text_of as checked_text
+from stepwell.playground.botapi.world import Bot
 
-BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
+__all__ = ["Button", "ChatThread", "OnRefused", "Telegram", "text_of"]
+
+#: Gets a refused call and its error. It may be a coroutine function.
+OnRefused: TypeAlias = Callable[[dict[str, Any], BotApiError], Any]
+
+BOT_ID = 123456
+BOT = {"id": BOT_ID, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
 # One sequence of ids for the whole process, starting at random, so that the updates of two chats over one storage
 # are not mistaken for duplicates.
@@ -33,14 +46,35 @@ class Button(NamedTuple):
     types: bool
 
 
+class HistoryLine(NamedTuple):
+    """A line of the history of a chat."""
+
+    where: ChatThread
+    who: str
+    text: str
+
+
 class Telegram:
     """The messages, updates and calls of one test."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], on_send_error: OnRefused | None = None) -> None:
+        if on_send_error is not None and not callable(on_send_error):
+            raise InvalidOption(f"on_send_error takes a function of the call and the error, got {on_send_error!r}")
         #: All delivered updates, in order, with repeated deliveries.
         self.updates: list[dict[str, Any]] = []
-        #: All calls of the bot, in order.
+        #: All calls of the bot, in order, refused ones included.
         self.calls: list[dict[str, Any]] = []
+        #: The calls that were refused for good, and their errors.
+        self.refused: list[tuple[dict[str, Any], BotApiError]] = []
+        #: The private chats whose users have blocked the bot.
+        self.blocked: set[int | str] = set()
+        #: Has the failures that a test has requested.
+        self.bot: Bot = Bot(BOT_ID, "test_bot", "", BOT)
+        #: A refusal of a timer's call that the test has not requested.
+        self.unexpected: BotApiError | None = None
+        self._on_send_error = on_send_error
+        self._history: list[HistoryLine] = []
+        self._query_threads: dict[str, ChatThread] = {}
         self._messages: list[dict[str, Any]] = []
         self._message_ids = count(1)
         self._query_ids = count(180_388_626_434)
@@ -61,23 +95,94 @@ class Telegram:
     def edited(self, message: dict[str, Any], text: str) -> dict[str, Any]:
         """Edit a user's message."""
         message.update(text=text, edit_date=int(self._now()))
+        self._note(thread_of(message), f"{message['from']['first_name']} (edited)", text)
         return message
 
-    def pressed(self, user: dict[str, Any], message: dict[str, Any], data: str) -> dict[str, Any]:
+    def pressed(self, user: dict[str, Any], message: dict[str, Any], button: Button) -> dict[str, Any]:
         """Return a callback query: this user pressed a button of that message."""
+        query_id = str(next(self._query_ids))
+        self._query_threads[query_id] = thread_of(message)
+        self._note(thread_of(message), user["first_name"], f"[{button.text}]")
         return {
-            "id": str(next(self._query_ids)),
+            "id": query_id,
             "from": user,
             "message": message,
             "chat_instance": f"-2671862547{message['chat']['id']}",
-            "data": data,
+            "data": button.data,
+        }
+
+    def membership(self, user: dict[str, Any], chat: dict[str, Any], *, blocked: bool) -> dict[str, Any]:
+        """Return a change of the bot's membership: this user blocked or unblocked the bot."""
+        old, new = ("member", "kicked") if blocked else ("kicked", "member")
+        until = {"until_date": 0}
+        return {
+            "chat": chat,
+            "from": user,
+            "date": int(self._now()),
+            "old_chat_member": {"user": BOT, "status": old, **({} if blocked else until)},
+            "new_chat_member": {"user": BOT, "status": new, **(until if blocked else {})},
         }
 
     # The bot
 
-    def take(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """Apply a call of the bot; return the message that it sent or edited, if any."""
+    async def send(self, call: dict[str, Any]) -> dict[str, Any] | None:
+        """Apply a call as a bot's sender does, and return the message that it sent or edited, if any.
+
+        A refusal that the test has requested is recorded and passed to ``on_send_error``. Without ``on_send_error``,
+        other refusals are raised, so that the test fails. ``BotUnavailable`` is always raised.
+        """
         self.calls.append(call)
+        try:
+            self._fail(call)
+        except BotUnavailable:
+            raise
+        except BotApiError as error:
+            await self._refuse(call, error)
+            return None
+        try:
+            _check(call)
+        except Refusal as refusal:
+            refused = BotApiError(call["method"], refusal.code, refusal.description)
+            await self._refuse(call, refused)
+            if self._on_send_error is None:
+                raise refused from None
+            return None
+        return self._take(call)
+
+    async def send_for_timer(self, call: dict[str, Any]) -> None:
+        """Apply a call of a timer or a job, whose errors do not reach the test but are logged."""
+        try:
+            await self.send(call)
+        except BotUnavailable:
+            raise
+        except BotApiError as error:
+            self.unexpected = self.unexpected or error
+
+    def _fail(self, call: dict[str, Any]) -> None:
+        method, chat = call["method"], call.get("chat_id")
+        if chat in self.blocked:
+            raise BotBlocked(method, 403, "Forbidden: bot was blocked by the user")
+        failure = self.bot.failure_of(method, chat)
+        if failure is None:
+            return
+        if failure.refusal is None:
+            raise BotUnavailable(method, None, "Telegram cannot be reached")
+        code, description = failure.refusal.code, failure.refusal.description
+        if code == 429 or code >= 500:
+            raise BotUnavailable(method, code, description, retry_after=failure.refusal.parameters.get("retry_after"))
+        raise (BotBlocked if code == 403 and chat is not None else BotApiError)(method, code, description)
+
+    async def _refuse(self, call: dict[str, Any], error: BotApiError) -> None:
+        self.refused.append((call, error))
+        if "chat_id" in call:
+            thread = ChatThread(call["chat_id"], call.get("message_thread_id"))
+            self._note(thread, "Bot (refused)", text_of(call) or call["method"])
+        if self._on_send_error is not None:
+            result = self._on_send_error(call, error)
+            if inspect.isawaitable(result):
+                await result
+
+    def _take(self, call: dict[str, Any]) -> dict[str, Any] | None:
         method = call["method"]
         params = {name: value for name, value in call.items() if name not in ("method", "chat_id")}
         if method.startswith("edit") and "message_id" in call:
@@ -85,13 +190,20 @@ class Telegram:
             # An edit without a keyboard removes the old one.
             message.pop("reply_markup", None)
             message.update(params, edit_date=int(self._now()))
+            self._note(thread_of(message), "Bot (edited)", text_of(message))
             return message
         if method == "deleteMessage":
-            self._messages.remove(self._find(call))
+            message = self._find(call)
+            self._messages.remove(message)
+            self._note(thread_of(message), "Bot (deleted)", text_of(message))
+        elif method == "answerCallbackQuery" and call.get("text"):
+            thread = self._query_threads.get(call.get("callback_query_id", ""))
+            if thread is not None:
+                self._note(thread, "Bot (notice)", call["text"])
         elif method.startswith("send") and "chat_id" in call and method != "sendChatAction":
-            thread = params.pop("message_thread_id", None)
+            topic = params.pop("message_thread_id", None)
             chat = self._chats.get(call["chat_id"], {"id": call["chat_id"]})
-            return self._message(BOT, chat, thread, **params)
+            return self._message(BOT, chat, topic, **params)
         return None
 
     # Messages
@@ -100,6 +212,10 @@ class Telegram:
         """Return the messages of a chat or topic, oldest first."""
         return [message for message in self._messages if thread_of(message) == thread]
 
+    def history(self, thread: ChatThread) -> Iterator[str]:
+        """Yield a line for each message, edit, deletion, pressed button and refused call of a chat or topic."""
+        return (f"{line.who}: {line.text}" for line in self._history if line.where == thread)
+
     def _message(
         self, sender: dict[str, Any], chat: dict[str, Any], thread: int | None, **fields: Any
     ) -> dict[str, Any]:
@@ -107,7 +223,11 @@ class Telegram:
         ids = {"message_id": next(self._message_ids), "from": sender, "chat": chat, "date": int(self._now())}
         message = {**ids, **topic, **fields}
         self._messages.append(message)
+        self._note(thread_of(message), sender["first_name"], text_of(message))
         return message
+
+    def _note(self, where: ChatThread, who: str, text: str) -> None:
+        self._history.append(HistoryLine(where, who, text))
 
     def _find(self, call: dict[str, Any]) -> dict[str, Any]:
         for message in self._messages:
@@ -116,6 +236,17 @@ class Telegram:
         raise AssertionError(
             f"{call['method']}: there is no message {call['message_id']} in chat {call.get('chat_id')}"
         )
+
+
+def _check(call: dict[str, Any]) -> None:
+    """Raise ``Refusal`` for a text, caption or keyboard that Telegram refuses, by the rules of the local Bot API."""
+    method, markup = call["method"], call.get("reply_markup")
+    params = Params(call if markup is None else {**call, "reply_markup": json.dumps(markup)})
+    if method in ("sendMessage", "editMessageText"):
+        checked_text(params)
+    if "caption" in call:
+        checked_text(params, "caption", "caption_entities")
+    markup_of(params)
 
 
 def thread_of(message: dict[str, Any]) -> ChatThread:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Router
+from stepwell.fsm.conversation import Conversation
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
 
 __all__ = ["MakeRouter", "Workers"]
 
 MakeRouter = Callable[[Any], Router]
+Send = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class Killed(BaseException):
+    """The bot's process ends here. Not an ``Exception``, so that a bot does not handle it."""
 
 
 class Workers:
@@ -32,7 +39,8 @@ class Workers:
                 )
             storage = _fsm_of(bot).storage
         self._given = storage
-        if storage is None:
+        if storage is None or storage == "memory://":
+            # One memory for all workers: memory of their own would be empty after a restart.
             clock = clock or Clock()
             storage = MemoryStorage(clock=clock)
         if isinstance(storage, Storage):
@@ -41,7 +49,9 @@ class Workers:
             clock = storage.clock if isinstance(storage.clock, Clock) else None
         self.clock: Clock | None = clock
         self._storage = storage
-        self._show: Callable[[dict[str, Any]], Any] | None = None
+        self._show: Send | None = None
+        #: Kill the bot at the next update or timer: before its commit, or after it.
+        self._kill: str | None = None
         self._count = count
         self._turn = 0
         self._make = None if isinstance(bot, Router) else _checked(bot)
@@ -51,21 +61,73 @@ class Workers:
     def fsm(self) -> FSM:
         return _fsm_of(self._routers[0])
 
+    def now(self) -> float:
+        """Return the time of the storage's clock."""
+        return time.time() if self.clock is None else self.clock()
+
     def next(self) -> Router:
         self._turn += 1
         return self._routers[self._turn % len(self._routers)]
 
+    async def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
+        """Handle an update with the next worker, and return the calls to make; none if the bot is killed."""
+        router = self.next()
+        if self._kill is None:
+            return await router.handle(update)
+        after_commit = self._kill == "after commit"
+        try:
+            await _handle_until_killed(router, update, after_commit=after_commit)
+        finally:
+            self._kill = None
+        await self.restart(None)
+        return []
+
+    def kill_next(self, when: str) -> None:
+        """Kill the bot at the next update or timer."""
+        if self._make is None:
+            raise UsageError("kill_next() needs a function that makes the router: Chat(make_router), not Chat(router)")
+        self._kill = when
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clocks of the storages. A memory that uses the system clock gets a clock of its own."""
+        clocks = [] if self.clock is None else [self.clock]
+        for router in self._routers:
+            storage = _fsm_of(router).storage
+            if isinstance(storage, MemoryStorage) and storage.clock is None:
+                storage.use_clock(Clock(time.time()))
+            if isinstance(storage.clock, Clock) and storage.clock not in clocks:
+                clocks.append(storage.clock)
+        if not clocks:
+            raise UsageError("this storage uses the system clock; create it with clock=stepwell.testing.Clock()")
+        self.clock = clocks[0]
+        for clock in clocks:
+            clock.advance(seconds)
+
     async def tick(self) -> None:
         """Fire the due timers of every worker."""
-        for router in self._routers:
-            await _fsm_of(router).tick()
+        if self._kill != "before commit":
+            try:
+                for router in self._routers:
+                    await _fsm_of(router).tick()
+            except Killed:
+                pass
+            else:
+                return
+        self._kill = None
+        await self.restart(None)
 
-    def show_timers(self, show: Callable[[dict[str, Any]], Any]) -> None:
+    async def _show_or_die(self, call: dict[str, Any]) -> None:
+        if self._kill == "after commit":
+            raise Killed
+        assert self._show is not None
+        await self._show(call)
+
+    def show_timers(self, show: Send) -> None:
         """Call ``show`` with each call of a timer, before the bot's own ``send``, if any."""
         self._show = show
         for router in self._routers:
             fsm = _fsm_of(router)
-            fsm.send = _shown(show, fsm.send)
+            fsm.send = _shown(self._show_or_die, fsm.send)
             fsm.expect_ticks()
 
     async def restart(self, make: MakeRouter | None) -> None:
@@ -92,7 +154,7 @@ class Workers:
                 raise InvalidOption(f"Chat(make_router): the function must return a Router, got {router!r}")
             fsm = _fsm_of(router)
             if self._show is not None:
-                fsm.send = _shown(self._show, fsm.send)
+                fsm.send = _shown(self._show_or_die, fsm.send)
                 fsm.expect_ticks()
         return routers
 
@@ -102,9 +164,22 @@ class Workers:
         return open_storage(self._storage, **({} if self.clock is None else {"clock": self.clock}))
 
 
-def _shown(show: Callable[[dict[str, Any]], Any], own: Any) -> Callable[[dict[str, Any]], Awaitable[None]]:
+async def _handle_until_killed(router: Router, update: dict[str, Any], *, after_commit: bool) -> None:
+    """Handle an update as ``Router.handle`` does, until the process ends: before its commit, or before it answers."""
+    conversation = Conversation(_fsm_of(router), update, collects=True, enters=True)
+    try:
+        async with conversation as ctx:
+            if not ctx.duplicate:
+                await router._run(conversation, ctx)
+            if not after_commit:
+                raise Killed
+    except Killed:
+        pass
+
+
+def _shown(show: Send, own: Send | None) -> Send:
     async def send(call: dict[str, Any]) -> None:
-        show(call)
+        await show(call)
         if own is not None:
             await own(call)
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
-from stepwell.playground.botapi.messages import deliver, text_of
+from stepwell.playground.botapi.messages import deliver
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.botapi.texts import text_of
 
 __all__ = ["METHODS"]
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.playground.botapi import entities
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.keyboards import markup_of
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.botapi.texts import text_of
 from stepwell.playground.botapi.world import Room
 
 __all__ = ["METHODS", "deliver"]
-
-MAX_TEXT, MAX_CAPTION = 4096, 1024
-#: Before the formatting is parsed.
-MAX_RAW_TEXT = 64 * 1024
 
 
 def deliver(call: Call, **content: Any) -> dict[str, Any]:
@@ -40,27 +36,6 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
     elif markup is not None:
         room.keyboard = None if markup.get("remove_keyboard") else markup
     return call.world.post(room, call.bot.user, **content)
-
-
-def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
-    """Return the checked text of a call and its entities."""
-    given = params.objects(listed)
-    if not all(type(entity.get(name)) is int for entity in given for name in ("offset", "length")):
-        raise bad_request(f"can't parse {listed}: offset and length are numbers")
-    # The message limit counts the parsed text; this one bounds the work of parsing.
-    if len(params.text(name)) > MAX_RAW_TEXT:
-        raise bad_request("message is too long" if name == "text" else "message caption is too long")
-    text, formatted = (
-        (params.text(name), given) if given else entities.parse_text(params.text(name), params.text("parse_mode"))
-    )
-    if entities.utf16_length(text) > (MAX_TEXT if name == "text" else MAX_CAPTION):
-        raise bad_request("message is too long" if name == "text" else "message caption is too long")
-    if not text.strip():
-        if name == "text":
-            raise bad_request("message text is empty")
-        return {}
-    every = sorted([*formatted, *entities.find_entities(text)], key=lambda entity: entity["offset"])
-    return {name: text, **({listed: every} if every else {})}
 
 
 def send_message(call: Call) -> dict[str, Any]:
