@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.botfile import load_router
+from stepwell.botfile import defines_router, load_router
 from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
 
@@ -170,3 +170,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "bot.txt").write_text("")
     with pytest.raises(UsageError, match=r"bot\.txt is not a Python file"):
         load_router(tmp_path / "bot.txt")
+
+
+BOTS = sorted(path for path in (ROOT / "examples").glob("*.py") if defines_router(path))
+
+
+def test_some_examples_are_bots() -> None:
+    assert {"registration.py", "shop.py", "both_halves.py"} <= {path.name for path in BOTS}
+
+
+@pytest.mark.parametrize("path", BOTS, ids=lambda path: path.stem)
+async def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        arguments = ("run", str(path), "--api", api.url, "--storage", f"sqlite:///{tmp_path}/bot.db")
+        async with command(*arguments, folder=tmp_path, BOT_TOKEN=bot.token, PYTHONPATH=f"{ROOT}:{ROOT}/src") as run:
+            await run.until("Ctrl-C stops it.")
+            assert await run.stop() == 0

@@ -69,9 +69,9 @@ async def run_polling(
         me = await client.call("getMe")
         with sender_for_timers(router, poller.sender):
             async with router.fsm:
-                if on_start is not None:
-                    on_start(me)
                 with _signals(poller):
+                    if on_start is not None:
+                        on_start(me)
                     await poller.run()
     finally:
         if own:
