@@ -15,8 +15,9 @@ import pydantic
 import pytest
 
 from stepwell.errors import InvalidOption, TransitionError, UnknownFlowError, UsageError
-from stepwell.fsm import FSM, Context, Flow, Form, Router, command, fsm_flow, state, text
+from stepwell.fsm import FSM, Context, Flow, Form, Router, callback, command, fsm_flow, keyboard, state, text
 from stepwell.testing import Chat
+from tests.backends import Backend
 
 
 class Size(Enum):
@@ -199,11 +200,54 @@ async def test_a_text_is_read_by_the_type_of_its_field(name: str, typed: str, va
     assert type(record.data[name]) is type(value)
 
 
+async def test_the_answers_of_every_type_survive_the_storage(backend: Backend) -> None:
+    done = Done()
+    chat = Chat(bot(Form(Everything, name="all", command="all", on_done=done)), storage=backend.storage())
+    answers = dict(reversed([(name, (typed, value)) for name, typed, value in GOOD]))
+    await chat.send("/all")
+    for name in Everything.__struct_fields__:
+        await chat.send(answers[name][0])
+    await chat.press("Confirm")
+    assert done.values == [Everything(**{name: answers[name][1] for name in Everything.__struct_fields__})]
+
+
+async def test_a_form_that_a_button_of_the_bot_starts_leaves_the_message_of_that_button() -> None:
+    form = Form(Applicant, name="signup")
+
+    def make_router(storage: Any) -> Router:
+        router = Router(FSM("bot", storage=storage, flows=[form.flow]))
+        router.include(form.router)
+
+        @router.on(command("start"))
+        async def start(ctx: Context) -> None:
+            ctx.answer("Menu", reply_markup=keyboard([["Sign up"]]))
+
+        @router.on(callback("Sign up"))
+        async def sign_up(ctx: Context) -> None:
+            form.start(ctx)
+
+        return router
+
+    chat = Chat(make_router)
+    await chat.send("/start")
+    assert await chat.press("Sign up") == ["Name?"]
+    assert await chat.press("Cancel") == ["Cancelled."]
+    assert [message["text"] for message in chat.messages] == ["/start", "Menu", "Cancelled."]
+
+
 async def test_a_message_without_a_text_is_refused() -> None:
     form, _ = person_form()
     chat = Chat(bot(form))
     await chat.send("/register")
     assert await chat.send(photo=[{"file_id": "x"}]) == ["Please send a text."]
+    assert await chat.send(" ") == ["Please send a text."]
+
+
+async def test_a_parser_that_raises_refuses_the_text() -> None:
+    form, _ = person_form(parse={"name": lambda text: {"a": "Alice"}[text] if text == "a" else str(int(text))})
+    chat = Chat(bot(form))
+    assert await sent(chat, "/register", "b") == "This is not a valid answer."
+    assert await chat.send("a") == ["Your email, Alice?"]
 
 
 async def test_a_pydantic_model_validates_its_fields() -> None:
@@ -212,7 +256,7 @@ async def test_a_pydantic_model_validates_its_fields() -> None:
     chat = Chat(bot(form))
     await chat.send("/account")
     assert await chat.send("ab") == ["This is not a valid answer. String should have at least 3 characters"]
-    assert await chat.send("admin") == ["This is not a valid answer. Value error, this name is taken"]
+    assert await chat.send("admin") == ["This is not a valid answer. this name is taken"]
     assert await chat.send("alice") == ["Link?"]
     assert "not a valid answer" in (await chat.send("nowhere"))[0]
     assert await chat.send("https://example.com") == ["Born?"]
@@ -354,9 +398,11 @@ async def test_an_older_summary_cannot_be_confirmed() -> None:
     older = chat.last
     await chat.send("/back")
     await chat.send("42")
-    assert await chat.press("Confirm", on=older) == []
-    assert chat.calls[-1]["text"] == "This button is outdated."
-    await chat.press("Confirm")
+    (shown,) = await chat.press("Confirm", on=older)
+    assert chat.calls[-2]["text"] == "This button is outdated."
+    assert shown == chat.last
+    assert done.values == []
+    await chat.press("Confirm", on=shown)
     assert [value.age for value in done.values] == [42]
 
 
@@ -420,12 +466,34 @@ async def test_a_model_that_refuses_the_whole_explains_it() -> None:
     done = Done()
     chat = Chat(bot(Form(Range, name="range", command="range", on_done=done)))
     await sent(chat, "/range", "5", "3")
-    assert await chat.press("Confirm") == ["The low end is above the high end."]
+    assert await chat.press("Confirm") == [
+        "The low end is above the high end.\n\nPlease check your answers:\n\nLow: 5\nHigh: 3"
+    ]
     await chat.press("Edit")
     await chat.press("Low")
     await chat.send("1")
     await chat.press("Confirm")
     assert done.values == [Range(1, 3)]
+
+
+async def test_a_validator_of_the_whole_pydantic_model_explains_itself() -> None:
+    class Trip(pydantic.BaseModel):
+        start: dt.date
+        end: dt.date
+
+        @pydantic.model_validator(mode="after")
+        def _in_order(self) -> Trip:
+            if self.start > self.end:
+                raise ValueError("The trip ends before it starts.")
+            return self
+
+    done = Done()
+    chat = Chat(bot(Form(Trip, name="trip", command="trip", on_done=done, confirm=False)))
+    await sent(chat, "/trip", "2026-05-02", "2026-05-01")
+    assert chat.last == "The trip ends before it starts.\n\nEnd?"
+    assert await chat.send("/back") == ["Start?"]
+    await sent(chat, "2026-05-01", "2026-05-03")
+    assert done.values == [Trip(start=dt.date(2026, 5, 1), end=dt.date(2026, 5, 3))]
 
 
 async def test_known_fields_are_not_asked_for() -> None:
@@ -561,6 +629,26 @@ async def test_a_release_may_add_and_remove_fields() -> None:
     assert done.values == [New("Alice", "Germany")]
 
 
+async def test_a_field_that_a_release_adds_is_asked_for_in_the_summary() -> None:
+    @dataclass
+    class Short:
+        name: str
+
+    @dataclass
+    class Longer:
+        name: str
+        city: str
+
+    done = Done()
+    chat = Chat(bot(Form(Short, name="longer", command="go")))
+    await sent(chat, "/go", "Alice")
+    await chat.restart(bot(Form(Longer, name="longer", command="go", on_done=done)))
+    assert await chat.press("Confirm") == ["City?"]
+    await chat.send("Berlin")
+    await chat.press("Confirm")
+    assert done.values == [Longer("Alice", "Berlin")]
+
+
 @dataclass
 class Odd:
     items: list[str]
@@ -577,6 +665,7 @@ class Wrong:
         (lambda: Form(dict, name="x"), "Form\\(\\) takes a dataclass, msgspec Struct or pydantic model"),
         (lambda: Form(Applicant, name=""), "the name must have 1 to 32 bytes"),
         (lambda: Form(Applicant, name="x" * 33), "the name must have 1 to 32 bytes"),
+        (lambda: Form(Applicant, name="a:b"), "and no colon"),
         (lambda: Form(Applicant, name="x", ask={"nmae": "?"}), "ask= has 'nmae'.*did you mean 'name'"),
         (lambda: Form(Applicant, name="x", ask={"name": 1}), "takes a text or a def function"),  # type: ignore[dict-item]
         (lambda: Form(Applicant, name="x", validate={"mail": print}), "did you mean 'email'"),

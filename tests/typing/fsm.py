@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypedDict, assert_type
 
-from stepwell.fsm import FSM, Context, Filter, Flow, Router, Update, command, fsm_state, keys, state, text
+from stepwell.fsm import FSM, Context, Filter, Flow, Form, Router, Update, command, fsm_state, keys, state, text
 
 
 class RegistrationData(TypedDict):
@@ -80,3 +80,17 @@ async def in_a_block() -> None:
     fsm.handle_sync({}, with_a_plain_context, key=("job", 5))
     async for entry in fsm.find(flow=Registration, state=Registration.get_age):
         assert_type(entry.tags, tuple[str, ...])
+
+
+async def ordered(ctx: Context, order: Order) -> None:
+    ctx.answer(order.item)
+
+
+async def registered(ctx: Context, name: str) -> None: ...
+
+
+form = Form(Order, name="order", ask={"item": lambda ctx: ctx.text or "What?"}, on_done=ordered)
+assert_type(form, Form[Order])
+assert_type(form.router, Router)
+Form(Order, name="order", on_done=registered)  # type: ignore[arg-type]
+Form(Order, name="order", strings=lambda ctx, string: None if ctx.flow else string)

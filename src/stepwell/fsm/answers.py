@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from stepwell.codec.json import WrongType, convert
-from stepwell.errors import InvalidOption
+from stepwell.errors import FieldError, InvalidOption
 from stepwell.fsm import typed
 
 __all__ = ["Choice", "Question", "fields_of", "questions_of"]
@@ -73,6 +73,8 @@ def questions_of(model: type, names: tuple[str, ...] | None, parsed: Mapping[str
     """Return the questions for these fields of a model, or for all. Fields in ``parsed`` may have any type."""
     fields = fields_of(model)
     asked = tuple(fields) if names is None else names
+    if not asked:
+        raise InvalidOption(f"{model.__name__} has no fields to ask for")
     missing = [name for name, field in fields.items() if field.required and name not in asked]
     if missing:
         raise InvalidOption(f"{model.__name__}.{missing[0]} has no default, so the form must ask for it")
@@ -90,6 +92,12 @@ def _question(model: type, name: str, field: typed.DataField, parsed: bool) -> Q
     default: Callable[[], Any] | None = None
     if not field.required:
         default = _default(model, name)
+        try:
+            typed.check_field("form", model, name, default())
+        except FieldError as error:
+            raise InvalidOption(
+                f"the default of {model.__name__}.{name} does not fit its type: {error.problem}"
+            ) from error
     elif nullable:
         default = _nothing
     return Question(

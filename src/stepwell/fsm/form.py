@@ -5,16 +5,14 @@ It uses only flows, routers, filters and keyboards, as a form of your own would.
 
 from __future__ import annotations
 
-import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import Enum
 from hashlib import blake2s
-from types import MappingProxyType, new_class
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from types import new_class
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from stepwell import _portal
 from stepwell.codec import ensure_registered
@@ -25,20 +23,14 @@ from stepwell.fsm.context import Context
 from stepwell.fsm.flow import Flow, state
 from stepwell.fsm.keyboards import DATA_LIMIT, button, keyboard
 from stepwell.fsm.router import Router
+from stepwell.fsm.wording import STRINGS, TEXT_LIMIT, Strings, Text, Wording, check_names
 
 __all__ = ["Form"]
 
 T = TypeVar("T")
-#: A text, or a ``def`` function of the context that returns one.
-Text: TypeAlias = str | Callable[[Context[Any]], str]
-#: Replacements for the strings of a form: by id, or a function of the context and the id. ``None`` keeps the default.
-Strings: TypeAlias = Mapping[str, str] | Callable[[Context[Any], str], str | None]
-
 CONFIRM = "confirm"
 #: The longest name of a form, so that button data has room for a field and a choice.
 NAME_LIMIT = 32
-#: Characters of a value in the summary, and of a message.
-VALUE_LIMIT, TEXT_LIMIT = 200, 4096
 #: Characters of the buttons in one row.
 ROW_LIMIT = 24
 
@@ -62,8 +54,9 @@ class Form(Generic[T]):
       their order; the default is all.
     - ``on_done(ctx, value)``: gets the object after the user has confirmed the summary, when the flow has ended. With
       ``confirm=False`` there is no summary.
-    - ``validate``: a function ``(ctx, value)`` for a field. It returns ``False`` or raises ``ValueError`` with a text
-      for the user if it refuses the value. ``parse``: a function of the text that returns the value, or raises so.
+    - ``validate``: a function ``(ctx, value)`` for a field. It returns ``False``, or raises ``ValueError`` with a text
+      for the user, to refuse a value. ``parse``: a function of the text that returns the value, or raises
+      ``ValueError``.
     - ``command``: the command that starts the form. Without it, a handler calls ``form.start(ctx)``.
     - ``idle``: seconds without an update after which ``on_idle(ctx)`` is called; the default repeats the question.
     - ``strings``: replacements for texts, see ``Form.STRINGS``. A question, a label, a choice and the answer to bad
@@ -73,36 +66,7 @@ class Form(Generic[T]):
     """
 
     #: The texts by id.
-    STRINGS: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "question": "{label}?",
-            "summary": "Please check your answers:\n\n{answers}",
-            "answer": "{label}: {value}",
-            "none": "-",
-            "which": "Which answer do you want to change?",
-            "done": "Thank you.",
-            "cancelled": "Cancelled.",
-            "reminder": "Are you still there? {question}",
-            "yes": "Yes",
-            "no": "No",
-            "skip": "Skip",
-            "back": "Back",
-            "cancel": "Cancel",
-            "confirm": "Confirm",
-            "edit": "Edit",
-            "first": "This is the first question.",
-            "required": "This question needs an answer.",
-            "outdated": "This button is outdated.",
-            "bad_text": "Please send a text.",
-            "bad_value": "This is not a valid answer. {problem}",
-            "bad_int": "Please send a whole number, such as 42.",
-            "bad_number": "Please send a number, such as 3.5.",
-            "bad_date": "Please send a date, such as 2026-12-31.",
-            "bad_datetime": "Please send a date and time, such as 2026-12-31 18:30.",
-            "bad_time": "Please send a time, such as 18:30.",
-            "bad_choice": "Please choose one of the buttons.",
-        }
-    )
+    STRINGS: ClassVar[Mapping[str, str]] = STRINGS
 
     def __init__(
         self,
@@ -120,27 +84,27 @@ class Form(Generic[T]):
         on_idle: Callable[[Context[Any]], Any] | None = None,
         strings: Strings | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name or len(name.encode()) > NAME_LIMIT:
-            raise InvalidOption(f"Form(name={name!r}): the name must have 1 to {NAME_LIMIT} bytes")
+        if not isinstance(name, str) or not name or len(name.encode()) > NAME_LIMIT or ":" in name:
+            raise InvalidOption(f"Form(name={name!r}): the name must have 1 to {NAME_LIMIT} bytes, and no colon")
         self.model: type[T] = model
         self.name: str = name
-        self._ask = dict(ask or {})
         self._on_done = on_done
         self._validate = dict(validate or {})
         self._parse = dict(parse or {})
         self._confirm = confirm
-        self._strings: Strings = {} if strings is None else strings
         chosen = None if fields is None else tuple(fields)
+        asked = dict(ask or {})
         known = fields_of(model)
-        for option, given in (
-            ("fields", chosen or ()), ("ask", self._ask), ("validate", self._validate), ("parse", self._parse)
-        ):  # fmt: skip
-            _check_names(option, given, known)
+        check_names("fields", chosen or (), known)
+        check_names("ask", asked, known)
+        for option, functions in (("validate", self._validate), ("parse", self._parse)):
+            check_names(option, functions, known)
+            for field, function in functions.items():
+                if not callable(function):
+                    raise InvalidOption(f"{option}={{{field!r}: ...}} takes a function, got {function!r}")
         self._questions = {each.name: each for each in questions_of(model, chosen, self._parse)}
-        if not self._questions:
-            raise InvalidOption(f"{model.__name__} has no fields to ask for")
+        self._wording = Wording(self._questions, asked, {} if strings is None else strings)
         self._actions = self._named_actions()
-        self._check_functions()
         for question in self._questions.values():
             if isinstance(question.kind, type) and issubclass(question.kind, Enum):
                 ensure_registered(question.kind, f"{name}.{question.kind.__name__}")
@@ -171,10 +135,7 @@ class Form(Generic[T]):
     def cancel(self, ctx: Context[Any]) -> None:
         """End the form without a result."""
         ctx.clear_flow()
-        if ctx.update.callback_id is not None:
-            ctx.edit(self._text(ctx, "cancelled"))
-        else:
-            ctx.answer(self._text(ctx, "cancelled"))
+        self._answer(ctx, (self._wording.text(ctx, "cancelled"), None))
 
     # Handlers
 
@@ -185,24 +146,25 @@ class Form(Generic[T]):
         """Handle a message in the flow."""
         question = self._question(ctx)
         if question is None:
-            self.repeat(ctx) if ctx.state == CONFIRM else await self._go_on(ctx)
-        elif ctx.text is None:
+            # The summary again, or the next question if a release has changed the fields.
+            await self._go_on(ctx)
+        elif ctx.text is None or not ctx.text.strip():
             self._refuse(ctx, question, "bad_text")
         else:
             await self._read(ctx, question, ctx.text.strip())
 
     async def _read(self, ctx: Context[Any], question: Question, text: str) -> None:
+        """Read the value of an answer from its text."""
         value: Any
         bad: str | None = None
         if question.name in self._parse:
             try:
                 value = self._parse[question.name](text)
-            except ValueError as error:
-                self._refuse(ctx, question, "bad_value", problem=str(error))
-                return
+            except ValueError:
+                bad = "bad_value"
         elif question.choices:
-            found = [each for each in question.choices if text.casefold() in self._names(ctx, question, each)]
-            value, bad = (found[0].value, None) if found else (text, "bad_choice")
+            choice = self._wording.chosen(ctx, question, text)
+            value, bad = ("", "bad_choice") if choice is None else (choice.value, None)
         else:
             value, bad = question.read(text)
         if bad is not None:
@@ -215,7 +177,7 @@ class Form(Generic[T]):
         try:
             typed.check_field(self.name, self.model, question.name, value)
         except FieldError as error:
-            self._refuse(ctx, question, "bad_value", problem=error.problem.replace("`", ""))
+            self._refuse(ctx, question, "bad_value", error.problem)
             return
         validate = self._validate.get(question.name)
         if validate is not None:
@@ -247,7 +209,7 @@ class Form(Generic[T]):
             ctx.set_state(CONFIRM)
             self.repeat(ctx)
         elif previous is None:
-            self._answer(ctx, (self._text(ctx, "first"), self._shown(ctx)[1]))
+            self._answer(ctx, (self._wording.text(ctx, "first"), self._shown(ctx)[1]))
         else:
             del ctx.data[previous]
             ctx.set_state(_state_of(previous))
@@ -267,10 +229,14 @@ class Form(Generic[T]):
         """Handle a button of this form."""
         data = ctx.update.callback_data or ""
         action = self._actions.get(data)
-        if ctx.flow == self.name and data == self._confirm_data(ctx):
+        confirms = data.startswith(self._data("", "confirm:")) and self._is_current(ctx, Action("confirm", None))
+        if confirms and data == self._confirm_data(ctx):
             action = Action("confirm", None)
         if action is None or not self._is_current(ctx, action):
-            ctx.answer_callback(self._text(ctx, "outdated"))
+            ctx.answer_callback(self._wording.text(ctx, "outdated"))
+            if confirms:
+                # An older summary becomes the present one.
+                await self._go_on(ctx)
             return
         ctx.answer_callback()
         question = action.question
@@ -285,7 +251,7 @@ class Form(Generic[T]):
         elif action.name == "confirm":
             await self._finish(ctx)
         elif action.name == "edit":
-            self._answer(ctx, (self._text(ctx, "which"), self._field_buttons(ctx)))
+            self._answer(ctx, (self._wording.text(ctx, "which"), self._field_buttons(ctx)))
         elif action.name == "change" and question is not None:
             ctx.set_state(_state_of(question.name))
             self.repeat(ctx)
@@ -294,31 +260,40 @@ class Form(Generic[T]):
 
     async def _finish(self, ctx: Context[Any]) -> None:
         """Make the object, end the flow, and call ``on_done``."""
-        summary = self._summary(ctx)
+        summary = self._wording.summary(ctx)
         try:
             value = ctx.data_as(self.model)
         except IncompleteData as error:
             if error.missing:
                 # A release has added the field.
                 await self._go_on(ctx)
-                return
-            self._answer(ctx, ("\n".join(error.wrong.values()), self._shown(ctx)[1]))
+            else:
+                self._explain(ctx, "\n".join(map(_plain, error.wrong.values())))
             return
         except ValueError as error:
-            self._answer(ctx, (str(error), self._shown(ctx)[1]))
+            self._explain(ctx, str(error))
             return
         ctx.clear_flow()
-        if ctx.update.callback_id is not None:
+        if self._is_pressed(ctx):
             # Removes the buttons.
             ctx.edit(summary)
         if self._on_done is None:
-            ctx.answer(self._text(ctx, "done"))
+            ctx.answer(self._wording.text(ctx, "done"))
         else:
             await _portal.call(self._on_done, ctx, value)
 
+    def _explain(self, ctx: Context[Any], problem: str) -> None:
+        """Show why the model refuses the answers, above the summary or the last question."""
+        question = self._question(ctx)
+        if question is not None:
+            # Without a summary, the last question is open again.
+            del ctx.data[question.name]
+        text, buttons = self._shown(ctx)
+        self._answer(ctx, (f"{problem}\n\n{text}", buttons))
+
     async def _remind(self, ctx: Context[Any]) -> None:
         text, buttons = self._shown(ctx)
-        ctx.answer(self._text(ctx, "reminder", question=text)[:TEXT_LIMIT], reply_markup=buttons)
+        ctx.answer(self._wording.text(ctx, "reminder", question=text), reply_markup=buttons)
 
     # The state of the form
 
@@ -357,48 +332,27 @@ class Form(Generic[T]):
         """Return the text and the buttons of the present state."""
         question = self._question(ctx)
         if question is None:
-            return self._summary(ctx), self._summary_buttons(ctx)
-        return self._asked(ctx, question), self._buttons(ctx, question)
+            return self._wording.summary(ctx), self._summary_buttons(ctx)
+        return self._wording.question(ctx, question), self._buttons(ctx, question)
 
-    def _answer(self, ctx: Context[Any], shown: tuple[str, dict[str, Any]]) -> None:
+    def _answer(self, ctx: Context[Any], shown: tuple[str, dict[str, Any] | None]) -> None:
         """Edit the message of a pressed button, or send a message."""
         text, buttons = shown
-        show = ctx.answer if ctx.update.callback_id is None else ctx.edit
-        show(text[:TEXT_LIMIT], reply_markup=buttons)
+        show = ctx.edit if self._is_pressed(ctx) else ctx.answer
+        show(text[:TEXT_LIMIT], **({} if buttons is None else {"reply_markup": buttons}))
 
-    def _refuse(self, ctx: Context[Any], question: Question, string: str, **values: str) -> None:
-        values = {"problem": "", **values}
-        own = self._replaced(ctx, f"bad.{question.name}")
-        text = self._text(ctx, string, **values) if own is None else own.format(**values)
-        self._answer(ctx, (text.strip(), self._buttons(ctx, question)))
+    def _is_pressed(self, ctx: Context[Any]) -> bool:
+        """Return whether the update is a button of this form."""
+        return (ctx.update.callback_data or "").startswith(f"{self.name}:")
 
-    def _asked(self, ctx: Context[Any], question: Question) -> str:
-        own, ask = self._replaced(ctx, f"ask.{question.name}"), self._ask.get(question.name)
-        if own is not None:
-            return own
-        if ask is None:
-            return self._text(ctx, "question", label=self._label(ctx, question.name))
-        return ask if isinstance(ask, str) else ask(ctx)
-
-    def _summary(self, ctx: Context[Any]) -> str:
-        lines = [
-            self._text(ctx, "answer", label=self._label(ctx, name), value=self._value(ctx, question))
-            for name, question in self._questions.items()
-        ]
-        return self._text(ctx, "summary", answers="\n".join(lines))[:TEXT_LIMIT]
-
-    def _value(self, ctx: Context[Any], question: Question) -> str:
-        value = ctx.data.get(question.name)
-        for choice in question.choices:
-            if choice.value == value and type(choice.value) is type(value):
-                return self._choice_label(ctx, question, choice)
-        text = self._text(ctx, "none") if value is None else str(value)
-        return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 1]}…"
+    def _refuse(self, ctx: Context[Any], question: Question, string: str, problem: str = "") -> None:
+        text = self._wording.refusal(ctx, question, string, _plain(problem))
+        self._answer(ctx, (text, self._buttons(ctx, question)))
 
     def _buttons(self, ctx: Context[Any], question: Question) -> dict[str, Any]:
         name = question.name
         choices = [
-            button(self._choice_label(ctx, question, choice), data=self._data(name, f"={choice.key}"))
+            button(self._wording.choice(ctx, question, choice), data=self._data(name, f"={choice.key}"))
             for choice in question.choices
         ]
         moves = ["cancel"]
@@ -406,40 +360,16 @@ class Form(Generic[T]):
             moves.insert(0, "back")
         if question.default is not None:
             moves.insert(0, "skip")
-        controls = [button(self._text(ctx, move), data=self._data(name, move)) for move in moves]
+        controls = [button(self._wording.text(ctx, move), data=self._data(name, move)) for move in moves]
         return keyboard([*_rows(choices), controls])
 
     def _summary_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
-        others = [button(self._text(ctx, each), data=self._data("", each)) for each in ("edit", "cancel")]
-        return keyboard([[button(self._text(ctx, "confirm"), data=self._confirm_data(ctx))], others])
+        others = [button(self._wording.text(ctx, each), data=self._data("", each)) for each in ("edit", "cancel")]
+        return keyboard([[button(self._wording.text(ctx, "confirm"), data=self._confirm_data(ctx))], others])
 
     def _field_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
-        fields = [button(self._label(ctx, name), data=self._data(name, "change")) for name in self._questions]
-        return keyboard([*_rows(fields), [button(self._text(ctx, "back"), data=self._data("", "summary"))]])
-
-    # Texts
-
-    def _replaced(self, ctx: Context[Any], string: str) -> str | None:
-        return self._strings.get(string) if isinstance(self._strings, Mapping) else self._strings(ctx, string)
-
-    def _text(self, ctx: Context[Any], string: str, **values: str) -> str:
-        text = self._replaced(ctx, string)
-        return (self.STRINGS[string] if text is None else text).format(**values)
-
-    def _label(self, ctx: Context[Any], name: str) -> str:
-        label = self._replaced(ctx, f"label.{name}")
-        return name.replace("_", " ").strip().capitalize() if label is None else label
-
-    def _choice_label(self, ctx: Context[Any], question: Question, choice: Choice) -> str:
-        label = self._replaced(ctx, f"choice.{question.name}.{choice.key}")
-        if label is not None:
-            return label
-        return self._text(ctx, choice.key) if question.kind is bool else choice.label
-
-    def _names(self, ctx: Context[Any], question: Question, choice: Choice) -> set[str]:
-        """Return the texts that a user may type instead of pressing a button."""
-        value = choice.value.value if isinstance(choice.value, Enum) else choice.value
-        return {each.casefold() for each in (self._choice_label(ctx, question, choice), choice.key, str(value))}
+        fields = [button(self._wording.label(ctx, name), data=self._data(name, "change")) for name in self._questions]
+        return keyboard([*_rows(fields), [button(self._wording.text(ctx, "back"), data=self._data("", "summary"))]])
 
     # Buttons
 
@@ -451,7 +381,7 @@ class Form(Generic[T]):
 
     def _confirm_data(self, ctx: Context[Any]) -> str:
         """Return the data of the confirm button. It belongs to one summary, so an older summary cannot be confirmed."""
-        return self._data("", f"confirm:{zlib.crc32(self._summary(ctx).encode()):x}")
+        return self._data("", f"confirm:{zlib.crc32(self._wording.summary(ctx).encode()):x}")
 
     def _named_actions(self) -> dict[str, Action]:
         actions = {self._data("", each): Action(each, None) for each in ("edit", "cancel", "summary")}
@@ -499,41 +429,14 @@ class Form(Generic[T]):
         router.on(filters.callback(re.compile(f"^{re.escape(self.name)}:")))(self._pressed)
         return router
 
-    def _check_functions(self) -> None:
-        for name, ask in self._ask.items():
-            if not isinstance(ask, str) and (not callable(ask) or inspect.iscoroutinefunction(ask)):
-                raise InvalidOption(f"ask={{{name!r}: ...}} takes a text or a def function of the context, got {ask!r}")
-        for option, functions in (("validate", self._validate), ("parse", self._parse)):
-            for name, function in functions.items():
-                if not callable(function):
-                    raise InvalidOption(f"{option}={{{name!r}: ...}} takes a function, got {function!r}")
-        for question in self._questions.values():
-            if question.default is not None:
-                try:
-                    typed.check_field(self.name, self.model, question.name, question.default())
-                except FieldError as error:
-                    raise InvalidOption(
-                        f"the default of {self.model.__name__}.{question.name} does not fit its type: {error.problem}"
-                    ) from error
-        if isinstance(self._strings, Mapping):
-            own = [f"{each}.{name}" for name in self._questions for each in ("ask", "label", "bad")]
-            own += [f"choice.{each.name}.{choice.key}" for each in self._questions.values() for choice in each.choices]
-            _check_names("strings", self._strings, [*self.STRINGS, *own])
-        elif not callable(self._strings) or inspect.iscoroutinefunction(self._strings):
-            raise InvalidOption("strings= takes a mapping, or a def function of the context and the id of a string")
-
 
 def _state_of(field: str) -> str:
     return f"ask_{field}"
 
 
-def _check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
-    names = list(known)
-    for name in given:
-        if name not in names:
-            near = get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(names)}"
-            raise InvalidOption(f"{option}= has {name!r}, which the form does not have; {hint}")
+def _plain(problem: str) -> str:
+    """Return a message of msgspec or pydantic without its marks."""
+    return problem.replace("`", "").removeprefix("Value error, ")
 
 
 def _rows(buttons: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
