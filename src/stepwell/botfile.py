@@ -32,7 +32,9 @@ def load_router(path: Path, storage: str | None = None) -> Router:
         made = "router is"
     if not isinstance(router, Router):
         absent = router is None and not callable(make)
-        found = f"{path.name} has no router" if absent else f"{path.name}: {made} a {type(router).__name__}, no Router"
+        found = (
+            f"{path.name} has no router" if absent else f"{path.name}: {made} a {type(router).__name__}, not a Router"
+        )
         raise UsageError(f"{found}; define router = Router(fsm), or make_router(storage) that returns one")
     if router.fsm is None:
         raise UsageError(f"the router of {path.name} has no machine; write Router(fsm)")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import aiogram.methods as aiogram_methods
 import pytest
 
 from stepwell import MemoryStorage
@@ -87,6 +88,12 @@ async def test_unknown_methods_and_new_parameters_are_passed_on() -> None:
     calls = await router_with(handler).handle(message())
     assert calls[0]["brand_new_option"] == 1
     assert len(calls) == 2 + len(PARAMETERS)
+
+
+@pytest.mark.parametrize("method", PARAMETERS)
+def test_all_parameters_of_a_method_are_known(method: str) -> None:
+    fields = getattr(aiogram_methods, method[0].upper() + method[1:]).model_fields
+    assert {field.alias or name for name, field in fields.items()} <= PARAMETERS[method]
 
 
 async def test_an_answer_that_is_no_text_is_refused() -> None:

@@ -144,8 +144,8 @@ async def test_several_workers_need_a_shared_storage(tmp_path: Path) -> None:
     ("code", "env", "error"),
     [
         ("x = 1", {"BOT_TOKEN": "1:a"}, "bot.py has no router; define router = Router(fsm), or make_router(storage)"),
-        ("router = 1", {"BOT_TOKEN": "1:a"}, "bot.py: router is a int, no Router"),
-        ("def make_router(storage): return 1", {}, "bot.py: make_router(storage) returned a int, no Router"),
+        ("router = 1", {"BOT_TOKEN": "1:a"}, "bot.py: router is a int, not a Router"),
+        ("def make_router(storage): return 1", {}, "bot.py: make_router(storage) returned a int, not a Router"),
         ("from stepwell.fsm import Router\nrouter = Router()", {}, "the router of bot.py has no machine"),
         (BOT, {}, "no bot token was found"),
         (BOT, {"BOT_TOKEN": "secret"}, "does not have the form of a bot token"),

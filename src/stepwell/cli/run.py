@@ -21,7 +21,7 @@ from stepwell.fsm import Router
 
 __all__ = ["reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
 
-#: The port of a webhook.
+#: The default port of a webhook.
 PORT = 8080
 
 #: Seconds between two checks of the bot's files.
@@ -50,7 +50,7 @@ def run(file: str, *, storage: str | None, api: str | None) -> int:
 def run_webhook(
     file: str, *, storage: str | None, api: str | None, url: str, host: str, port: int | None, workers: int
 ) -> int:
-    """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn takes the place of this process."""
+    """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn replaces this process."""
     from stepwell.telegram import BotClient, find_token
     from stepwell.telegram.client import TELEGRAM
 

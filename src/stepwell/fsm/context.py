@@ -353,6 +353,8 @@ class Context(Generic[Data]):
                 "edit() changes the message whose button was pressed, and this update has none; use answer(), or "
                 "call('editMessageText', chat_id=..., message_id=..., text=...)"
             )
+        if not isinstance(text, str):
+            raise _no_text("edit", text)
         if update.business_connection_id is not None:
             message["business_connection_id"] = update.business_connection_id
         self.call("editMessageText", **{**message, "text": text, **params})

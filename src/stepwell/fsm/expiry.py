@@ -3,8 +3,8 @@
 A storage hides an expired record, and any process that sweeps removes it. A machine with ``on_expired`` therefore keeps
 the time of expiry in the head of the record, and gives the storage a deadline at that time and a much later expiry. An
 expired conversation becomes an entry in the head, in one write: when a worker finds the deadline, or when the next
-update comes first. A worker with ``on_expired`` calls it for each entry and then removes the entry. Meanwhile the entry
-says when another worker may do so.
+update comes first. A worker with ``on_expired`` calls it for each entry and then removes the entry. Each entry has the
+time from which another worker may do so, in case this worker dies.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_waiting(slot: Slot) -> bool:
 
 
 def is_over(entry: Entry, now: float) -> bool:
-    """Return whether a listed record has expired, or only keeps what is not handed over or sent yet."""
+    """Return whether a listed record has expired, or has nothing but expired conversations and unsent calls."""
     try:
         place = entry.place
         if (place.expired or place.outbox) and place.flow is None and place.state is None:
@@ -132,7 +132,11 @@ def _make_entry(slot: Slot) -> None:
     place = slot.place
     entries = (*place.expired, (place.times[0], place.flow, place.state, float(slot.now)))
     if len(entries) > MOST_ENTRIES:
-        logger.warning("no worker has handed over %d expired conversations at %s", len(entries), slot.address.text)
+        logger.warning(
+            "%s has more than %d expired conversations that no worker has passed to on_expired; the oldest is dropped",
+            slot.address.text,
+            MOST_ENTRIES,
+        )
     slot.delete()
     slot.place = slot.place._replace(expired=entries[-MOST_ENTRIES:])
 
@@ -162,6 +166,7 @@ async def hand_over(fsm: Machine, key: Any, entries: tuple[Any, ...]) -> None:
         slot.place = place._replace(expired=left)
         if not left and place.flow is None and place.state is None and not slot.data:
             slot.delete()
+        # schedule() reads the times from the storage unless the head has some.
         slot.place = slot.place._replace(times=slot.place.times or (None, None))
         deadline, expiry = schedule(slot, KEEP, KEEP)
         await slot.commit(deadline=deadline, expiry=expiry)

@@ -40,11 +40,11 @@ class Unsent(NamedTuple):
 
 
 def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent | None:
-    """Add calls to a held record, to be written by its next commit. Return what to deliver after it."""
+    """Add calls to a held record, to be written by its next commit. Return the calls to deliver after that commit."""
     if not calls:
         return None
     if fsm.send is None:
-        logger.warning("answers without an update were dropped; pass send= to FSM or Router, or run the bot")
+        logger.warning("answers without an update were dropped; pass send= to FSM or Router, or use run_polling()")
         return None
     if type(fsm.storage).due is Storage.due:
         # This storage cannot find records by deadline, so another worker would never find the entry.
@@ -97,7 +97,7 @@ async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
 
 
 async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
-    """Send calls in order, and return those that are left because one could not be sent now."""
+    """Send calls in order. Return the unsent calls if one cannot be sent now."""
     attempts = MOST_ATTEMPTS if unsent.entry is None else unsent.entry[1]
     calls = list(unsent.calls)
     send = fsm.send
@@ -123,7 +123,7 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
 
 
 async def _replace(slot: Slot, entry: Entry, left: list[dict[str, Any]], *, keep: bool = False) -> None:
-    """Replace an entry by its calls that are left, and write."""
+    """Replace an entry by its unsent calls, or remove it if there are none, and write."""
     place = slot.place
     if entry not in place.outbox:
         return
@@ -132,7 +132,7 @@ async def _replace(slot: Slot, entry: Entry, left: list[dict[str, Any]], *, keep
     slot.place = place._replace(outbox=outbox)
     if not outbox and place.flow is None and place.state is None and not slot.data:
         slot.delete()
-    # Times that are set make schedule() keep what the head says.
+    # schedule() reads the times from the storage unless the head has some.
     slot.place = slot.place._replace(times=slot.place.times or (None, None))
     deadline, expiry = schedule(slot, KEEP, KEEP)
     await slot.commit(keep=keep, deadline=deadline, expiry=expiry)

@@ -33,7 +33,7 @@ _TARGET = "business_connection_id chat_id message_thread_id direct_messages_topi
 # The last line has older names, which Telegram still accepts.
 _SENT = (
     f"{_TARGET} disable_notification protect_content allow_paid_broadcast message_effect_id suggested_post_parameters "
-    "reply_parameters reply_markup "
+    "reply_parameters reply_markup callback_query_id receiver_user_id ephemeral_message_parameters "
     "reply_to_message_id allow_sending_without_reply"
 )
 _CAPTION = "caption parse_mode caption_entities"
@@ -60,18 +60,20 @@ PARAMETERS: dict[str, frozenset[str]] = {
         f"{_SENT} question question_parse_mode question_entities options is_anonymous type allows_multiple_answers "
         "correct_option_id correct_option_ids explanation explanation_parse_mode explanation_entities open_period "
         "close_date is_closed allows_revoting shuffle_options allow_adding_options hide_results_until_closes "
-        "description description_parse_mode description_entities"
+        "description description_parse_mode description_entities media explanation_media members_only country_codes"
     ),
     "sendDice": _names(f"{_SENT} emoji"),
     "sendChatAction": _names("business_connection_id chat_id message_thread_id action"),
     "copyMessage": _names(f"{_SENT} {_CAPTION} from_chat_id message_id video_start_timestamp show_caption_above_media"),
     "forwardMessage": _names(f"{_SENT} from_chat_id message_id video_start_timestamp"),
-    "editMessageText": _names(f"{_EDITED} text parse_mode entities {_PREVIEW}"),
+    "editMessageText": _names(f"{_EDITED} text parse_mode entities rich_message {_PREVIEW}"),
     "editMessageCaption": _names(f"{_EDITED} {_CAPTION} show_caption_above_media"),
     "editMessageReplyMarkup": _names(_EDITED),
     "deleteMessage": _names("chat_id message_id"),
     "answerCallbackQuery": _names("callback_query_id text show_alert url cache_time"),
-    "answerInlineQuery": _names("inline_query_id results cache_time is_personal next_offset button"),
+    "answerInlineQuery": _names(
+        "inline_query_id results cache_time is_personal next_offset button switch_pm_text switch_pm_parameter"
+    ),
     "setMyCommands": _names("commands scope language_code"),
 }
 

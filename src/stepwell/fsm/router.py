@@ -97,7 +97,7 @@ class Router:
         return inner
 
     def include(self, other: Router) -> None:
-        """Add the handlers of another router here, with those that are added to it later."""
+        """Add the handlers of another router, including handlers that are added to it later."""
         if not isinstance(other, Router):
             raise InvalidOption(f"include() takes a Router, got {other!r}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
@@ -165,7 +165,7 @@ class Router:
             await asyncio.sleep(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
 
     def _find(self, ctx: Context) -> tuple[Route | None, ErrorHandler | None]:
-        """Return the first handler whose filters match, and the error handler that is nearest to it."""
+        """Return the first handler whose filters match, and the error handler of its router or the router around it."""
         for filters, route, on_error in self._flat():
             ctx.match = None
             if all(accepts(ctx) for accepts in filters):

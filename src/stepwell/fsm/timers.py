@@ -97,7 +97,7 @@ class Timers:
             raise Unsupported(type(self._fsm.storage).__name__, what)
 
     def start(self) -> None:
-        """Start polling for deadlines if a flow has timeouts, ``on_expired`` is set, or unsent calls can be sent."""
+        """Start polling for deadlines if a flow has timeouts, or ``on_expired`` or ``send`` is set."""
         if self._needed or (self._fsm.send is not None and type(self._fsm.storage).due is not Storage.due):
             self._due.start()
 
@@ -175,7 +175,7 @@ class Timers:
             # The entries stay and are handed over again.
             return False
         except Exception:
-            # No pause: the entries have their own time of the next call, and a timeout of the record may come first.
+            # No pause: each entry has the time of its next call, and the record may time out before that.
             logger.exception("on_expired failed for %s; it will be called again in %g s", address.text, expiry.RETRY)
             return False
         return True

@@ -39,8 +39,8 @@ class Inbox:
         self._storage = storage
         self._address = storage.address(INBOX, bot)
         self._seal = storage.seal(self._address)
-        #: Ids and checksums of the batch before the start. Telegram sends it again after a crash that came before the
-        #: next request.
+        #: Ids and checksums of the last batch of the previous process. Telegram sends that batch again if the process
+        #: crashed before its next request.
         self._before: dict[str, str] = {}
         #: Ids of finished updates whose parts are not removed yet.
         self._finished: set[str] = set()

@@ -83,7 +83,7 @@ class Webhook:
         self._secret = secret_token.encode()
         self._max_body = max_body
         self._stack: contextlib.AsyncExitStack | None = None
-        #: Deliveries by their content: Telegram repeats a delivery that takes long, or whose response was lost.
+        #: Deliveries by the hash of their content. Telegram repeats a slow delivery, and one whose response was lost.
         self._deliveries: dict[bytes, asyncio.Task[int]] = {}
 
     async def __aenter__(self) -> Webhook:

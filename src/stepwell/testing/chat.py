@@ -224,7 +224,7 @@ class Chat:
 
     @property
     def refused(self) -> list[tuple[dict[str, Any], BotApiError]]:
-        """All calls that were refused for good, with their errors, oldest first."""
+        """All calls that were refused permanently, with their errors, oldest first."""
         return self._telegram.refused
 
     async def record(self) -> State | None:

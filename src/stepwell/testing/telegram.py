@@ -64,7 +64,7 @@ class Telegram:
         self.updates: list[dict[str, Any]] = []
         #: All calls of the bot, in order, refused ones included.
         self.calls: list[dict[str, Any]] = []
-        #: The calls that were refused for good, and their errors.
+        #: The calls that were refused permanently, and their errors.
         self.refused: list[tuple[dict[str, Any], BotApiError]] = []
         #: The private chats whose users have blocked the bot.
         self.blocked: set[int | str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from stepwell.fsm.keyboards import DATA_LIMIT
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
 
@@ -41,7 +42,7 @@ def markup_of(params: Params) -> dict[str, Any] | None:
             if len(actions) != 1:
                 raise bad_request("inline keyboard button must have exactly one action: Text buttons are unallowed")
             data = button.get("callback_data")
-            if data is not None and not 1 <= len(str(data).encode()) <= 64:
+            if data is not None and not 1 <= len(str(data).encode()) <= DATA_LIMIT:
                 raise bad_request("BUTTON_DATA_INVALID")
     elif "keyboard" in markup:
         rows = markup["keyboard"]
