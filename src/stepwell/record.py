@@ -159,7 +159,7 @@ class Change(NamedTuple):
     memo: str | Keep = KEEP
     #: Part name to sealed text; ``None`` deletes the part.
     parts: Mapping[str, str | None] = NOTHING
-    #: The maximal size of all fields and parts after the write, with names, in UTF-8 bytes.
+    #: The maximum size of all fields and parts after the write, with names, in UTF-8 bytes.
     #: A write that makes a record smaller is never refused.
     limit: int = 256 * 1024
 

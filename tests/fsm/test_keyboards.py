@@ -48,7 +48,7 @@ def test_a_reply_keyboard() -> None:
 
 def test_callback_data_is_counted_in_bytes() -> None:
     assert button("A", data="é" * 32)["callback_data"] == "é" * 32
-    with pytest.raises(InvalidOption, match="the data of the button 'A' has 66 bytes, and Telegram takes 64"):
+    with pytest.raises(InvalidOption, match="the data of the button 'A' has 66 bytes, and Telegram accepts at most 64"):
         button("A", data="é" * 33)
 
 

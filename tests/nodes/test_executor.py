@@ -61,7 +61,7 @@ class Away(BatchNode):
 
 
 class Homemade(Executor):
-    """An executor that is no pool of ours: each call runs in a new thread."""
+    """An executor of another kind: each call runs in a new thread."""
 
     def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()

@@ -154,7 +154,7 @@ async def test_an_unknown_question_does_not_count_as_answered(storage: Storage) 
     for wrong in (*never, f"{first.id}x", f"{first.id}.2", "wait:1:r/"):
         with pytest.raises(UsageError) as caught:
             await flow.resume(wrong, "yes")
-        assert str(caught.value) == f"run 'r' has never asked {wrong!r}; it waits for {first.id!r}"
+        assert str(caught.value) == f"run 'r' never had the wait {wrong!r}; it waits for {first.id!r}"
     second = await parked(flow.resume(first.id, 1))
     assert (await parked(flow.resume(first.id, 2))).id == second.id
     await parked(flow.resume(second.id, 1))
@@ -266,7 +266,7 @@ async def test_an_answer_that_post_has_not_failed_on_stays(storage: Storage) -> 
     assert (await flow.status("r")).waits == ()
     with pytest.raises(UsageError, match="waits for no answer"):
         await flow.resume("r", "10")
-    with pytest.raises(UsageError, match="has never asked"):
+    with pytest.raises(UsageError, match="never had the wait"):
         await flow.resume(f"{wait.id}.2", "10")
 
 

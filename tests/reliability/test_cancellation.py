@@ -1,4 +1,4 @@
-"""G12: cancellation leaves no open transaction, no mixed results, and no claim held beyond its lease."""
+"""Cancellation leaves no open transaction, no mixed results, and no claim held beyond its lease."""
 
 from __future__ import annotations
 

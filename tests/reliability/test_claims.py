@@ -1,4 +1,4 @@
-"""G6 and G7: a stale holder cannot write, and no key stays stuck."""
+"""A stale holder cannot write, and no key stays stuck."""
 
 from __future__ import annotations
 

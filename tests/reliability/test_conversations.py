@@ -1,4 +1,4 @@
-"""Conversations in several processes: one update of a key at a time, each update once (G8), killed at any point."""
+"""Conversations in several processes: one update of a key at a time, each update once, killed at any point."""
 
 from __future__ import annotations
 

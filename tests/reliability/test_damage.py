@@ -1,4 +1,4 @@
-"""G11: a damaged record harms only its key: a typed error, a copy in quarantine, and it can be replaced."""
+"""A damaged record harms only its key: a typed error, a copy in quarantine, and it can be replaced."""
 
 from __future__ import annotations
 

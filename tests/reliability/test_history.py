@@ -1,4 +1,4 @@
-"""G1: the operations on one key are linearizable, across tasks and processes."""
+"""The operations on one key are linearizable, across tasks and processes."""
 
 from __future__ import annotations
 

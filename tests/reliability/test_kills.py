@@ -1,4 +1,4 @@
-"""G2 and G4: kill -9 loses no acknowledged write and leaves no partial write."""
+"""``kill -9`` loses no acknowledged write and leaves no partial write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""G3: no acknowledged merge is lost."""
+"""No acknowledged merge is lost."""
 
 from __future__ import annotations
 

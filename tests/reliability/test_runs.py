@@ -1,4 +1,4 @@
-"""G9 and G10: a killed run continues after its last completed node, and only one runner commits."""
+"""A killed run continues after its last completed node, and only one runner commits."""
 
 from __future__ import annotations
 

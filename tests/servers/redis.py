@@ -22,7 +22,7 @@ BUS = 10_000
 
 
 def binary() -> str:
-    """Return the server's program, or raise with a hint what to install."""
+    """Return the server's program, or raise an error that says what to install."""
     named = os.environ.get("STEPWELL_REDIS_SERVER")
     if named:
         return named
@@ -75,7 +75,7 @@ class RedisServer:
         return True
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a blocking client for changes to the server by a test; close it by ``with``."""
+        """Return a blocking client for changes to the server by a test; close it with ``with``."""
         once = Retry(NoBackoff(), 0)
         return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, retry=once, **options)
 

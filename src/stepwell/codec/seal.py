@@ -28,7 +28,7 @@ class Seal:
 
     def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
         self.address: Address = address
-        #: The maximal size of all fields and parts together, and so of each of them.
+        #: The maximum size of all fields and parts together, and so of each of them.
         self.limit: int = limit
         self._limits = limits
         #: Whether records are indexed by state too, not only by flow.

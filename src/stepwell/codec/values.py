@@ -1,7 +1,7 @@
 """Exact encoding of values as JSON text.
 
 Values that JSON represents exactly are plain JSON. Others are a dict with one key that starts with ``$``:
-``{"$tuple": [1, 2]}``, ``{"$decimal": "9.90"}``. A user's dict with such a key, or with a key that is no str, is
+``{"$tuple": [1, 2]}``, ``{"$decimal": "9.90"}``. A user's dict with such a key, or with a key that is not a str, is
 written as ``{"$dict": [[key, value], ...]}``, so that tags are unambiguous.
 """
 
@@ -36,7 +36,7 @@ class DecodeError(StoredDataError):
 
 
 class _RefusedError(Exception):
-    """Internal: the reason of a refusal. ``_locate`` finds the path."""
+    """Internal: the reason for a refusal. ``_locate`` finds the path."""
 
 
 def quote(text: str) -> str:

@@ -22,7 +22,7 @@ def button(text: str, *, data: str | None = None, url: str | None = None) -> dic
     ``data`` has 1 to 64 bytes, and the filter ``callback(data)`` matches it.
     """
     if (data is None) == (url is None):
-        raise InvalidOption(f"button({text!r}) takes data= or url=, one of them")
+        raise InvalidOption(f"button({text!r}) takes either data= or url=")
     action = {"url": url} if data is None else {"callback_data": data}
     return _checked_inline({"text": text, **action})
 
@@ -49,7 +49,7 @@ def reply_keyboard(
     """Return a keyboard of texts for ``reply_markup=``; a pressed button sends its text as a message.
 
     It stays until ``remove_keyboard()``, or with ``one_time`` until a button is pressed. ``placeholder`` is shown in
-    the empty input field. ``params`` are further fields of Telegram's ``ReplyKeyboardMarkup``. A button that asks for
+    the empty input field. ``params`` are further fields of Telegram's ``ReplyKeyboardMarkup``. A button that requests
     something is a dict: ``{"text": "My number", "request_contact": True}``.
     """
     shown = {} if placeholder is None else {"input_field_placeholder": placeholder}
@@ -108,7 +108,7 @@ def _check_data(text: str, data: object) -> None:
     size = len(data.encode())
     if size > DATA_LIMIT:
         raise InvalidOption(
-            f"the data of the button {text!r} has {size} bytes, and Telegram takes {DATA_LIMIT}; "
+            f"the data of the button {text!r} has {size} bytes, and Telegram accepts at most {DATA_LIMIT}; "
             "send an id, and keep the rest in ctx.data"
         )
 
@@ -128,5 +128,5 @@ def _checked_text(given: Any) -> tuple[dict[str, Any], str]:
         raise InvalidOption(f"a button is a text, or button(...), got {given!r}")
     text = given.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(f"the text of a button must be a string that is not empty, got {text!r}")
+        raise InvalidOption(f"the text of a button must be a non-empty string, got {text!r}")
     return dict(given), text

@@ -13,7 +13,7 @@ from stepwell.errors import InvalidOption
 
 __all__ = ["PARAMETERS", "check_parameters"]
 
-#: How similar two names are if one is taken for a misspelling of the other.
+#: The least similarity at which a name counts as a misspelling of another.
 SIMILAR = 0.85
 #: Names that other libraries use, and names that are often expected.
 _MEANT = {

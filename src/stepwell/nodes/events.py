@@ -43,7 +43,7 @@ class Event:
     done: int | None = None
     #: The number of items of the batch, if it is known.
     total: int | None = None
-    #: Seconds since the node or the run started in this process (of the events that end one).
+    #: Seconds since the node or the run started in this process (of events that end a node or run).
     duration: float | None = None
     #: The node, the question and the deadline of the wait (of ``run.parked``).
     parked: Parked | None = None

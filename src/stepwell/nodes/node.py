@@ -36,7 +36,7 @@ class Node(BaseNode, Generic[Prep, Exec]):
             def post(self, shared, text, count):
                 shared["words"] = count
 
-    :param max_retries: the number of attempts of ``exec`` in all, at least 1.
+    :param max_retries: the total number of attempts of ``exec``, at least 1.
     :param wait: seconds between two attempts.
     :param backoff: the factor by which ``wait`` grows with each further attempt.
     :param jitter: the most seconds that are added to each wait, at random.

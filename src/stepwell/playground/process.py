@@ -35,7 +35,7 @@ class BotProcess:
         self.status: str = "ended"
         self.starts: int = 0
         self.exit_code: int | None = None
-        #: The reason of the last start.
+        #: The reason for the last start.
         self.why: str = ""
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self._process: asyncio.subprocess.Process | None = None

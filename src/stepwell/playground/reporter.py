@@ -43,7 +43,7 @@ def install(address: str) -> None:
 
 
 class Reporter:
-    """One connection to the playground, a JSON object a line."""
+    """One connection to the playground, with one JSON object per line."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
         self.events: asyncio.Queue[MachineReady | Committed] = asyncio.Queue()

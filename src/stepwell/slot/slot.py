@@ -88,7 +88,7 @@ class Slot:
         self._wait = wait
         self._lease = lease
         self._seal: Seal = storage.seal(self.address)
-        #: The maximal size of a memo, in bytes of JSON.
+        #: The maximum size of a memo, in bytes of JSON.
         self.memo_limit: int = self._seal.limit
         self._token = ""
         #: The id of the write that last replaced or deleted the record. A commit fails if another write did so since.

@@ -25,7 +25,7 @@ CHECK_EVERY = 0.25
 SOON = 0.15
 #: The lease of a turn, and the age at which its waiter renews it, in seconds.
 TURN_LEASE, TURN_RENEWAL = 0.6, 0.2
-#: The maximal number of addresses in ``recently_left``.
+#: The maximum number of addresses in ``recently_left``.
 MOST_LEFT = 256
 
 #: The tokens of the slots that this task and the tasks that started it have entered. A task inherits it from the task

@@ -221,7 +221,7 @@ def _raw_texts(texts: Mapping[str, str]) -> dict[str | bytes, str | bytes]:
 
 
 def _raw(text: str) -> str | bytes:
-    """Return the bytes of a text that is no valid UTF-8 in the backend, which returns it with surrogate escapes."""
+    """Return the bytes of a text that is not valid UTF-8 in the backend, which returns it with surrogate escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:

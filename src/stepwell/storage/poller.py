@@ -22,7 +22,7 @@ TICK = 0.5
 #: The number of concurrent tasks.
 AT_ONCE = 32
 PAGE = 200
-#: The maximal number of pauses. Beyond it the oldest is dropped, and its address is handled again.
+#: The maximum number of pauses. Beyond it the oldest is dropped, and its address is handled again.
 MOST_PAUSES = 100_000
 #: The shortest and the longest interval between warnings about an unavailable storage, in seconds.
 _WARN_EVERY = (5.0, 300.0)

@@ -52,7 +52,7 @@ def described(given: object) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise if this is no str, or has an ``@`` after the host, because of special characters in the password."""
+    """Raise if this is not a str, or has an ``@`` after the host, because of special characters in the password."""
     if not isinstance(url, str):
         raise InvalidOption(f"the URL of a storage must be a str, not {described(url)}")
     after_host = re.split(r"[/?#]", url.partition("://")[2] or url, maxsplit=1)[1:]

@@ -61,7 +61,7 @@ class Connections:
     async def post(self, target: bytes, body: bytes, timeout: float) -> Response:
         """Post a JSON body and return the response. Raises ``NoAnswer``."""
         request = b"POST %b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (target, self._head, len(body), body)
-        # Waiting for a free connection is no failure of the server, so it has no timeout.
+        # Waiting for a free connection is not a failure of the server, so it has no timeout.
         async with self._free:
             try:
                 async with asyncio.timeout(timeout):

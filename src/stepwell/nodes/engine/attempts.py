@@ -86,7 +86,7 @@ class Setting(Generic[T]):
 
 
 async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
-    """Run the ``exec`` of a node that is no batch, with its attempts, timeout and fallback."""
+    """Run the ``exec`` of a node that is not a batch, with its attempts, timeout and fallback."""
     async with cursor.run.limiter(stage):
         return await attempt(stage, cursor, node, prep_res)
 

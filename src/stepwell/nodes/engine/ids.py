@@ -37,7 +37,7 @@ class WaitId(NamedTuple):
         return f"wait:{len(self.flow_id)}:{self.flow_id}/{self.node}/{self.visit}{mark}{again}"
 
     def again(self) -> Self:
-        """Return the id of the same question, asked once more."""
+        """Return the id of the same wait for its next answer."""
         return self._replace(attempt=self.attempt + 1)
 
     @classmethod

@@ -75,7 +75,7 @@ def _check_position(journal: Journal) -> None:
         raise _corrupt(journal, _POSITION, "has no wait")
     for path in journal.positions.values():
         if not path or path not in shape:
-            raise _corrupt(journal, _POSITION, f"is no node of its graph: {path!r}")
+            raise _corrupt(journal, _POSITION, f"is not a node of its graph: {path!r}")
     known = [*journal.positions.values(), *(f"{path}/" for path in opened)]
     for path, visits in zip(shape, journal.visits, strict=True):
         if path and not visits and any(each.startswith(f"{path}/") for each in known):

@@ -40,12 +40,12 @@ def parked(journal: Journal) -> Parked:
 
 
 def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
-    """Raise ``UsageError`` unless the run has asked this question, now or before."""
+    """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
     open_ids = _questions(journal).values()
     if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
         return
     known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
-    raise UsageError(f"run {journal.flow_id!r} has never asked {wait_id!r}; {known}")
+    raise UsageError(f"run {journal.flow_id!r} never had the wait {wait_id!r}; {known}")
 
 
 def answer(journal: Journal, wait_id: str | None, value: Any) -> None:

@@ -370,7 +370,7 @@ function operations.A(key, at, last)
       return {'DAMAGED'}
     end
   else
-    -- This write drops the data, so the key may even hold something that is no record.
+    -- This write drops the data, so the key may even hold something that is not a record.
     local fine, found = pcall(read, key, 1, 0, EMPTY)
     if not fine and not find(type(found) == 'table' and found.err or found, 'WRONGTYPE', 1, true) then
       error(found, 0)

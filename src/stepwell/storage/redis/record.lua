@@ -14,7 +14,7 @@
 --   -               never written. A call names it as a key, so that it is refused while its slot migrates between
 --                   nodes key by key, when some keys of a record may be on one node and some on the other
 --
--- Fields of the record ("$" and a letter is no data field's name):
+-- Fields of the record ("$" and a letter is never the name of a data field):
 --   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
 --   $h head   $f flow   $s state   $g tags, each ended by a newline
 -- A hash with $z is a record. Without $z it is the rest of one: a tombstone ($v $w $b $t $g); the tags of an expired

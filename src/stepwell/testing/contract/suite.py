@@ -33,7 +33,7 @@ class Suite:
     def reopen(self, storage: Storage) -> Storage:
         """Return a second storage object over the store of ``storage``, which may be open or closed.
 
-        It uses the same clock, ``storage.clock``. The default calls ``open_storage`` again, which is right
+        It uses the same clock, ``storage.clock``. The default calls ``open_storage`` again, which works
         if that opens the same store each time within a test, for example a file in ``tmp_path``.
         """
         return self.open_storage(cast(Clock, storage.clock))
