@@ -1,6 +1,6 @@
 """PocketFlow's eleven classes on Stepwell's runner.
 
-To move a PocketFlow program to Stepwell, replace ``from pocketflow import Node, Flow`` by
+To move a PocketFlow program to Stepwell, replace ``from pocketflow import Node, Flow`` with
 ``from stepwell.pocketflow import Node, Flow``. Actions, warnings, params and copies are those of PocketFlow. Four
 bugs are fixed: parallel items do not share their retry counter, ``max_retries=0`` raises an error and does not skip
 ``exec``, an async batch treats ``None`` from ``prep`` as no items, and if one of several parallel items fails, the

@@ -55,12 +55,12 @@ def test_callback_data_is_counted_in_bytes() -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: button("Yes"), r"button\('Yes'\) takes data= or url="),
-        (lambda: button("Yes", data="yes", url="https://example.com"), r"button\('Yes'\) takes data= or url="),
+        (lambda: button("Yes"), r"button\('Yes'\) takes either data= or url="),
+        (lambda: button("Yes", data="yes", url="https://example.com"), r"button\('Yes'\) takes either data= or url="),
         (lambda: button("Yes", data=""), "must be a string of 1 to 64 bytes, got ''"),
         (lambda: button("Yes", data=1), "must be a string of 1 to 64 bytes, got 1"),  # type: ignore[arg-type]
         (lambda: button("Yes", url=""), "the url of the button 'Yes' must be a string"),
-        (lambda: button(" ", data="yes"), "the text of a button must be a string that is not empty"),
+        (lambda: button(" ", data="yes"), "the text of a button must be a non-empty string"),
         (lambda: keyboard([[{"text": "Yes"}]]), "the button 'Yes' does nothing; give it data= or url="),
         (lambda: keyboard([["x" * 65]]), "has 65 bytes"),
         (lambda: keyboard([["Yes"], []]), r"keyboard\(\): row 2 is empty; remove it"),

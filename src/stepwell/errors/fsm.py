@@ -16,7 +16,7 @@ class ContextClosed(UsageError):
 
 
 class InvalidFlow(StepwellError, TypeError, ValueError):
-    """A flow is declared wrongly. Raised when it is defined or registered."""
+    """A declaration of a flow is invalid. Raised when it is defined or registered."""
 
     def __init__(self, flow: str, problem: str) -> None:
         self.flow: str = flow

@@ -32,7 +32,7 @@ class Machine:
     lease: float
     #: Seconds that a conversation is kept; ``None``: without an end.
     ttl: float | None
-    #: Each update starts the ``ttl`` again.
+    #: Each update restarts the ``ttl``.
     sliding: bool
     on_expired: Callable[[Any], Any] | None
     #: The type of ``ctx.profile``.

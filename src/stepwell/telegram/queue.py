@@ -66,7 +66,7 @@ class SendQueue:
         return len(self._chats)
 
     def enter(self, chat: ChatId, messages: int) -> SendTurn:
-        """Put a call at the end of its chat's queue. Call ``leave()`` on the result in any case."""
+        """Put a call at the end of its chat's queue. Always call ``leave()`` on the result."""
         now = self._loop.time()
         found = self._chats.get(chat)
         if found is None:

@@ -73,7 +73,7 @@ class PostgresStorage(Storage):
         self._run_batch_sql = f"select * from {self._quoted}.run_batch({parameters})"  # noqa: S608 checked and quoted
         # The plans of the fast path need the planner settings of our own connections.
         self._fast_path = FastPath(self._quoted) if self._source.lock_timeout is None else None
-        #: Numbers every sending of a batch without writes.
+        #: Numbers each attempt to send a batch without writes.
         self._sent = 0
 
     @classmethod
