@@ -654,6 +654,10 @@ class Odd:
     items: list[str]
 
 
+async def parse_slowly(text: str) -> str:
+    return text
+
+
 @dataclass
 class Wrong:
     number: int = None  # type: ignore[assignment]
@@ -669,7 +673,7 @@ class Wrong:
         (lambda: Form(Applicant, name="x", ask={"nmae": "?"}), "ask= has 'nmae'.*did you mean 'name'"),
         (lambda: Form(Applicant, name="x", ask={"name": 1}), "takes a text or a def function"),  # type: ignore[dict-item]
         (lambda: Form(Applicant, name="x", validate={"mail": print}), "did you mean 'email'"),
-        (lambda: Form(Applicant, name="x", validate={"email": "@"}), "takes a function"),  # type: ignore[dict-item]
+        (lambda: Form(Applicant, name="x", validate={"email": "@"}), r"takes a function \(ctx, value\)"),  # type: ignore[dict-item]
         (
             lambda: Form(Applicant, name="x", fields=["name"]),
             "Applicant.email has no default, so the form must ask for it",

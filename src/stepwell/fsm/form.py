@@ -5,6 +5,7 @@ It uses only flows, routers, filters and keyboards, as a form of your own would.
 
 from __future__ import annotations
 
+import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -100,8 +101,9 @@ class Form(Generic[T]):
         for option, functions in (("validate", self._validate), ("parse", self._parse)):
             check_names(option, functions, known)
             for field, function in functions.items():
-                if not callable(function):
-                    raise InvalidOption(f"{option}={{{field!r}: ...}} takes a function, got {function!r}")
+                if not callable(function) or (option == "parse" and inspect.iscoroutinefunction(function)):
+                    what = "a def function of the text" if option == "parse" else "a function (ctx, value)"
+                    raise InvalidOption(f"{option}={{{field!r}: ...}} takes {what}, got {function!r}")
         self._questions = {each.name: each for each in questions_of(model, chosen, self._parse)}
         self._wording = Wording(self._questions, asked, {} if strings is None else strings)
         self._actions = self._named_actions()
