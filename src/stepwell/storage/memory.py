@@ -50,7 +50,8 @@ class MemoryStorage(Storage):
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Use another clock from now on, for tests."""
-        self.clock = self._now = clock
+        self.clock: Callable[[], float] | None = clock
+        self._now = clock
 
     @property
     def location(self) -> str:

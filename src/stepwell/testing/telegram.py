@@ -21,8 +21,8 @@ __all__ = ["Button", "ChatThread", "OnRefused", "Telegram", "text_of"]
 #: Gets a refused call and its error. It may be a coroutine function.
 OnRefused: TypeAlias = Callable[[dict[str, Any], BotApiError], Any]
 
-BOT_ID = 123456
-BOT = {"id": BOT_ID, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
+BOT_ID: int = 123456
+BOT: dict[str, Any] = {"id": BOT_ID, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
 # One sequence of ids for the whole process, starting at random, so that the updates of two chats over one storage
 # are not mistaken for duplicates.

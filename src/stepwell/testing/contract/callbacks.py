@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ BOTS = [
     "a", "b", "a:b", "a/b", "a\\/b", "{a}", "%", "% ", " a", "a ", "é", "e\u0301", "🤖", "a\nb", 'a"b', "A", "*", "a\0",
 ]  # fmt: skip
 #: Keys that a careless encoding would confuse.
-KEYS = [
+KEYS: list[Any] = [
     (1, "2"), ("1", 2), (True, 2), (1, (2,)), ((1,), 2), "1:2", (1, 2), ("1", "2"), ("1:2",), ("1", ""), ("", "1"),
     1, True, "1", "True", (1,), b"1", (b"1",), None, (None,), "None", (), ((),), "", 0, False, (0,), (False,),
     "a/b", ("a", "b"), "a,b", "(1,2)", "*", "a%", "a_", "{1}", "é", "e\u0301", "\0", "\\0", "\n", "🙂", -1, 10**30,
