@@ -9,11 +9,11 @@ DEMO := $(VENV)/.demo
 .PHONY: help demo test check bench torture clean
 
 help:
-	@echo "make demo    a conversation that survives everything, in your browser and in this terminal"
+	@echo "make demo    chat with a bot that survives kill -9, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, complete types, the layers, the exported names"
-	@echo "make bench   the figures, ours and the peers', side by side"
-	@echo "make torture the large doses of all randomised and fault tests (hours)"
+	@echo "make bench   benchmarks of Stepwell and its peers, side by side"
+	@echo "make torture all randomised and fault tests with many repetitions (hours)"
 	@echo "make clean   remove the environment and all caches"
 
 $(READY) $(DEMO): pyproject.toml constraints.txt

@@ -19,7 +19,7 @@ from tests import backends
 from tests.backends import Backend
 from tests.reliability.dose import LARGE
 
-#: Each backend as source and as target. All pairs are copied in the large dose.
+#: Each backend as source and as target. All pairs are copied with ``STEPWELL_DOSE=large``.
 PAIRS = [
     (source, target)
     for source in backends.ALL

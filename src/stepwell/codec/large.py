@@ -75,7 +75,7 @@ def fingerprint(value: Any) -> bytes | None:
     """Return a hash that changes whenever the encoded text of a value does.
 
     It hashes the value's pickle, which is never stored or read. This takes a tenth of the time of encoding. Returns
-    ``None`` for values that contain objects of other classes than the basic ones.
+    ``None`` for values that contain objects of classes other than the basic ones.
     """
     digest = _Digest()
     pickler = _Pickler(digest, 5)

@@ -26,7 +26,7 @@ StepwellError
 │   │   └── RunBusy                            the run is still running elsewhere
 │   ├── LeaseLost                              the claim expired; nothing was written
 │   ├── RecordReplaced                         cleared or replaced while held; nothing was written
-│   └── VersionChanged                         another version than expected; nothing was written
+│   └── VersionChanged                         not the expected version; nothing was written
 ├── InvalidFlow (also TypeError, ValueError)   an invalid flow, found when it is defined
 ├── TransitionError (also ValueError)          a move that the flow does not declare
 ├── MigrationError (also ValueError)           a record that its flow's migrate() cannot convert

@@ -246,7 +246,7 @@ class RunFinished(NodeFlowError, RuntimeError):
 
 
 class FlowChanged(NodeFlowError, ValueError):
-    """A stored run belongs to another graph than the flow has now; the run was not changed."""
+    """A stored run does not match the present graph of the flow; the run was not changed."""
 
     def __init__(self, flow_id: str, differences: list[str]) -> None:
         self.flow_id = flow_id

@@ -137,7 +137,7 @@ class RecordReplaced(Conflict):
 
 
 class VersionChanged(Conflict):
-    """The record has another version than the writer expected. Nothing was written."""
+    """The record does not have the version that the writer expected. Nothing was written."""
 
     def __init__(self, place: str) -> None:
         self.place: str = place

@@ -67,7 +67,7 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
             if again[address] == MOST_ROUNDS:
                 raise StorageError(
                     f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
-                    "process writes it again and again, or the storage's index of tags is damaged"
+                    "process keeps writing it, or the storage's index of tags is damaged"
                 )
             await storage.forget(address, tags=(tag,))
             again[address] += 1

@@ -437,7 +437,7 @@ class Context(Generic[Data]):
 
 
 def _check_state(method: str, given: object) -> None:
-    """Raise ``InvalidOption`` if this is a flow, or anything else than the name of a state."""
+    """Raise ``InvalidOption`` if this is a flow, or anything other than the name of a state."""
     if isinstance(given, str):
         return
     flow = getattr(given, "flow_name", None)

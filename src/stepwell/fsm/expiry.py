@@ -117,7 +117,7 @@ def deadline_of(slot: Slot) -> float | None:
 
 
 async def retire(fsm: Machine, slot: Slot) -> None:
-    """Replace an expired conversation by an entry for ``on_expired``, and keep the claim.
+    """Replace an expired conversation with an entry for ``on_expired``, and keep the claim.
 
     A machine without ``on_expired`` only deletes the conversation if the record has a profile, which outlives it.
     """

@@ -204,7 +204,7 @@ def parts_of(key: KeyStrategy, value: Any) -> Parts:
     try:
         return own(value) if callable(own) else Parts()
     except (TypeError, LookupError):
-        # A key given with key= may have another shape than the strategy's keys.
+        # A key given with key= may differ in shape from the strategy's keys.
         return Parts()
 
 

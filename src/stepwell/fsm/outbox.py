@@ -123,7 +123,7 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
 
 
 async def _replace(slot: Slot, entry: Entry, left: list[dict[str, Any]], *, keep: bool = False) -> None:
-    """Replace an entry by its unsent calls, or remove it if there are none, and write."""
+    """Replace an entry with its unsent calls, or remove it if there are none, and write."""
     place = slot.place
     if entry not in place.outbox:
         return

@@ -92,7 +92,7 @@ def leave_queue(storage: Storage, address: Address) -> None:
 def must_check_turn(storage: Storage, address: Address) -> bool:
     """Return whether the holder must check for a waiter of another process before it claims the address.
 
-    The check costs two operations. So it is done only now and then, for an address that this process has just left.
+    The check costs two operations. So it is done only occasionally, for an address that this process has just left.
     """
     queue: WaiterQueue = storage.queues[address]
     now = monotonic()

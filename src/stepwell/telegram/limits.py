@@ -66,7 +66,7 @@ class Window:
 
     @property
     def empty_at(self) -> float:
-        """The time from which nothing counts any more."""
+        """The time from which no message counts."""
         return self._sent[-1] + self._seconds if self._sent else -math.inf
 
 

@@ -17,7 +17,7 @@ _LINE = re.compile(r"\s*(?:export\s+)?(BOT_TOKEN|BOT_TOKEN_FILE)\s*=\s*(.*?)\s*"
 def find_token(folder: str | os.PathLike[str] = ".") -> str:
     """Return the token from ``BOT_TOKEN``, from the file that ``BOT_TOKEN_FILE`` names, or from ``.env`` in a folder.
 
-    The environment goes before ``.env``. Raises ``UsageError`` if there is none, or if it has another form.
+    The environment takes precedence over ``.env``. Raises ``UsageError`` if there is no token, or if it is malformed.
     """
     environment = {name: os.environ.get(name, "") for name in ("BOT_TOKEN", "BOT_TOKEN_FILE")}
     env_file = Path(folder, ".env")

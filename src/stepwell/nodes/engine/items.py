@@ -203,7 +203,7 @@ class BatchRun:
         if self._halted or self._exhausted:
             return None
         if self.run.cancelling():
-            # The previous item suppressed the cancellation; the worker must end all the same.
+            # The previous item suppressed the cancellation; the worker must still end.
             raise asyncio.CancelledError
         try:
             if self._async_iterator is None:

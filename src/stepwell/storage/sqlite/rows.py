@@ -40,7 +40,7 @@ class Rows:
         self.lease_clock = lease_clock
 
     def run(self, operations: Sequence[Operation], now: float) -> list[Result]:
-        """Make these operations. An error is returned, not raised, and then its operation has changed nothing."""
+        """Run these operations. An error is returned, not raised, and then its operation has changed nothing."""
         results: list[Result] = []
         for operation in operations:
             if isinstance(operation, Apply):
@@ -162,7 +162,7 @@ class Rows:
                 refused = RecordReplaced(address.text)
             elif version is not None and (version != (row.number, row.write) or not row.alive or expired):
                 refused = VersionChanged(address.text)
-        # An expired record is only hidden: its holder brings it back, any other writer starts a new one.
+        # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
         anew = bool(row.alive) and expired and (change.fresh or token is None)
         drops = change.replace or anew or not row.alive
         contents = (0, 0, 0)
@@ -216,7 +216,7 @@ class Rows:
         return Applied(Version(row.number, row.write), row.base, now)
 
     def _bury(self, apply: Apply, old: Row | None, row: Row, now: float) -> Row:
-        """Replace a record by its tombstone."""
+        """Replace a record with its tombstone."""
         address, change = apply.address, apply.change
         if row.alive:
             self.drop_contents(address)
@@ -240,7 +240,7 @@ class Rows:
         self._execute(QUERIES["drop_memo"], address)
         if held or not self.read(QUERIES["lease"], (*address, self.lease_clock())):
             return _NOTHING
-        # The base tells the current holder that its record was removed. This row is dropped with the lease.
+        # The base shows the current holder that its record was removed. This row is dropped with the lease.
         row = _NOTHING._replace(base=apply.change.write, expires_at=now)
         self.put(address, None, row)
         return row

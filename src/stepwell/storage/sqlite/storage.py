@@ -130,7 +130,7 @@ class SQLiteStorage(Storage):
     # Operations
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
-        """Make one operation; its error is raised.
+        """Run one operation; its error is raised.
 
         Operations go through the lane: a batch has one commit, and so one wait for the disk. Some take the fast path
         beside it.
@@ -144,7 +144,7 @@ class SQLiteStorage(Storage):
         return self._fast_path(operation, lane)
 
     async def _fast_path(self, operation: Operation, lane: Lane) -> Any:
-        """Make one operation without the lane, if that is faster.
+        """Run one operation without the lane, if that is faster.
 
         - A read runs inline on the loop, and so does a claim or release with no other operation under way. They do
           not wait for the disk, and take less time than a switch to the thread and back.
@@ -173,7 +173,7 @@ class SQLiteStorage(Storage):
         return results[0]
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
-        """Make a batch of the lane in the thread."""
+        """Run a batch of the lane in the thread."""
         kinds = set(map(type, operations))
         if kinds == {Get}:
             # Reads do not wait for the lock of another process.
@@ -197,7 +197,7 @@ class SQLiteStorage(Storage):
             return None
 
     def _run_inline(self, operation: Operation) -> list[Result] | None:
-        """Make a claim or a release on the loop; ``None`` if that has to wait or failed.
+        """Run a claim or a release on the loop; ``None`` if that has to wait or failed.
 
         Leases need not survive a crash of the machine, so the commit does not wait for the disk, except for the first
         one after a checkpoint.

@@ -17,7 +17,7 @@ _Job: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callab
 
 
 class StorageThread:
-    """Runs one job after the other. The job of a cancelled caller is finished all the same."""
+    """Runs one job at a time. The job of a cancelled caller is still finished."""
 
     def __init__(self, name: str) -> None:
         #: Jobs that are queued or running. At 0, the loop may use the writer's connection.
