@@ -7,10 +7,12 @@ import contextlib
 import itertools
 import logging
 import pickle
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,16 +364,42 @@ async def test_closing_ends_calls_that_wait_or_are_under_way(api: BotAPI, bot: B
         assert (await client.call("getMe"))["id"] == bot.id
 
 
-async def test_closing_ends_an_upload_under_way() -> None:
-    async with serving(None) as url:
-        client = BotClient("1:x", api=url)
-        upload = asyncio.create_task(client.call("sendDocument", chat_id=42, document=InputFile(content=b"x")))
-        await asyncio.sleep(0.3)
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 20, 40])
+@pytest.mark.parametrize("from_disk", [False, True], ids=["bytes", "path"])
+async def test_closing_ends_an_upload_under_way(steps: int, from_disk: bool, tmp_path: Path) -> None:
+    """The upload is at another point after each number of steps: it reads its file, connects or sends."""
+    (tmp_path / "x").write_bytes(b"x")
+    file = InputFile(tmp_path / "x") if from_disk else InputFile(content=b"x")
+    # The kernel completes connections to this server, and nothing answers them.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = BotClient("1:x", api=f"http://127.0.0.1:{server.getsockname()[1]}")
+        upload = asyncio.create_task(client.call("sendDocument", chat_id=42, document=file))
+        for _ in range(steps):
+            await asyncio.sleep(0)
         assert not upload.done()
         async with asyncio.timeout(10):
             await client.close()
             with pytest.raises(BotUnavailable, match="the client was closed"):
                 await upload
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a server with a full backlog")
+async def test_closing_ends_a_call_that_connects() -> None:
+    with contextlib.ExitStack() as sockets:
+        server = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        client = BotClient("1:x", api=f"http://127.0.0.1:{server.getsockname()[1]}")
+        call = asyncio.create_task(client.call("getMe"))
+        for _ in range(40):
+            await asyncio.sleep(0)
+        assert not call.done()
+        async with asyncio.timeout(10):
+            await client.close()
+            with pytest.raises(BotUnavailable, match="the client was closed"):
+                await call
 
 
 def test_a_client_belongs_to_one_loop() -> None:

@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 from stepwell._optional import require
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
-from stepwell.telegram.connections import Connections, NoAnswer, Response
+from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
 from stepwell.telegram.limits import SendLimits, chat_of, messages_in
 from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, SendTurn
@@ -234,6 +234,8 @@ class _Link:
         self._proxy = _proxy_for(api)
         #: For uploads and proxies.
         self._http: Any = None
+        #: Calls through httpx: closing its transport does not end calls that read a file or connect.
+        self._calls = CancelScopes()
         self._fast: Connections | None = None
         if self._proxy is None:
             context = _httpx.create_ssl_context() if api.startswith("https:") else None
@@ -258,11 +260,15 @@ class _Link:
 
     async def post(self, path: str, call: _Call) -> Response:
         """Post a call to a path. Raises ``NoAnswer``."""
-        payload = call.payload
         if self.closed:
             raise NoAnswer("closed")
-        if not payload.files and self._fast is not None:
-            return await self._fast.post(path.encode(), payload.json, call.timeout)
+        if not call.payload.files and self._fast is not None:
+            return await self._fast.post(path.encode(), call.payload.json, call.timeout)
+        async with self._calls.scope():
+            return await self._post_with_httpx(path, call)
+
+    async def _post_with_httpx(self, path: str, call: _Call) -> Response:
+        payload = call.payload
         if payload.files:
             contents = {name: (file.name, await read_content(file)) for name, file in payload.files.items()}
             body: dict[str, Any] = {"data": payload.fields, "files": contents}
@@ -295,6 +301,7 @@ class _Link:
     async def close(self) -> None:
         self._closing.set()
         self.queue.close()
+        self._calls.cancel()
         if self._fast is not None:
             await self._fast.close()
         if self._http is not None:

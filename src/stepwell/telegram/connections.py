@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-__all__ = ["Connections", "NoAnswer", "Response"]
+__all__ = ["CancelScopes", "Connections", "NoAnswer", "Response"]
 
 #: The largest response in bytes.
 MAX_BODY = 64 * 1024 * 1024
@@ -37,6 +38,34 @@ class Response(NamedTuple):
     body: bytes
 
 
+class CancelScopes:
+    """Blocks of running tasks that end with ``NoAnswer`` when ``cancel`` is called."""
+
+    def __init__(self) -> None:
+        self._scopes: set[asyncio.Timeout] = set()
+
+    @contextlib.asynccontextmanager
+    async def scope(self) -> AsyncIterator[None]:
+        """Run the block until it ends or ``cancel`` is called."""
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._scopes.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._scopes.discard(timeout)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise NoAnswer("closed") from None
+
+    def cancel(self) -> None:
+        """Cancel all blocks."""
+        now = asyncio.get_running_loop().time()
+        while self._scopes:
+            self._scopes.pop().reschedule(now)
+
+
 class Connections:
     """Connections to the server of a URL: at most ``size``, closed after ``keep_alive`` seconds without use."""
 
@@ -55,6 +84,7 @@ class Connections:
         #: The connection that was used last is on the right.
         self._idle: deque[_KeptConnection] = deque()
         self._busy: set[_KeptConnection] = set()
+        self._connecting = CancelScopes()
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -89,6 +119,7 @@ class Connections:
     async def close(self) -> None:
         """Close all connections. Calls that are under way raise ``NoAnswer``."""
         self._closed = True
+        self._connecting.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         connections = [*self._idle, *self._busy]
@@ -132,7 +163,9 @@ class Connections:
         # Only the loops of asyncio have this option.
         is_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         more: dict[str, Any] = {"happy_eyeballs_delay": NEXT_ADDRESS} if is_asyncio else {}
-        return _KeptConnection(*await asyncio.open_connection(self._host, self._port, ssl=self._context, **more))
+        async with self._connecting.scope():
+            streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, **more)
+        return _KeptConnection(*streams)
 
 
 class _KeptConnection:
