@@ -22,7 +22,10 @@ def test_the_local_bot_api_exports_just_these_names() -> None:
 
 
 def test_the_local_bot_api_needs_no_framework() -> None:
-    code = "import stepwell.playground.botapi, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = (
+        "import sys; from stepwell.playground.botapi import BotAPI; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "starlette" in loaded
     assert not {"aiogram", "telegram", "telebot", "pydantic", "apsw"} & set(loaded)
