@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from stepwell import MemoryStorage
+from stepwell.errors import StorageUnavailable
 from stepwell.record import INBOX
 from stepwell.storage.operations import Get
 from stepwell.telegram.inbox import Inbox
@@ -35,6 +38,29 @@ async def test_an_update_that_finishes_before_its_batch_is_written_leaves_nothin
     async with backend.storage() as storage:
         inbox = Inbox(storage, "my_bot")
         inbox.finish(1)
+        await inbox.keep([update(1), update(2)])
+        await inbox.close()
+        assert await Inbox(storage, "my_bot").load() == [update(2)]
+
+
+async def test_an_update_that_finishes_between_two_attempts_to_write_its_batch_leaves_nothing() -> None:
+    class Away(MemoryStorage):
+        away = True
+
+        async def perform(self, operation: Any) -> Any:
+            if self.away:
+                raise StorageUnavailable("switched off", sent=False)
+            return await super().perform(operation)
+
+    async with Away() as storage:
+        inbox = Inbox(storage, "my_bot")
+        with pytest.raises(StorageUnavailable):
+            await inbox.keep([update(1), update(2)])
+        storage.away = False
+        inbox.finish(1)
+        # A removal that was started would be done now.
+        for _ in range(10):
+            await asyncio.sleep(0)
         await inbox.keep([update(1), update(2)])
         await inbox.close()
         assert await Inbox(storage, "my_bot").load() == [update(2)]
@@ -73,8 +99,6 @@ async def test_a_batch_and_the_removals_before_it_are_one_write(backend: Backend
 
 
 async def test_a_damaged_update_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    from stepwell import MemoryStorage
-
     async with MemoryStorage() as storage:
         inbox = Inbox(storage, "my_bot")
         await inbox.keep([update(1), update(2)])

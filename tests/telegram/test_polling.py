@@ -17,6 +17,7 @@ from stepwell import MemoryStorage, Storage
 from stepwell.errors import InsideLoop, InvalidOption, StorageUnavailable, UsageError
 from stepwell.fsm import FSM, Context, Flow, Router, command, state, text
 from stepwell.playground.botapi import BotAPI, Person
+from stepwell.record import INBOX
 from stepwell.telegram import BotApiError, BotClient, run_polling, run_polling_sync
 from stepwell.telegram.inbox import Inbox
 from tests.backends import Backend
@@ -279,6 +280,102 @@ async def test_a_signal_lets_handlers_finish_and_stops() -> None:
         proceed.set()
         await asyncio.wait_for(running.task, 30)
         assert alice.last == "done"
+
+
+@pytest.mark.parametrize("only_the_inbox", [False, True])
+async def test_a_signal_stops_while_the_storage_is_away(only_the_inbox: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class PartlyAway(Away):
+        async def perform(self, operation: Any) -> Any:
+            if only_the_inbox and operation.address.namespace != INBOX:
+                return await MemoryStorage.perform(self, operation)
+            return await super().perform(operation)
+
+    storage = PartlyAway()
+    router = make_router(storage)
+    proceed = asyncio.Event()
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        if ctx.text == "first":
+            await proceed.wait()
+        ctx.answer(f"got {ctx.text}")
+
+    async with polling(router) as running:
+        alice, bob = running.person(42), running.person(43)
+        await alice.send("first")
+        await until(lambda: not running.bot.updates.pending)
+        storage.away = True
+        proceed.set()
+        await bob.send("second")
+        await until(lambda: "cannot be stored" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert running.task is not None
+        done, _ = await asyncio.wait((running.task,), timeout=30)
+        storage.away = False
+        assert done
+        await running.start()
+        assert await bob.answer() == "got second"
+        assert await alice.answer() == "got first"
+
+
+class Strange(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [Strange, SystemExit])
+async def test_no_exception_of_a_handler_ends_the_bot(error: type[BaseException]) -> None:
+    router = make_router(MemoryStorage())
+
+    @router.on(text("fail"))
+    async def fail(ctx: Context) -> None:
+        raise error("broken handler")
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ctx.answer("fine")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("fail")
+        assert await alice.ask("hello") == "fine"
+
+
+async def test_one_signal_stops_all_pollers_of_a_process() -> None:
+    async with polling(make_router(MemoryStorage())) as one, polling(make_router(MemoryStorage())) as other:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert one.task is not None
+        assert other.task is not None
+        assert not (await asyncio.wait((one.task, other.task), timeout=30))[1]
+
+
+class StrangeReplies(BotClient):
+    """Gets replies that no Bot API server sends, before the usual ones."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.strange: list[Any] = [
+            None,
+            {"update_id": 1},
+            [None, "x", {}, {"update_id": "1"}],
+            [{"update_id": 0, "message": value} for value in (None, [], {"chat": {"id": []}}, {"chat": {"id": {}}})],
+            [{"update_id": 0, "message": {"chat": {"id": 1}, "from": {"id": [1]}}, "poll": 5}],
+        ]
+
+    async def call(self, method: str, /, **params: Any) -> Any:
+        if method == "getUpdates" and self.strange:
+            return self.strange.pop(0)
+        return await super().call(method, **params)
+
+
+async def test_strange_replies_of_a_server_do_not_end_the_bot() -> None:
+    async with BotAPI() as api:
+        running = Running(api, registration.make_router(MemoryStorage()), {})
+        async with StrangeReplies(running.bot.token, api=api.url) as client:
+            running.options["client"] = client
+            await running.start()
+            assert await running.person().ask("/register") == "What's your name?"
+            assert not client.strange
+            await running.stop()
 
 
 async def test_a_second_process_ends_the_first_with_one_sentence() -> None:

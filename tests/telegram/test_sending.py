@@ -72,6 +72,14 @@ async def test_a_call_that_cannot_be_sent_is_final_too(client: BotClient, chat: 
     assert [type(error) for error in reported] == [InvalidOption]
 
 
+async def test_an_unexpected_error_is_logged_and_final(
+    client: BotClient, chat: Person, caplog: pytest.LogCaptureFixture
+) -> None:
+    document = InputFile(content=b"x")
+    await Sender(client).send({"method": "sendDocument", "chat_id": 42, "document": document, "caption": "\ud800"})
+    assert "sendDocument could not be sent" in caplog.text
+
+
 async def test_an_error_in_on_send_error_is_logged(
     client: BotClient, chat: Person, caplog: pytest.LogCaptureFixture
 ) -> None:

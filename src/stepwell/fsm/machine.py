@@ -115,11 +115,11 @@ class FSM(Machine):
         await self.storage.open()
         await self._prepare()
         self._entered += 1
-        if self._entered > 1:
-            return self
-        self._warn(running=True)
-        self.storage.expired_listeners.append(self._swept)
+        if self._entered == 1:
+            self._warn(running=True)
+            self.storage.expired_listeners.append(self._swept)
         if self._timers is not None:
+            # Also when entered again: since then the machine may have got a sender.
             self._timers.start()
         return self
 

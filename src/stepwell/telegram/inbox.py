@@ -9,6 +9,7 @@ One record for each bot has one part for each unfinished update. All writes are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -44,9 +45,13 @@ class Inbox:
         self._before: dict[str, str] = {}
         #: Ids of finished updates whose parts are not removed yet.
         self._finished: set[str] = set()
+        #: Ids of the batch that ``keep`` has not written yet. They are removed after that, or the write would restore
+        #: them.
+        self._unwritten: set[str] = set()
         # One write at a time: updates that finish meanwhile are removed together by the next one.
         self._writing = asyncio.Lock()
         self._removal: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def load(self) -> list[dict[str, Any]]:
         """Return the unfinished updates, the oldest first. Call it once, before ``keep``."""
@@ -78,18 +83,25 @@ class Inbox:
         texts = {str(each["update_id"]): self._sealed(each) for each in updates}
         checks = {name: text[:8] for name, text in texts.items()}
         new = {name: text for name, text in texts.items() if self._before.get(name) != checks[name]}
+        self._unwritten = set(new)
         async with self._writing:
-            await self._write(new, {_LAST: checks})
-        self._before = {}
+            await self._write(new, {_LAST: checks}, self._finished)
+        self._before, self._unwritten = {}, set()
+        self._start_removal()
 
     def finish(self, update_id: int) -> None:
         """Remove an update soon, together with others that finish at about the same time."""
         self._finished.add(str(update_id))
-        if self._removal is None:
+        self._start_removal()
+
+    def _start_removal(self) -> None:
+        if self._removal is None and self._finished - self._unwritten:
             self._removal = asyncio.create_task(self._remove(), name="stepwell-inbox")
 
     async def close(self) -> None:
-        """Remove the finished updates now."""
+        """Remove the finished updates now, with one attempt. Raises ``StorageError``."""
+        self._closing.set()
+        self._unwritten = set()
         if self._removal is not None:
             await asyncio.wait([self._removal])
         if self._finished:
@@ -97,22 +109,24 @@ class Inbox:
 
     async def _remove(self) -> None:
         try:
-            while self._finished:
+            while self._finished - self._unwritten and not self._closing.is_set():
                 try:
                     await self._flush()
                 except StorageError as error:
                     logger.warning("finished updates stay in the inbox for now: %s", error)
-                    await asyncio.sleep(RETRY)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(RETRY):
+                            await self._closing.wait()
         finally:
             self._removal = None
 
     async def _flush(self) -> None:
         async with self._writing:
-            if self._finished:
-                await self._write({}, {})
+            if finished := self._finished - self._unwritten:
+                await self._write({}, {}, finished)
 
-    async def _write(self, new: dict[str, str], fields: dict[str, Any]) -> None:
-        finished, self._finished = self._finished, set()
+    async def _write(self, new: dict[str, str], fields: dict[str, Any], finished: set[str]) -> None:
+        self._finished = self._finished - finished
         # An update that finished before its batch was written needs no part.
         parts: dict[str, str | None] = {**new, **dict.fromkeys(finished)}
         change = Change(self._storage.ids(), set=self._seal.fields(fields), parts=parts, limit=self._seal.limit)

@@ -30,9 +30,12 @@ async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]
         return await router.handle(update)
     except TEMPORARY:
         raise
-    except (Exception, asyncio.CancelledError):
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        # Also SystemExit, with which every start would end again. A handler may raise CancelledError itself.
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         logger.exception("the handler of update %s failed (key %s)", update.get("update_id"), _key_of(router, update))
         return []

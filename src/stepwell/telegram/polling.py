@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, UsageError
+from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, TooLarge, UsageError
 from stepwell.fsm import Router, Update
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.inbox import Inbox
@@ -29,6 +29,7 @@ POLL = 30
 BATCH = 100
 #: Seconds before a retry after a temporary failure: the first pause, and the longest.
 PAUSES = (0.1, 30.0)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def run_polling(
@@ -163,23 +164,29 @@ class Poller:
         pauses = _pauses()
         while True:
             try:
-                updates: list[dict[str, Any]] = await self._client.call("getUpdates", **params)
+                found = await self._client.call("getUpdates", **params)
             except BotUnavailable as error:
                 logger.warning("Telegram is unavailable, retrying: %s", error)
                 await asyncio.sleep(next(pauses))
             except BotApiError as error:
                 raise _polling_error(error) from None
             else:
-                return updates
+                updates = [each for each in found if _is_update(each)] if isinstance(found, list) else []
+                if updates or found == []:
+                    return updates
+                logger.warning("the reply to getUpdates has no updates that can be read, retrying")
+                await asyncio.sleep(next(pauses))
 
     async def _keep(self, updates: list[dict[str, Any]]) -> None:
-        pauses = _pauses()
-        while True:
+        """Keep a batch in the inbox. At a stop, give up: Telegram sends a batch again that was not confirmed."""
+        for pause in _pauses():
             try:
-                return await self._inbox.keep(updates)
-            except StorageError as error:
-                logger.warning("the storage is unavailable, retrying: %s", error)
-                await asyncio.sleep(next(pauses))
+                await self._inbox.keep(updates)
+                return
+            except (StorageError, TooLarge) as error:
+                logger.warning("fetched updates cannot be stored, retrying: %s", error)
+            if await self._stopped_within(pause):
+                return
 
     def _start(self, update: dict[str, Any]) -> None:
         """Handle an update now, or after the earlier ones of its chat."""
@@ -211,9 +218,8 @@ class Poller:
 
     async def _process(self, update: dict[str, Any]) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
-        pauses = _pauses()
         calls: deque[dict[str, Any]] | None = None
-        while True:
+        for pause in _pauses():
             try:
                 if calls is None:
                     calls = deque(await handle(self._router, update))
@@ -223,11 +229,15 @@ class Poller:
                 return True
             except TEMPORARY as error:
                 logger.warning("retrying update %s: %s", update["update_id"], error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(next(pauses)):
-                    await self._stopping.wait()
-            if self._stopping.is_set():
-                return False
+            if await self._stopped_within(pause):
+                break
+        return False
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        return self._stopping.is_set()
 
 
 async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped: asyncio.Task[Any]) -> bool:
@@ -243,6 +253,10 @@ async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
+
+
+def _is_update(found: object) -> bool:
+    return isinstance(found, dict) and type(found.get("update_id")) is int
 
 
 def _chat_of(update: dict[str, Any]) -> Any:
@@ -271,18 +285,28 @@ def _polling_error(error: BotApiError) -> Exception:
     return error
 
 
+#: The pollers that signals stop.
+_pollers: list[Poller] = []
+
+
+def _stop_pollers() -> None:
+    for poller in _pollers:
+        poller.stop()
+
+
 @contextlib.contextmanager
 def _signals(poller: Poller) -> Iterator[None]:
-    """Stop the poller on SIGTERM and Ctrl-C."""
+    """Stop the poller and all others of this process on SIGTERM and Ctrl-C."""
     loop = asyncio.get_running_loop()
-    added = []
     # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, poller.stop)
-            added.append(number)
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, _stop_pollers)
+        _pollers.append(poller)
     try:
         yield
     finally:
-        for number in added:
-            loop.remove_signal_handler(number)
+        if poller in _pollers:
+            _pollers.remove(poller)
+            for number in () if _pollers else _SIGNALS:
+                loop.remove_signal_handler(number)

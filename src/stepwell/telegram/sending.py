@@ -48,6 +48,9 @@ class Sender:
         except (BotApiError, InvalidOption) as error:
             logger.warning("a call was not sent: %s", error)
             await self._report(dict(call), error)
+        except Exception:
+            # Raised again, it would make every delivery of the update fail.
+            logger.exception("%s could not be sent", method)
 
     async def send_all(self, calls: Iterable[Mapping[str, Any]]) -> None:
         """Send calls one after the other. A refused call does not stop the rest; ``BotUnavailable`` does."""
