@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -185,3 +186,28 @@ async def test_a_header_for_the_time_to_wait() -> None:
     server = Server(b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\ncontent-length: 0\r\n\r\n")
     async with server.serving() as connections:
         assert await connections.post(b"/", b"{}", 5) == (429, "7", b"")
+
+
+async def test_a_connection_that_succeeds_while_it_is_cancelled_is_closed() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        for steps in range(12):
+            ended.clear()
+            connections = Connections(f"http://127.0.0.1:{port}", context=None, size=1, keep_alive=30.0)
+            call = asyncio.create_task(connections.post(b"/", b"{}", 30.0))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait((call,))
+            connected = bool(connections._opening)
+            await connections.close()
+            if connected:
+                await asyncio.wait_for(ended.wait(), 30)
+            gc.collect()

@@ -10,10 +10,12 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 __all__ = ["CancelScopes", "Connections", "NoAnswer", "Response"]
+
+_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 #: The largest response in bytes.
 MAX_BODY = 64 * 1024 * 1024
@@ -85,6 +87,7 @@ class Connections:
         self._idle: deque[_KeptConnection] = deque()
         self._busy: set[_KeptConnection] = set()
         self._connecting = CancelScopes()
+        self._opening: set[asyncio.Task[_Streams]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -128,6 +131,10 @@ class Connections:
             connection.abort()
         for connection in connections:
             await connection.closed()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=1.0)
+        for opening in self._opening:
+            opening.cancel()
 
     def _taken(self) -> _KeptConnection | None:
         """Return a connection that can be used again, ``None`` if there is none."""
@@ -163,9 +170,17 @@ class Connections:
         # Only the loops of asyncio have this option.
         is_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         more: dict[str, Any] = {"happy_eyeballs_delay": NEXT_ADDRESS} if is_asyncio else {}
-        async with self._connecting.scope():
-            streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, **more)
-        return _KeptConnection(*streams)
+        connecting = asyncio.open_connection(self._host, self._port, ssl=self._context, **more)
+        # asyncio forgets the socket of a connection that succeeds while it is cancelled, so this task is not cancelled.
+        opening = self._loop.create_task(connecting)
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        try:
+            async with self._connecting.scope():
+                return _KeptConnection(*await asyncio.shield(opening))
+        except BaseException:
+            opening.add_done_callback(_abandon)
+            raise
 
 
 class _KeptConnection:
@@ -251,6 +266,12 @@ class _KeptConnection:
         # An error of the connection was raised by its call already.
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+def _abandon(opening: asyncio.Task[_Streams]) -> None:
+    """Close a connection that nobody waits for any longer."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].transport.abort()
 
 
 def _size(digits: bytes, base: int) -> int:
