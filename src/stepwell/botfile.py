@@ -67,6 +67,8 @@ def watched_files(path: Path) -> dict[str, int]:
 
 
 def _module(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; pass the file that defines the bot's router")
     if not path.is_file():
         raise UsageError(f"file {path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)

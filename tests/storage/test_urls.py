@@ -23,6 +23,8 @@ def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones() -> None:
     for url in ("mongodb://localhost", "bot.db", ""):
         with pytest.raises(UnknownScheme, match="memory"):
             open_storage(url)
+    with pytest.raises(UnknownScheme, match=r"has no scheme; write it like sqlite:///bot\.db; supported are"):
+        open_storage("bot.db")
 
 
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:

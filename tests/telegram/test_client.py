@@ -227,7 +227,7 @@ async def test_an_outage_is_logged_once_and_its_end_too(
         async with BotClient(bot.token, api=api.url) as client:
             await asyncio.gather(*(client.call("getMe") for _ in range(3)))
     assert [record.getMessage() for record in caplog.records] == [
-        "getMe: no usable answer (Bad Gateway), retrying",
+        f"getMe: no usable answer from {api.url} (Bad Gateway), retrying",
         "the Bot API accepts calls again",
     ]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.botfile import defines_router, load_router
+from stepwell.cli import main
 from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
 
@@ -133,6 +134,59 @@ async def test_a_webhook_with_two_workers(tmp_path: Path) -> None:
             assert run.process.returncode == 1
 
 
+async def test_workers_end_with_their_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    port = free_port()
+    async with BotAPI(webhook_pause=0.1) as api:
+        bot = api.bot("my_bot")
+        async with command(
+            "run", "bot.py", "--webhook", f"http://127.0.0.1:{port}/hook", "--port", str(port), "--workers", "2",
+            "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token,
+        ) as run:  # fmt: skip
+            alice = api.chat(bot)
+            await alice.send("/register")
+            assert await alice.answer(timeout=60) == "What's your name?"
+            run.process.kill()
+            async with asyncio.timeout(60):
+                # The output ends when the last worker has ended.
+                await run.process.communicate()
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+async def test_a_taken_port_is_reported_before_the_webhook_is_registered(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        arguments = ("run", "bot.py", "--webhook", "https://example.com/", "--port", str(port))
+        async with command(*arguments, folder=tmp_path, BOT_TOKEN="1:a") as run:
+            output = (await run.process.communicate())[0].decode()
+    assert run.process.returncode == 1
+    assert output.startswith(f"stepwell: cannot listen on 127.0.0.1 port {port}: Address already in use; choose")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("--workers", "2"), 1, "--host, --port and --workers need --webhook"),
+        (("--port", "0"), 1, "--host, --port and --workers need --webhook"),
+        (
+            ("--webhook", "example.com/hook"),
+            2,
+            "argument --webhook: must be an address like https://bot.example.com/hook",
+        ),
+    ],
+)
+def test_options_of_a_webhook_are_checked(
+    arguments: tuple[str, ...], code: int, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "bot.py", *arguments])
+    assert ended.value.code == code
+    assert error in capsys.readouterr().err
+
+
 async def test_several_workers_need_a_shared_storage(tmp_path: Path) -> None:
     (tmp_path / "bot.py").write_text(BOT)
     arguments = ("run", "bot.py", "--webhook", "https://example.com/", "--workers", "2", "--storage", "memory://")
@@ -167,6 +221,8 @@ async def test_a_wrong_file_or_token_gives_one_sentence(
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"bot\.py does not exist"):
         load_router(tmp_path / "bot.py")
+    with pytest.raises(UsageError, match="is a directory; pass the file"):
+        load_router(tmp_path)
     (tmp_path / "bot.txt").write_text("")
     with pytest.raises(UsageError, match=r"bot\.txt is not a Python file"):
         load_router(tmp_path / "bot.txt")

@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import stepwell
 from stepwell.cli import demo, play, run
+from stepwell.errors import UsageError
 
 __all__ = ["main"]
 
@@ -21,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "demo":
             return demo.run(options.storage, scripted=options.script, port=options.port)
         if options.command == "run":
+            if not options.webhook and (options.host or options.port is not None or options.workers):
+                raise UsageError("--host, --port and --workers need --webhook; a bot that polls does not listen")
             if options.reload:
                 return run.reload(options.file, sys.argv[1:] if arguments is None else arguments)
             if options.webhook:
@@ -29,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     storage=options.storage,
                     api=options.api,
                     url=options.webhook,
-                    host=options.host,
+                    host=options.host or "127.0.0.1",
                     port=options.port,
-                    workers=options.workers,
+                    workers=options.workers or 1,
                 )
             return run.run(options.file, storage=options.storage, api=options.api)
         return play.run(
@@ -97,17 +101,29 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="the bot's storage (default: STEPWELL_STORAGE, else the bot's own, else an SQLite file beside the bot)",
     )
-    run_command.add_argument("--api", metavar="URL", help="the address of a Bot API server (default: Telegram's)")
+    run_command.add_argument(
+        "--api", metavar="URL", help="the address of a Bot API server (default: BOT_API, else Telegram's)"
+    )
     run_command.add_argument("--reload", action="store_true", help="restart when a file beside the bot changes")
     run_command.add_argument(
-        "--webhook", metavar="URL", help="serve a webhook instead of polling; the public address, with https"
+        "--webhook",
+        type=_address,
+        metavar="URL",
+        help="serve a webhook instead of polling; the public address, with https",
     )
-    run_command.add_argument("--host", default="127.0.0.1", help="where the webhook listens (default: 127.0.0.1)")
+    run_command.add_argument("--host", help="where the webhook listens (default: 127.0.0.1)")
     run_command.add_argument("--port", type=_port, help="the port of the webhook (default: 8080)")
     run_command.add_argument(
-        "--workers", type=_count, default=1, metavar="N", help="processes that serve the webhook (default: 1)"
+        "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
     )
     return parser
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"must be an address like https://bot.example.com/hook, got {text!r}")
+    return text
 
 
 def _count(text: str) -> int:

@@ -7,6 +7,7 @@ import hmac
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,7 @@ def run_webhook(
     from stepwell.telegram import BotClient, find_token
     from stepwell.telegram.client import TELEGRAM
 
+    set_up_logging()
     path = Path(file).resolve()
     storage = storage or os.environ.get("STEPWELL_STORAGE")
     api = api or os.environ.get("BOT_API") or TELEGRAM
@@ -62,6 +64,7 @@ def run_webhook(
     if workers > 1 and not router.fsm.storage.shared:
         raise UsageError("several workers need a storage that they can share; pass --storage, or --workers 1")
     token = find_token(path.parent)
+    _check_port(host, port or PORT)
 
     async def register() -> dict[str, Any]:
         async with BotClient(token, api=api) as client:
@@ -122,6 +125,19 @@ def reload(file: str, arguments: Sequence[str]) -> int:
             return 0
         finally:
             _stop(process)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise if the webhook cannot listen here, before its address is registered."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        # Python appends the address.
+        why = str(error.strerror).partition(" (")[0]
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {why}; choose another address with --host and --port"
+        ) from None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

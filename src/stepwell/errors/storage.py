@@ -15,8 +15,13 @@ class UnknownScheme(StepwellError, ValueError):
     def __init__(self, scheme: str, known: list[str]) -> None:
         self.scheme: str = scheme
         self.known: list[str] = known
+        problem = (
+            f"no storage is installed for {scheme!r}"
+            if scheme
+            else "the URL of the storage has no scheme; write it like sqlite:///bot.db"
+        )
         super().__init__(
-            f"no storage is installed for {scheme!r}; supported are {', '.join(known)}; "
+            f"{problem}; supported are {', '.join(known)}; "
             "third-party backends register in the entry point group 'stepwell.storage'"
         )
 

@@ -93,7 +93,7 @@ def open_storage(url: str, **options: Any) -> Storage:
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")
     scheme, separator, _ = url.partition(":")
     if not separator or not _SCHEME.fullmatch(scheme):
-        raise UnknownScheme(described(url), sorted(_OURS))
+        raise UnknownScheme("", sorted(_OURS))
     backend = _backend(scheme.lower())
     known, takes_any = _options(backend)
     unknown = sorted(set(options) - set(known))

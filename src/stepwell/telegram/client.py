@@ -256,7 +256,7 @@ class _Link:
         """Note that the server failed. An outage is logged once, not for each call."""
         if not self._failing:
             self._failing = True
-            logger.warning("%s: no usable answer (%s), retrying", method, why)
+            logger.warning("%s: no usable answer from %s (%s), retrying", method, self._server, why)
 
     async def post(self, path: str, call: _Call) -> Response:
         """Post a call to a path. Raises ``NoAnswer``."""

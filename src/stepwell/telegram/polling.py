@@ -277,8 +277,8 @@ def _pauses() -> Iterator[float]:
 def _polling_error(error: BotApiError) -> Exception:
     if error.code == 409 and "webhook" in error.description.lower():
         return UsageError(
-            "this bot has a webhook, so Telegram refuses polling; remove it with BotClient.call('deleteWebhook'), "
-            "or run the bot with --webhook"
+            "this bot has a webhook, so Telegram refuses polling; run the bot with --webhook, or remove the webhook: "
+            "call deleteWebhook with a BotClient"
         )
     if error.code == 409:
         return UsageError("another process polls with this bot token; stop it, and start this one again")
