@@ -160,6 +160,31 @@ async def test_the_conversation_goes_on_while_its_answer_waits(clock: Clock, bac
     assert (stored.expires_at, stored.deadline) == (None, None)
 
 
+@pytest.mark.parametrize("outage", [0, 1, 2])
+async def test_a_conversation_with_a_ttl_expires_at_its_time_after_a_timer_has_answered(
+    clock: Clock, backend: Backend, outage: int
+) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = FSM("my_bot", storage=storage, flows=[Form], send=telegram.send, ttl=100)
+    await begin(fsm, "email")
+    clock.advance(11)
+    telegram.errors = [ConnectionError("cut")] * outage
+    await fsm.tick()
+    for _ in range(outage):
+        clock.advance(61)
+        await fsm.tick()
+    assert telegram.sent == ["Your name, please."]
+    if outage < 2:
+        record = await storage.get_state("my_bot", KEY)
+        assert record is not None
+        assert record.state == "email"
+        clock.advance(100 - 61 * outage)
+    assert await storage.get_state("my_bot", KEY) is None
+    await storage.sweep()
+    stored = await storage.perform(Get(storage.address("my_bot", KEY)))
+    assert stored is None
+
+
 async def test_a_timeout_that_the_next_update_applies_is_answered_first(clock: Clock, backend: Backend) -> None:
     storage, telegram = backend.storage(clock=clock), Telegram()
     router = Router(make_fsm(storage, telegram), send=telegram.send)

@@ -37,6 +37,8 @@ class Unsent(NamedTuple):
 
     entry: Entry | None
     calls: list[dict[str, Any]]
+    #: The record had the times of its expiry and timeout in the head before this entry.
+    had_times: bool = False
 
 
 def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent | None:
@@ -56,7 +58,7 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
         return Unsent(None, calls)
     entry = (float(slot.now + RETRY), 0, text)
     slot.place = slot.place._replace(outbox=(*slot.place.outbox, entry))
-    return Unsent(entry, calls)
+    return Unsent(entry, calls, bool(slot.place.times))
 
 
 def is_due(slot: Slot) -> bool:
@@ -84,7 +86,7 @@ async def deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
         return
     try:
         async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-            await _replace(slot, unsent.entry, left)
+            await _replace(fsm, slot, unsent, left)
     except (Conflict, StorageError, AlreadyHeld) as error:
         logger.warning("calls that were sent stay in the outbox and may be sent again: %s", error)
 
@@ -93,7 +95,7 @@ async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
     """Send calls of a held record, remove their entry, and keep the claim."""
     left = await _send(fsm, unsent)
     if unsent.entry is not None:
-        await _replace(slot, unsent.entry, left, keep=True)
+        await _replace(fsm, slot, unsent, left, keep=True)
 
 
 async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
@@ -122,16 +124,27 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
     return calls
 
 
-async def _replace(slot: Slot, entry: Entry, left: list[dict[str, Any]], *, keep: bool = False) -> None:
+async def _replace(fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str, Any]], *, keep: bool = False) -> None:
     """Replace an entry with its unsent calls, or remove it if there are none, and write."""
-    place = slot.place
-    if entry not in place.outbox:
+    place, entry = slot.place, unsent.entry
+    if entry is None or entry not in place.outbox:
         return
     still = (entry[0], entry[1], to_json(left).decode())
     outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
     slot.place = place._replace(outbox=outbox)
     if not outbox and place.flow is None and place.state is None and not slot.data:
         slot.delete()
+    expires_at = place.times[0] if place.times else None
+    if fsm.on_expired is None and expires_at is not None and not (unsent.had_times or outbox or place.expired):
+        # Only the outbox kept the record longer than its expiry.
+        if expires_at <= slot.now:
+            slot.delete()
+        elif not place.profile and not slot.deleted:
+            timeout_at = place.times[1]
+            slot.place = slot.place._replace(times=())
+            deadline = None if timeout_at is None else max(timeout_at - slot.now, 0.0)
+            await slot.commit(keep=keep, deadline=deadline, expiry=expires_at - slot.now)
+            return
     # schedule() reads the times from the storage unless the head has some.
     slot.place = slot.place._replace(times=slot.place.times or (None, None))
     deadline, expiry = schedule(slot, KEEP, KEEP)
