@@ -84,6 +84,17 @@ async def test_the_first_snippet_of_the_readme_runs(tmp_path: Path) -> None:
             assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
 
 
+async def test_the_error_of_a_handler_is_logged_with_its_traceback_only(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(f"{BOT}\n\n@router.on()\nasync def fail(ctx):\n    raise LookupError('oh')\n")
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        async with command("run", "bot.py", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await api.chat(bot).send("Hi")
+            await run.until("LookupError: oh")
+            assert run.output.count("Traceback") == 1
+            assert await run.stop() == 0
+
+
 async def test_a_changed_file_restarts_the_bot(tmp_path: Path) -> None:
     file = tmp_path / "bot.py"
     file.write_text(BOT)

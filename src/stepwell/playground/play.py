@@ -53,6 +53,8 @@ class Playground:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path: Path = Path(path).resolve()
+        if self.path.is_dir():
+            raise UsageError(f"{path} is a directory; pass the bot's file")
         if not self.path.is_file():
             raise UsageError(f"file {path} does not exist")
         self.host = host

@@ -84,9 +84,11 @@ def run_polling_sync(router: Router, token: str | None = None, **options: Any) -
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(run_polling(router, token, **options))
+        pass
     else:
         raise InsideLoop
+    # Not in the except block: its error would be shown as the context of every error of a handler.
+    asyncio.run(run_polling(router, token, **options))
 
 
 class Poller:
