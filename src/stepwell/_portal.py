@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: The most ``def`` handlers that run at once.
 THREADS = 64
-_pool: list[ThreadPoolExecutor] = []
+_pool: list[_HandlerThreads] = []
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -83,17 +83,58 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 
 async def _in_pool(function: Callable[..., Any], *args: Any) -> Any:
     if not _pool:
-        _pool.append(ThreadPoolExecutor(THREADS, "stepwell-handler"))
+        _pool.append(_HandlerThreads())
     context = copy_context()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
 
-    def work() -> Any:
+    def work() -> None:
+        if future.cancelled():
+            return
+        result: Any = None
+        failure: BaseException | None = None
         try:
-            return context.run(function, *args)
+            result = context.run(function, *args)
         except StopIteration as error:
             # A future cannot carry it.
-            raise RuntimeError("the function raised StopIteration") from error
+            failure = RuntimeError("the function raised StopIteration")
+            failure.__cause__ = error
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+            failure = error
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, future, result, failure)
 
-    return await asyncio.get_running_loop().run_in_executor(_pool[0], work)
+    _pool[0].run(work)
+    return await future
+
+
+class _HandlerThreads:
+    """Up to ``THREADS`` threads. They are daemons, so that a function that never ends does not block the exit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._started = 0
+        #: Started threads without a job.
+        self._idle = 0
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job in a thread, or queue it while all threads are busy."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < THREADS:
+                self._started += 1
+                number = self._started
+                threading.Thread(target=self._work, name=f"stepwell-handler-{number}", daemon=True).start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._idle += 1
 
 
 class _Caller:

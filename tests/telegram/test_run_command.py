@@ -95,6 +95,28 @@ async def test_the_error_of_a_handler_is_logged_with_its_traceback_only(tmp_path
             assert await run.stop() == 0
 
 
+async def test_a_second_signal_ends_a_bot_whose_handler_never_ends(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(
+        "import time\n"
+        "from stepwell.fsm import FSM, Router\n"
+        "router = Router(FSM('my_bot', storage='memory://', flows=[]))\n"
+        "@router.on()\n"
+        "def sleep(ctx):\n"
+        "    print('sleeping', flush=True)\n"
+        "    time.sleep(3600)\n"
+    )
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        async with command("run", "bot.py", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await run.until("Ctrl-C stops it.")
+            await api.chat(bot).send("hi")
+            await run.until("sleeping")
+            run.process.send_signal(signal.SIGTERM)
+            # Two signals at once could be seen as one.
+            await asyncio.sleep(0.3)
+            assert await run.stop() == 0
+
+
 async def test_a_changed_file_restarts_the_bot(tmp_path: Path) -> None:
     file = tmp_path / "bot.py"
     file.write_text(BOT)
