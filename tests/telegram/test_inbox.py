@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage
+from stepwell import MemoryStorage, copy_records
 from stepwell.errors import StorageUnavailable
 from stepwell.record import INBOX
 from stepwell.storage.operations import Get
@@ -96,6 +96,14 @@ async def test_a_batch_and_the_removals_before_it_are_one_write(backend: Backend
         stored = await storage.perform(Get(address, parts=True))
         assert stored.version.number == before.number + 1
         assert list(stored.parts) == ["100"]
+
+
+async def test_an_inbox_can_be_copied(backend: Backend) -> None:
+    async with backend.storage() as storage, MemoryStorage() as target:
+        await Inbox(storage, "my_bot").keep([update(1), update(2)])
+        copied = await copy_records(storage, target)
+        assert (copied.written, copied.damaged) == (1, [])
+        assert await Inbox(target, "my_bot").load() == [update(1), update(2)]
 
 
 async def test_a_damaged_update_is_skipped(caplog: pytest.LogCaptureFixture) -> None:

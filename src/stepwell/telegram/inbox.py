@@ -25,8 +25,8 @@ __all__ = ["Inbox"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: The kind of a sealed update, for its checksum.
-_KIND = "u"
+#: The kind of a part in its checksum, as copy_records() checks it.
+_KIND = "p"
 #: The field with the checksums of the batch that was fetched last.
 _LAST = "last"
 #: Seconds before a failed removal is retried.
