@@ -73,6 +73,8 @@ class Inbox:
 
     def select(self, updates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the updates of a fetched batch that were not fetched before the start."""
+        if not self._before:
+            return list(updates)
         return [each for each in updates if self._before.get(str(each["update_id"])) != self._sealed(each)[:8]]
 
     async def keep(self, updates: Sequence[dict[str, Any]]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 from stepwell.playground.botapi.forms import read_body
@@ -10,28 +13,52 @@ from stepwell.playground.botapi.methods import perform
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.serving import CUT
+from stepwell.playground.serving import CUT, Direct, PlainRequest
 from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, body_of
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "make_direct"]
 
 #: The largest request in bytes: Telegram's limit for files.
 MAX_REQUEST = 50 * 1024 * 1024
+
+
+_METHOD_PATH = re.compile(r"/bot([^/?%]+)/(\w+)")
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def make_direct(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Direct:
+    """Return the same as :func:`make_app` for plain method calls only."""
+
+    async def respond(request: PlainRequest) -> bytes | None:
+        path = _METHOD_PATH.fullmatch(request.target)
+        headers = request.headers
+        code, more = 200, ""
+        try:
+            if path is None:
+                raise Refusal(404, "Not Found")
+            bot = _bot_of(world, hosts, headers.get("host", ""), path[1])
+            params = read_body(headers.get("content-type", ""), request.body)
+            body = {"ok": True, "result": await perform(world, webhooks, bot, path[2], params)}
+        except Refusal as refusal:
+            code, body = refusal.code, refusal.json()
+            more = "".join(f"{name}: {value}\r\n" for name, value in _headers(refusal).items())
+        except ConnectionCut:
+            return None
+        content = _to_json(body).encode()
+        head = (
+            f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\ncontent-type: application/json\r\n{more}"
+            f"content-length: {len(content)}\r\n\r\n"
+        )
+        return head.encode() + content
+
+    return respond
 
 
 def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Any:
     """Return an ASGI application that accepts only these Host headers, against DNS rebinding."""
 
     def checked(request: Request) -> Bot:
-        if request.headers.get("host", "") not in hosts():
-            raise Refusal(403, "Forbidden: this host name is not allowed here")
-        token: str = request.path_params["token"]
-        bot = world.bots.get(token)
-        if bot is None:
-            # As Telegram does: 401 for a well-formed token, 404 for anything else.
-            number, colon, _ = token.partition(":")
-            raise Refusal(401, "Unauthorized") if number.isdigit() and colon else Refusal(404, "Not Found")
-        return bot
+        return _bot_of(world, hosts, request.headers.get("host", ""), request.path_params["token"])
 
     async def method(request: Request) -> Response:
         try:
@@ -83,7 +110,21 @@ class _Cut(Response):
             pass
 
 
+def _bot_of(world: World, hosts: Callable[[], Iterable[str]], host: str, token: str) -> Bot:
+    if host not in hosts():
+        raise Refusal(403, "Forbidden: this host name is not allowed here")
+    bot = world.bots.get(token)
+    if bot is None:
+        # As Telegram does: 401 for a well-formed token, 404 for anything else.
+        number, colon, _ = token.partition(":")
+        raise Refusal(401, "Unauthorized") if number.isdigit() and colon else Refusal(404, "Not Found")
+    return bot
+
+
 def _refused(refusal: Refusal) -> Response:
+    return JSONResponse(refusal.json(), status_code=refusal.code, headers=_headers(refusal))
+
+
+def _headers(refusal: Refusal) -> dict[str, str]:
     retry = refusal.parameters.get("retry_after")
-    headers = {"Retry-After": str(retry)} if retry is not None else {}
-    return JSONResponse(refusal.json(), status_code=refusal.code, headers=headers)
+    return {"Retry-After": str(retry)} if retry is not None else {}

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.errors import UsageError
-from stepwell.playground.botapi.app import make_app
+from stepwell.playground.botapi.app import make_app, make_direct
 from stepwell.playground.botapi.methods import perform
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.person import Person
@@ -52,7 +52,7 @@ class BotAPI:
         self.webhooks: Webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
         #: The ASGI application, to serve it elsewhere.
         self.app: Any = make_app(self.world, self.webhooks, self._hosts)
-        self._serving = Serving(self.app, name="bot-api")
+        self._serving = Serving(self.app, name="bot-api", direct=make_direct(self.world, self.webhooks, self._hosts))
 
     @property
     def url(self) -> str:

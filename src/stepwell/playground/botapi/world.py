@@ -5,7 +5,6 @@ Everything is in memory, as the JSON that Telegram would send, and used from one
 
 from __future__ import annotations
 
-import copy
 import secrets
 import time
 from collections import deque
@@ -279,7 +278,7 @@ class World:
         if not bot.updates.wants(kind):
             return None
         # A copy, so that later edits do not change an update that was sent.
-        update = {"update_id": next(self._update_ids), kind: copy.deepcopy(event)}
+        update = {"update_id": next(self._update_ids), kind: _copied(event)}
         chat = event.get("chat") or event.get("message", {}).get("chat") or event.get("from") or {}
         bot.updates.put(update, chat.get("id"))
         self._publish(WorldEvent("update", bot, None, update))
@@ -339,6 +338,13 @@ class World:
     def _publish(self, event: WorldEvent) -> None:
         for watcher in list(self._watchers):
             watcher(event)
+
+
+def _copied(value: Any) -> Any:
+    """Return a deep copy of plain JSON, in a fraction of the time of ``copy.deepcopy``."""
+    if isinstance(value, dict):
+        return {name: _copied(inside) for name, inside in value.items()}
+    return [_copied(inside) for inside in value] if isinstance(value, list) else value
 
 
 #: Service messages; every bot gets an update for them.
