@@ -235,3 +235,41 @@ async def test_calls_that_cannot_be_stored_are_still_sent(clock: Clock, caplog: 
         ctx.call("sendPhoto", chat_id=42, photo=object())
     assert len(sent) == 1
     assert "sent but not stored" in caplog.text
+
+
+async def test_answers_of_several_jobs_stay_in_order(clock: Clock, backend: Backend) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    telegram.errors = [ConnectionError("cut")]
+    for number in range(3):
+        async with fsm.conversation(key=KEY) as ctx:
+            ctx.answer(f"parcel {number}")
+    assert telegram.sent == []
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["parcel 0", "parcel 1", "parcel 2"]
+    assert await storage.get_state("my_bot", KEY) is None
+
+
+async def test_a_job_that_answers_while_another_sends_is_sent_after_it(backend: Backend) -> None:
+    sent: list[str] = []
+    begun, proceed = asyncio.Event(), asyncio.Event()
+
+    async def send(call: dict[str, Any]) -> None:
+        begun.set()
+        await proceed.wait()
+        sent.append(call["text"])
+
+    fsm = FSM("my_bot", storage=backend.storage(), flows=[Form], send=send)
+
+    async def job(words: str) -> None:
+        async with fsm.conversation(key=KEY) as ctx:
+            ctx.answer(words)
+
+    first = asyncio.create_task(job("first"))
+    await begun.wait()
+    await job("second")
+    assert sent == []
+    proceed.set()
+    await first
+    assert sent == ["first", "second"]

@@ -15,7 +15,7 @@ import pytest
 from examples import registration
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import InsideLoop, InvalidOption, StorageUnavailable, UsageError
-from stepwell.fsm import FSM, Context, Flow, Router, command, state, text
+from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state, text
 from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
 from stepwell.telegram import BotApiError, BotClient, run_polling, run_polling_sync
@@ -198,6 +198,28 @@ async def test_a_limited_chat_delays_no_other_chat() -> None:
         assert await bob.ask("hello") == "you said hello"
         assert alice.last is None
         assert [await alice.answer(timeout=30), await alice.answer()] == ["you said one", "you said two"]
+
+
+async def test_updates_of_one_key_in_two_chats_are_answered_in_order() -> None:
+    router = Router(FSM("my_bot", storage=MemoryStorage(), flows=[Count], key=keys.User()))
+    handled = []
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        handled.append(ctx.text)
+        ctx.start_flow(Count)
+        ctx.answer(f"you said {ctx.text}")
+
+    async with polling(router) as running:
+        alice = running.person(42)
+        group = alice.group(-5)
+        running.bot.limit(1, method="sendMessage", chat=42)
+        await alice.send("one")
+        await until(lambda: handled == ["one"])
+        await group.send("two")
+        assert await group.answer(timeout=30) == "you said two"
+        # The answer to the first update was sent before the second one was handled.
+        assert alice.last == "you said one"
 
 
 class Away(MemoryStorage):

@@ -111,7 +111,8 @@ def schedule(
 def deadline_of(slot: Slot) -> float | None:
     """Return the seconds to the next time in the head: expiry, timeout, hand-over of an entry, or unsent calls."""
     place = slot.place
-    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox]]
+    # Calls are sent in order, so only the first entry of the outbox has a time.
+    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox[:1]]]
     due = [at for at in (*place.times, *waiting) if at is not None]
     return max(min(due) - slot.now, 0.0) if due else None
 

@@ -42,7 +42,10 @@ class Unsent(NamedTuple):
 
 
 def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent | None:
-    """Add calls to a held record, to be written by its next commit. Return the calls to deliver after that commit."""
+    """Add calls to a held record, to be written by its next commit. Return the calls to deliver after that commit.
+
+    Calls behind an entry that is not sent yet are delivered after it, by the worker that sends it.
+    """
     if not calls:
         return None
     if fsm.send is None:
@@ -56,46 +59,53 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
     except (TypeError, ValueError) as error:
         logger.warning("calls without an update are sent but not stored, so a crash loses them: %s", error)
         return Unsent(None, calls)
-    entry = (float(slot.now + RETRY), 0, text)
-    slot.place = slot.place._replace(outbox=(*slot.place.outbox, entry))
-    return Unsent(entry, calls, bool(slot.place.times))
+    entry, earlier = (float(slot.now + RETRY), 0, text), slot.place.outbox
+    slot.place = slot.place._replace(outbox=(*earlier, entry))
+    return None if earlier else Unsent(entry, calls, bool(slot.place.times))
 
 
 def is_due(slot: Slot) -> bool:
     """Return whether a held record has calls that its worker did not send."""
-    return any(entry[0] <= slot.now for entry in slot.place.outbox)
+    return bool(slot.place.outbox) and slot.place.outbox[0][0] <= slot.now
 
 
-async def take(slot: Slot) -> list[Unsent]:
-    """Return the calls of a held record to send now. Other workers skip them for a while."""
-    now = slot.now
-    taken = {
-        entry: (now + min(RETRY * 2 ** entry[1], LONGEST_PAUSE), entry[1] + 1, entry[2])
-        for entry in slot.place.outbox
-        if entry[0] <= now
-    }
-    slot.place = slot.place._replace(outbox=tuple(taken.get(entry, entry) for entry in slot.place.outbox))
+async def take(slot: Slot) -> Unsent:
+    """Return the first calls of a held record, to be delivered. Other workers skip them for a while."""
+    unsent = _take_first(slot)
     await slot.commit(keep=True, deadline=deadline_of(slot))
-    return [Unsent(entry, json.loads(entry[2])) for entry in taken.values()]
+    return unsent
 
 
-async def deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
-    """Send calls, without holding the record, and remove their entry. Best effort: errors are logged."""
-    left = await _send(fsm, unsent)
-    if unsent.entry is None:
-        return
-    try:
-        async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-            await _replace(fsm, slot, unsent, left)
-    except (Conflict, StorageError, AlreadyHeld) as error:
-        logger.warning("calls that were sent stay in the outbox and may be sent again: %s", error)
+def _take_first(slot: Slot) -> Unsent:
+    (_, attempts, text), *others = slot.place.outbox
+    entry = (float(slot.now + min(RETRY * 2**attempts, LONGEST_PAUSE)), attempts + 1, text)
+    slot.place = slot.place._replace(outbox=(entry, *others))
+    return Unsent(entry, json.loads(text))
+
+
+async def deliver(fsm: Machine, key: Any, unsent: Unsent | None) -> None:
+    """Send calls and those behind them, without holding the record, and remove their entries.
+
+    Best effort: errors are logged.
+    """
+    while unsent is not None:
+        left = await _send(fsm, unsent)
+        if unsent.entry is None:
+            return
+        try:
+            async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
+                unsent = await _replace(fsm, slot, unsent, left)
+        except (Conflict, StorageError, AlreadyHeld) as error:
+            logger.warning("calls that were sent stay in the outbox and may be sent again: %s", error)
+            return
 
 
 async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
     """Send calls of a held record, remove their entry, and keep the claim."""
-    left = await _send(fsm, unsent)
-    if unsent.entry is not None:
-        await _replace(fsm, slot, unsent, left, keep=True)
+    following: Unsent | None = unsent
+    while following is not None:
+        left = await _send(fsm, following)
+        following = await _replace(fsm, slot, following, left, keep=True)
 
 
 async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
@@ -124,14 +134,17 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
     return calls
 
 
-async def _replace(fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str, Any]], *, keep: bool = False) -> None:
-    """Replace an entry with its unsent calls, or remove it if there are none, and write."""
+async def _replace(
+    fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str, Any]], *, keep: bool = False
+) -> Unsent | None:
+    """Replace an entry with its unsent calls, or remove it if there are none, and write. Return the next calls."""
     place, entry = slot.place, unsent.entry
     if entry is None or entry not in place.outbox:
-        return
+        return None
     still = (entry[0], entry[1], to_json(left).decode())
     outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
     slot.place = place._replace(outbox=outbox)
+    following = _take_first(slot) if outbox and not left else None
     if not outbox and place.flow is None and place.state is None and not slot.data:
         slot.delete()
     expires_at = place.times[0] if place.times else None
@@ -144,8 +157,9 @@ async def _replace(fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str
             slot.place = slot.place._replace(times=())
             deadline = None if timeout_at is None else max(timeout_at - slot.now, 0.0)
             await slot.commit(keep=keep, deadline=deadline, expiry=expires_at - slot.now)
-            return
+            return None
     # schedule() reads the times from the storage unless the head has some.
     slot.place = slot.place._replace(times=slot.place.times or (None, None))
     deadline, expiry = schedule(slot, KEEP, KEEP)
     await slot.commit(keep=keep, deadline=deadline, expiry=expiry)
+    return following

@@ -138,7 +138,7 @@ class Timers:
                 if not is_due(slot):
                     return False
                 entries: tuple[Any, ...] = ()
-                unsent: list[outbox.Unsent] = []
+                unsent: outbox.Unsent | None = None
                 expired = expiry.is_expired(slot)
                 if fsm.send is not None and outbox.is_due(slot):
                     unsent = await outbox.take(slot)
@@ -147,8 +147,7 @@ class Timers:
                 elif expired and slot.place.profile and fsm.on_expired is None:
                     await expiry.retire(fsm, slot)
                 elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
-                    calls = await time_out(fsm, slot)
-                    unsent = [] if calls is None else [calls]
+                    unsent = await time_out(fsm, slot)
                 else:
                     # Another worker may have the flow or on_expired.
                     self._due.pause(address)
@@ -164,8 +163,7 @@ class Timers:
         if entries:
             # The record is not held meanwhile: on_expired may be slow, or open the same conversation.
             return await self._hand_over(address, key, entries)
-        for each in unsent:
-            await outbox.deliver(fsm, key, each)
+        await outbox.deliver(fsm, key, unsent)
         return True
 
     async def _hand_over(self, address: Address, key: Any, entries: tuple[Any, ...]) -> bool:

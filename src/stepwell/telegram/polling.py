@@ -8,7 +8,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, TooLarge, UsageError
 from stepwell.fsm import Router, Update
@@ -91,6 +91,16 @@ def run_polling_sync(router: Router, token: str | None = None, **options: Any) -
     asyncio.run(run_polling(router, token, **options))
 
 
+class _Queued(NamedTuple):
+    """An update that waits for earlier ones."""
+
+    update: dict[str, Any]
+    key: Any
+    #: Set when the earlier update of the same key is finished; ``None`` if there is none.
+    earlier: asyncio.Future[None] | None
+    finished: asyncio.Future[None]
+
+
 class Poller:
     """Fetches the updates of one bot and handles them."""
 
@@ -105,7 +115,9 @@ class Poller:
         self._in_flight = in_flight
         self._inbox = Inbox(router.fsm.storage, router.fsm.bot)
         #: Updates that wait for an earlier one of the same chat.
-        self._queues: dict[Any, deque[dict[str, Any]]] = {}
+        self._queues: dict[Any, deque[_Queued]] = {}
+        #: The last update of each key that is not finished. A key may span several chats.
+        self._last_of_key: dict[Any, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unfinished = 0
         self._stopping = asyncio.Event()
@@ -120,7 +132,7 @@ class Poller:
 
     async def run(self) -> None:
         """Fetch and handle updates until ``stop``."""
-        stopped = asyncio.create_task(self._stopping.wait())
+        self._stopped = stopped = asyncio.create_task(self._stopping.wait())
         try:
             for update in await self._inbox.load():
                 self._start(update)
@@ -195,12 +207,16 @@ class Poller:
         self._unfinished += 1
         if self._unfinished >= self._in_flight:
             self._room.clear()
-        chat = _chat_of(update)
+        chat, key = _chat_of(update), self._key_of(update)
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queued = _Queued(update, key, self._last_of_key.get(key), finished)
+        if key is not None:
+            self._last_of_key[key] = finished
         queue = self._queues.get(chat)
         if queue is not None:
-            queue.append(update)
+            queue.append(queued)
             return
-        self._queues[chat] = deque((update,))
+        self._queues[chat] = deque((queued,))
         task = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -210,13 +226,37 @@ class Poller:
         queue = self._queues[chat]
         try:
             # After stop(), waiting updates stay in the inbox.
-            while queue and not self._stopping.is_set() and await self._process(queue[0]):
-                self._inbox.finish(queue.popleft()["update_id"])
+            while queue and await self._is_next(queue[0]) and await self._process(queue[0].update):
+                update, key, _, finished = queue.popleft()
+                self._inbox.finish(update["update_id"])
+                finished.set_result(None)
+                if self._last_of_key.get(key) is finished:
+                    del self._last_of_key[key]
                 self._unfinished -= 1
                 if self._unfinished < self._in_flight:
                     self._room.set()
         finally:
             del self._queues[chat]
+
+    def _key_of(self, update: dict[str, Any]) -> Any:
+        """Return the key of an update; ``None`` if it has none or it cannot be read, which its handling will report."""
+        assert self._router.fsm is not None
+        try:
+            key = self._router.fsm.key.extract(Update.of(update))
+            hash(key)
+        except Exception:  # noqa: BLE001 - a key strategy is the author's code
+            return None
+        return key
+
+    async def _is_next(self, queued: _Queued) -> bool:
+        """Wait until the earlier update of the same key is answered; return ``False`` at a stop.
+
+        A record remembers the answers to its newest update only, so a kill must not find two unanswered ones.
+        """
+        earlier = queued.earlier
+        while earlier is not None and not earlier.done() and not self._stopping.is_set():
+            await asyncio.wait((earlier, self._stopped), return_when=asyncio.FIRST_COMPLETED)
+        return not self._stopping.is_set()
 
     async def _process(self, update: dict[str, Any]) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
