@@ -80,7 +80,8 @@ async def start(
                     async with _quarantine(slot):
                         raise RunExists(flow_id, state_only=table_of(slot.place, slot.address) is None)
                 return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
-            finished_at = _finished_at(slot)
+            # With "raise" the call does not wait.
+            finished_at = None if if_exists == "raise" else _finished_at(slot)
             if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
                 # The run has finished while this call waited for it.
                 await slot.confirm()
