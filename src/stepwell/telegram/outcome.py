@@ -20,7 +20,7 @@ logger: logging.Logger = logging.getLogger("stepwell.telegram")
 TEMPORARY = (Conflict, StorageError, BotUnavailable)
 
 
-async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
+async def handle(router: Router, update: Update) -> list[dict[str, Any]]:
     """Handle an update, and return the calls to make.
 
     Raises only ``TEMPORARY`` errors. Any other error would recur with every delivery, so it is logged, without
@@ -37,11 +37,11 @@ async def handle(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        logger.exception("the handler of update %s failed (key %s)", update.get("update_id"), _key_of(router, update))
+        logger.exception("the handler of update %s failed (key %s)", update.update_id, _key_of(router, update))
         return []
 
 
-async def process(router: Router, sender: Sender, update: dict[str, Any]) -> None:
+async def process(router: Router, sender: Sender, update: Update) -> None:
     """Handle an update and send its answers. Raises only ``TEMPORARY`` errors: retry the update then."""
     calls = await handle(router, update)
     if router.send is None:
@@ -63,8 +63,8 @@ def sender_for_timers(router: Router, sender: Sender) -> Iterator[None]:
         fsm.send = None
 
 
-def _key_of(router: Router, update: dict[str, Any]) -> Any:
+def _key_of(router: Router, update: Update) -> Any:
     try:
-        return None if router.fsm is None else router.fsm.key.extract(Update.of(update))
+        return None if router.fsm is None else router.fsm.key.extract(update)
     except Exception:  # noqa: BLE001 - the key strategy of the bot may have failed
         return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, TooLarge, UsageError
-from stepwell.fsm import Router, Update
+from stepwell.fsm import Router, Update, keys
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.inbox import Inbox
 from stepwell.telegram.limits import SendLimits
@@ -91,14 +91,19 @@ def run_polling_sync(router: Router, token: str | None = None, **options: Any) -
     asyncio.run(run_polling(router, token, **options))
 
 
+#: With these keys, updates of one key come from one chat.
+_KEYS_WITH_CHAT = (keys.ChatUser, keys.Chat, keys.ChatTopic, keys.ChatTopicUser)
+
+
 class _Queued(NamedTuple):
     """An update that waits for earlier ones."""
 
-    update: dict[str, Any]
+    update: Update
+    #: ``None`` unless keys span chats.
     key: Any
     #: Set when the earlier update of the same key is finished; ``None`` if there is none.
     earlier: asyncio.Future[None] | None
-    finished: asyncio.Future[None]
+    finished: asyncio.Future[None] | None
 
 
 class Poller:
@@ -116,7 +121,8 @@ class Poller:
         self._inbox = Inbox(router.fsm.storage, router.fsm.bot)
         #: Updates that wait for an earlier one of the same chat.
         self._queues: dict[Any, deque[_Queued]] = {}
-        #: The last update of each key that is not finished. A key may span several chats.
+        self._key_spans_chats = type(router.fsm.key) not in _KEYS_WITH_CHAT
+        #: The last update of each key that is not finished.
         self._last_of_key: dict[Any, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unfinished = 0
@@ -207,10 +213,12 @@ class Poller:
         self._unfinished += 1
         if self._unfinished >= self._in_flight:
             self._room.clear()
-        chat, key = _chat_of(update), self._key_of(update)
-        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queued = _Queued(update, key, self._last_of_key.get(key), finished)
-        if key is not None:
+        seen = Update.of(update)
+        chat, key, finished = _chat_of(seen), None, None
+        if self._key_spans_chats and (key := self._key_of(seen)) is not None:
+            finished = asyncio.get_running_loop().create_future()
+        queued = _Queued(seen, key, self._last_of_key.get(key), finished)
+        if finished is not None:
             self._last_of_key[key] = finished
         queue = self._queues.get(chat)
         if queue is not None:
@@ -228,21 +236,22 @@ class Poller:
             # After stop(), waiting updates stay in the inbox.
             while queue and await self._is_next(queue[0]) and await self._process(queue[0].update):
                 update, key, _, finished = queue.popleft()
-                self._inbox.finish(update["update_id"])
-                finished.set_result(None)
-                if self._last_of_key.get(key) is finished:
-                    del self._last_of_key[key]
+                self._inbox.finish(update.raw["update_id"])
+                if finished is not None:
+                    finished.set_result(None)
+                    if self._last_of_key[key] is finished:
+                        del self._last_of_key[key]
                 self._unfinished -= 1
                 if self._unfinished < self._in_flight:
                     self._room.set()
         finally:
             del self._queues[chat]
 
-    def _key_of(self, update: dict[str, Any]) -> Any:
+    def _key_of(self, update: Update) -> Any:
         """Return the key of an update; ``None`` if it has none or it cannot be read, which its handling will report."""
         assert self._router.fsm is not None
         try:
-            key = self._router.fsm.key.extract(Update.of(update))
+            key = self._router.fsm.key.extract(update)
             hash(key)
         except Exception:  # noqa: BLE001 - a key strategy is the author's code
             return None
@@ -258,7 +267,7 @@ class Poller:
             await asyncio.wait((earlier, self._stopped), return_when=asyncio.FIRST_COMPLETED)
         return not self._stopping.is_set()
 
-    async def _process(self, update: dict[str, Any]) -> bool:
+    async def _process(self, update: Update) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
         calls: deque[dict[str, Any]] | None = None
         for pause in _pauses():
@@ -270,7 +279,7 @@ class Poller:
                     calls.popleft()
                 return True
             except TEMPORARY as error:
-                logger.warning("retrying update %s: %s", update["update_id"], error)
+                logger.warning("retrying update %s: %s", update.update_id, error)
             if await self._stopped_within(pause):
                 break
         return False
@@ -301,12 +310,11 @@ def _is_update(found: object) -> bool:
     return isinstance(found, dict) and type(found.get("update_id")) is int
 
 
-def _chat_of(update: dict[str, Any]) -> Any:
+def _chat_of(update: Update) -> Any:
     """Return the queue of an update: its chat, else its user, else a queue of its own."""
-    seen = Update.of(update)
-    if seen.chat is not None:
-        return seen.chat.id
-    return ("user", seen.user.id) if seen.user is not None else ("update", update["update_id"])
+    if update.chat is not None:
+        return update.chat.id
+    return ("user", update.user.id) if update.user is not None else ("update", update.update_id)
 
 
 def _pauses() -> Iterator[float]:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.fsm import Router
+from stepwell.fsm import Router, Update
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import TEMPORARY, process, sender_for_timers
@@ -135,7 +135,7 @@ class Webhook:
 
     async def _process(self, content: bytes, update: dict[str, Any]) -> int:
         try:
-            await process(self.router, self.sender, update)
+            await process(self.router, self.sender, Update.of(update))
         except TEMPORARY as error:
             logger.warning("update %s is not handled and will be delivered again: %s", update["update_id"], error)
             self._deliveries.pop(content, None)
