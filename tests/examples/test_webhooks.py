@@ -97,6 +97,8 @@ async def test_a_webhook_in_its_framework(framework: str, tmp_path: Path, monkey
                 assert (await http.post(hook, content=body)).status_code == 403
                 wrong = {"X-Telegram-Bot-Api-Secret-Token": "s\xe9cret".encode()}
                 assert (await http.post(hook, content=body, headers=wrong)).status_code == 403
+                not_utf8 = {"X-Telegram-Bot-Api-Secret-Token": b"s\xe9cret"}
+                assert (await http.post(hook, content=body, headers=not_utf8)).status_code == 403
                 secret = {"X-Telegram-Bot-Api-Secret-Token": SECRET}
                 assert (await http.post(hook, content=b"no JSON", headers=secret)).status_code == 400
                 assert (await http.get(hook, headers=secret)).status_code == 405

@@ -112,7 +112,8 @@ class Webhook:
 
     async def handle(self, secret: str, body: bytes) -> int:
         """Return the HTTP status for a request with this secret header and body. For other web frameworks."""
-        if not hmac.compare_digest(secret.encode(), self._secret):
+        # A framework may decode a header that is not UTF-8 with lone surrogates.
+        if not hmac.compare_digest(secret.encode(errors="replace"), self._secret):
             return 403
         if len(body) > self._max_body:
             return 413
