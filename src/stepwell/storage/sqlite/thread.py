@@ -10,6 +10,8 @@ from threading import Thread
 from typing import Any, TypeAlias
 from weakref import finalize
 
+from stepwell._portal import settle
+
 __all__ = ["StorageThread"]
 
 #: The loop and the future of the caller, a callback for the loop, the function and its arguments.
@@ -51,13 +53,7 @@ class StorageThread:
 
     def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self.pending -= 1
-        if future.done():
-            # The caller was cancelled.
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        settle(future, result, error)
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
