@@ -269,7 +269,7 @@ class _KeptConnection:
 
 
 def _abandon(opening: asyncio.Task[_Streams]) -> None:
-    """Close a connection that nobody waits for any longer."""
+    """Close a connection whose caller was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result()[1].transport.abort()
 

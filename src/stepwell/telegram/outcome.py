@@ -33,7 +33,8 @@ async def handle(router: Router, update: Update) -> list[dict[str, Any]]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        # Also SystemExit, with which every start would end again. A handler may raise CancelledError itself.
+        # SystemExit is included: the update stays in the inbox, so it would end every later start too. A handler may
+        # raise CancelledError itself.
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
