@@ -13,11 +13,12 @@ import pytest
 
 from examples import registration
 from stepwell import MemoryStorage
-from stepwell.errors import InvalidOption, StorageUnavailable
+from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Context, Router, command, text
 from stepwell.playground.botapi import BotAPI, Person
 from stepwell.playground.serving import Serving
 from stepwell.telegram import BotClient, webhook
+from stepwell.testing import FaultyStorage
 from tests.backends import Backend
 
 SECRET = "s3cret"
@@ -116,27 +117,16 @@ async def test_a_failing_handler_and_a_refused_call_are_final() -> None:
         assert handled == ["/fail", "/refuse"]
 
 
-class Away(MemoryStorage):
-    """A storage that can be unavailable."""
-
-    away = False
-
-    async def perform(self, operation: Any) -> Any:
-        if self.away:
-            raise StorageUnavailable("the storage is switched off", sent=False)
-        return await super().perform(operation)
-
-
 async def test_an_update_comes_again_while_the_storage_is_away() -> None:
-    storage = Away()
+    storage = FaultyStorage(patience=0.01)
     async with serving(registration.make_router(storage)) as served:
         alice = served.person()
         assert await alice.ask("/register") == "What's your name?"
-        storage.away = True
+        storage.before = range(1 << 30)
         await alice.send("Alice")
         body = b'{"update_id": 99, "message": {"message_id": 1, "chat": {"id": 7}, "from": {"id": 7}, "text": "x"}}'
         assert await served.post(body) == 503
-        storage.away = False
+        storage.before = ()
         assert await alice.answer() == "Got it, Alice! What's your email?"
 
 
