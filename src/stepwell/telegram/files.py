@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepwell.codec import record_type
+from stepwell.codec.json import to_json
 from stepwell.errors import InvalidOption
 
 __all__ = ["InputFile", "Payload", "pack", "read_content"]
@@ -81,6 +82,12 @@ def pack(method: str, params: dict[str, Any]) -> Payload:
         return f"attach://{name}"
 
     given = {name: value for name, value in params.items() if value is not None}
+    if _FLAT.issuperset(map(type, given.values())):
+        # Most calls. The other way takes five times as long.
+        try:
+            return Payload(to_json(given), {}, {})
+        except (UnicodeEncodeError, OverflowError):
+            pass
     try:
         body = json.dumps(given, default=attach, allow_nan=False)
         if not files:
@@ -98,6 +105,10 @@ def pack(method: str, params: dict[str, Any]) -> Payload:
         raise InvalidOption(f"{method}: the parameters cannot be sent as JSON: {error}") from None
     ids = {name: value.file_id for name, value in given.items() if isinstance(value, InputFile) and value.file_id}
     return Payload(b"", {**fields, **ids}, {**files, **uploads})
+
+
+#: Types that both encoders write in the same way.
+_FLAT = frozenset({str, int, bool})
 
 
 async def read_content(file: InputFile) -> bytes:
