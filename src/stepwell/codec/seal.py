@@ -115,6 +115,13 @@ class Seal:
         """Seal a value beside the data, such as the memo or a part."""
         return self.seal_body(kind, name, values.encode(value, self._limits, f"${name}", large=large))
 
+    def json(self, value: Any, limit: int) -> str:
+        """Return the JSON of a value, without a checksum. Raises ``EncodeError`` or ``TooLarge``."""
+        text = values.encode(value, self._limits)
+        if len(text) > limit:
+            raise TooLarge("the value", len(text), limit)
+        return text.decode()
+
     def value(self, kind: str, name: str, text: str) -> Any:
         """Return the value that ``seal`` was given."""
         body = self.body(kind, name, text)

@@ -293,11 +293,12 @@ class Context(Generic[Data]):
 
     def update_data(self, changes: Mapping[Any, Any] | None = None, /, **fields: Any) -> Data:
         """Merge fields into the data, and return the data."""
-        _check_mapping("update_data", changes)
-        merged = {**(changes or {}), **fields}
+        if changes is not None:
+            _check_mapping("update_data", changes)
+            fields = {**changes, **fields}
         if not self._refuses():
-            self._check(merged)
-            self._record.data.update(merged)
+            self._check(fields)
+            self._record.data.update(fields)
         return self.data
 
     def set_data(self, data: Mapping[Any, Any]) -> None:

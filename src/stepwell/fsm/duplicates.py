@@ -79,8 +79,7 @@ class HandledUpdates:
         encoded = "[]"
         if calls:
             try:
-                encoded = self._slot.memo_part(calls)
-                self._slot.memo_part([ids, calls])
+                encoded = self._slot.memo_part(calls, beside=len(ids) + 5)
             except (EncodeError, TooLarge) as error:
                 # Losing the calls of a redelivered update is better than losing its state.
                 logger.warning("the calls for this update cannot be remembered: %s", error)

@@ -168,7 +168,10 @@ class Router:
         """Return the first handler whose filters match, and the error handler of its router or the router around it."""
         for filters, route, on_error in self._flat():
             ctx.match = None
-            if all(accepts(ctx) for accepts in filters):
+            for accepts in filters:
+                if not accepts(ctx):
+                    break
+            else:
                 return route, on_error
         return None, None
 

@@ -147,6 +147,10 @@ class Update:
                 self.text = text if text and isinstance(text, str) else None
                 self.user = _peer(message.get("user") if sender is None else sender)
                 self.chat = _peer(message.get("chat"))
+                # Every answer needs these.
+                business = message.get("business_connection_id")
+                self.business_connection_id = business if business and isinstance(business, str) else None
+                self.in_topic = message.get("is_topic_message") is True
 
     @classmethod
     def of(cls, anything: object) -> Update:

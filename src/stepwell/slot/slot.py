@@ -206,9 +206,12 @@ class Slot:
         """Return a deep copy of the data."""
         return self._seal.data(self._seal.fields(self.data))
 
-    def memo_part(self, value: Any) -> Json:
-        """Return a part of a memo as JSON. Raises the errors that a commit with it would raise."""
-        return Json(self._seal.seal("m", "", value)[9:])
+    def memo_part(self, value: Any, *, beside: int) -> Json:
+        """Return a part of a memo as JSON. ``beside``: the bytes of the rest of the memo.
+
+        Raises the errors that a commit with it would raise.
+        """
+        return Json(self._seal.json(value, self.memo_limit - beside))
 
     def seal_part(self, name: str, value: Any, large: bool = False) -> Sealed:
         """Encode a part for a later commit. Raises the errors that the commit would raise.

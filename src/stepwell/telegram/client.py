@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import re
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -109,7 +110,8 @@ class BotClient:
             return await self._try(link, call, None)
         turn = link.queue.enter(chat, messages_in(method, params))
         try:
-            await turn.wait()
+            if not turn.started:
+                await turn.wait()
             return await self._try(link, call, turn)
         except HeldTooLong as held:
             description = "Telegram accepts no calls here for now"
@@ -124,7 +126,7 @@ class BotClient:
     async def _try(self, link: _Link, call: _Call, turn: SendTurn | None) -> Any:
         """Send a call until it is accepted or refused, or patience ends."""
         loop = asyncio.get_running_loop()
-        began, failures = loop.time(), 0
+        began, failures, accepted = loop.time(), 0, link.accepted
         while True:
             answer = await self._attempt(link, call)
             if answer.code == 200:
@@ -145,7 +147,7 @@ class BotClient:
                 raise self._refused(call, answer)
             failures += 1
             if loop.time() + pause - began > self._patience:
-                raise self._given_up(link, call, answer, began)
+                raise self._given_up(call, answer, others_accepted=link.accepted > accepted)
             if turn is not None:
                 await turn.again(pause)
             elif await link.closed_within(pause):
@@ -174,9 +176,9 @@ class BotClient:
         kind = BotBlocked if answer.code == 403 and call.to_chat else BotApiError
         return kind(call.method, answer.code, answer.text, migrate_to_chat_id=answer.migrate_to)
 
-    def _given_up(self, link: _Link, call: _Call, answer: _Answer, began: float) -> BotApiError:
-        if answer.code is not None and answer.code >= 500 and link.answered_at > began:
-            # Other calls were accepted meanwhile, so the server fails for this call only, and would again.
+    def _given_up(self, call: _Call, answer: _Answer, *, others_accepted: bool) -> BotApiError:
+        if answer.code is not None and answer.code >= 500 and others_accepted:
+            # The server fails for this call only, and would again.
             return self._refused(call, answer)
         return BotUnavailable(call.method, answer.code, answer.text, retry_after=answer.retry_after)
 
@@ -225,8 +227,9 @@ class _Link:
     def __init__(self, api: str, limits: SendLimits | None, patience: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.queue = SendQueue(limits, patience=patience)
-        #: When a call was last accepted.
-        self.answered_at = -math.inf
+        #: How many calls were accepted.
+        self.accepted = 0
+        self.closed = False
         self._failing = False
         parts = urlsplit(api)
         self._server = f"{parts.scheme}://{parts.netloc}"
@@ -241,13 +244,9 @@ class _Link:
             context = _httpx.create_ssl_context() if api.startswith("https:") else None
             self._fast = Connections(api, context=context, size=CONNECTIONS, keep_alive=KEEP_ALIVE)
 
-    @property
-    def closed(self) -> bool:
-        return self._closing.is_set()
-
     def answered(self) -> None:
         """Note that a call was accepted."""
-        self.answered_at = self.loop.time()
+        self.accepted += 1
         if self._failing:
             self._failing = False
             logger.info("the Bot API accepts calls again")
@@ -258,16 +257,19 @@ class _Link:
             self._failing = True
             logger.warning("%s: no usable answer from %s (%s), retrying", method, self._server, why)
 
-    async def post(self, path: str, call: _Call) -> Response:
+    def post(self, path: str, call: _Call) -> Coroutine[Any, Any, Response]:
         """Post a call to a path. Raises ``NoAnswer``."""
         if self.closed:
             raise NoAnswer("closed")
         if not call.payload.files and self._fast is not None:
-            return await self._fast.post(path.encode(), call.payload.json, call.timeout)
-        async with self._calls.scope():
-            return await self._post_with_httpx(path, call)
+            return self._fast.post(path.encode(), call.payload.json, call.timeout)
+        return self._post_with_httpx(path, call)
 
     async def _post_with_httpx(self, path: str, call: _Call) -> Response:
+        async with self._calls.scope():
+            return await self._send_with_httpx(path, call)
+
+    async def _send_with_httpx(self, path: str, call: _Call) -> Response:
         payload = call.payload
         if payload.files:
             contents = {name: (file.name, await read_content(file)) for name, file in payload.files.items()}
@@ -299,6 +301,7 @@ class _Link:
             return False
 
     async def close(self) -> None:
+        self.closed = True
         self._closing.set()
         self.queue.close()
         self._calls.cancel()

@@ -124,7 +124,8 @@ class Poller:
         self._key_spans_chats = type(router.fsm.key) not in _KEYS_WITH_CHAT
         #: The last update of each key that is not finished.
         self._last_of_key: dict[Any, asyncio.Future[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: The task of each chat with a queue.
+        self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._unfinished = 0
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
@@ -164,8 +165,8 @@ class Poller:
         if own is not None and own.cancelling() > 1:
             self._cancel()
         try:
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            while running := self._running():
+                await asyncio.wait(running)
             await self._inbox.close()
         except StorageError as error:
             logger.warning("some updates may be handled again after the next start: %s", error)
@@ -173,8 +174,12 @@ class Poller:
             self._cancel()
             raise
 
+    def _running(self) -> list[asyncio.Task[None]]:
+        # A task that was cancelled before it began is still in the dict.
+        return [task for task in self._tasks.values() if not task.done()]
+
     def _cancel(self) -> None:
-        for task in self._tasks:
+        for task in self._running():
             task.cancel()
 
     async def _fetch(self, offset: int) -> list[dict[str, Any]]:
@@ -225,27 +230,30 @@ class Poller:
             queue.append(queued)
             return
         self._queues[chat] = deque((queued,))
-        task = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[chat] = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
 
     async def _work(self, chat: Any) -> None:
         """Handle the updates of one chat in order."""
         queue = self._queues[chat]
         try:
-            # After stop(), waiting updates stay in the inbox.
-            while queue and await self._is_next(queue[0]) and await self._process(queue[0].update):
-                update, key, _, finished = queue.popleft()
+            while queue:
+                update, key, earlier, finished = queue[0]
+                if earlier is not None:
+                    await self._wait_for(earlier)
+                # After stop(), waiting updates stay in the inbox.
+                if self._stopping.is_set() or not await self._process(update):
+                    break
+                queue.popleft()
                 self._inbox.finish(update.raw["update_id"])
                 if finished is not None:
                     finished.set_result(None)
                     if self._last_of_key[key] is finished:
                         del self._last_of_key[key]
                 self._unfinished -= 1
-                if self._unfinished < self._in_flight:
+                if self._unfinished == self._in_flight - 1:
                     self._room.set()
         finally:
-            del self._queues[chat]
+            del self._queues[chat], self._tasks[chat]
 
     def _key_of(self, update: Update) -> Any:
         """Return the key of an update; ``None`` if it has none or it cannot be read, which its handling will report."""
@@ -257,20 +265,19 @@ class Poller:
             return None
         return key
 
-    async def _is_next(self, queued: _Queued) -> bool:
-        """Wait until the earlier update of the same key is answered; return ``False`` at a stop.
+    async def _wait_for(self, earlier: asyncio.Future[None]) -> None:
+        """Wait until the earlier update of the same key is answered, or ``stop``.
 
         A record remembers the answers to its newest update only, so a kill must not find two unanswered ones.
         """
-        earlier = queued.earlier
-        while earlier is not None and not earlier.done() and not self._stopping.is_set():
+        while not earlier.done() and not self._stopping.is_set():
             await asyncio.wait((earlier, self._stopped), return_when=asyncio.FIRST_COMPLETED)
-        return not self._stopping.is_set()
 
     async def _process(self, update: Update) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
         calls: deque[dict[str, Any]] | None = None
-        for pause in _pauses():
+        pauses: Iterator[float] | None = None
+        while True:
             try:
                 if calls is None:
                     calls = deque(await handle(self._router, update))
@@ -280,9 +287,9 @@ class Poller:
                 return True
             except TEMPORARY as error:
                 logger.warning("retrying update %s: %s", update.update_id, error)
-            if await self._stopped_within(pause):
-                break
-        return False
+            pauses = pauses or _pauses()
+            if await self._stopped_within(next(pauses)):
+                return False
 
     async def _stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -280,6 +280,11 @@ class SendTurn:
         #: ``None`` until a task waits; ``True`` or the exception if it started or failed before that.
         self._started: asyncio.Future[None] | BaseException | bool | None = None
 
+    @property
+    def started(self) -> bool:
+        """Whether the call may leave."""
+        return self._started is True
+
     async def wait(self) -> None:
         """Wait until the call may leave. Raises ``HeldTooLong`` or ``QueueClosed``."""
         started = self._started
