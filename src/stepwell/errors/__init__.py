@@ -61,6 +61,9 @@ StepwellError
     ├── RunExists (also ValueError)                 a run with this id exists already
     ├── UnknownRun (also LookupError)               no run with this id exists
     ├── RunFinished (also RuntimeError)             the run has ended and cannot be resumed
+    ├── RunFailed (also RuntimeError)               the run has failed, so it has no result
+    ├── RunCancelled (also RuntimeError)            the run was cancelled
+    ├── RunStuck (also RuntimeError)                the run cannot continue by itself
     └── FlowChanged (also ValueError)               the run was started with another graph
 """
 
@@ -99,9 +102,12 @@ from stepwell.errors.nodes import (
     NodeTimeout,
     Parked,
     RunBusy,
+    RunCancelled,
     RunExists,
+    RunFailed,
     RunFinished,
     RunReplaced,
+    RunStuck,
     TooManySteps,
     UnknownAction,
     UnknownRun,
@@ -172,9 +178,12 @@ __all__ = [
     "Parked",
     "RecordReplaced",
     "RunBusy",
+    "RunCancelled",
     "RunExists",
+    "RunFailed",
     "RunFinished",
     "RunReplaced",
+    "RunStuck",
     "StepwellError",
     "StorageClosed",
     "StorageError",

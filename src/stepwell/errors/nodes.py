@@ -245,6 +245,40 @@ class RunFinished(NodeFlowError, RuntimeError):
         )
 
 
+class RunFailed(NodeFlowError, RuntimeError):
+    """A run that this call waited for has failed, with the last error of its record."""
+
+    def __init__(self, flow_id: str, node: str, type_name: str, message: str) -> None:
+        self.flow_id: str = flow_id
+        #: The path of the node that failed.
+        self.node: str = node
+        #: The name of the error's class.
+        self.type_name: str = type_name
+        self.message: str = message
+        super().__init__(
+            f"run {flow_id!r} failed at node {node!r} with {type_name}: {message}; fix the cause, then call "
+            f"flow.resume({flow_id!r})"
+        )
+
+
+class RunCancelled(NodeFlowError, RuntimeError):
+    """The run was cancelled, so it has no result and cannot be resumed."""
+
+    def __init__(self, flow_id: str, reason: str | None = None) -> None:
+        self.flow_id: str = flow_id
+        self.reason: str | None = reason
+        super().__init__(f"run {flow_id!r} was cancelled{f': {reason}' if reason else ''}")
+
+
+class RunStuck(NodeFlowError, RuntimeError):
+    """The run cannot continue until somebody changes the flow or the run; its record has the reason."""
+
+    def __init__(self, flow_id: str, reason: str) -> None:
+        self.flow_id: str = flow_id
+        self.reason: str = reason
+        super().__init__(f"run {flow_id!r} is stuck: {reason}; fix the cause, then call flow.resume({flow_id!r})")
+
+
 class FlowChanged(NodeFlowError, ValueError):
     """A stored run does not match the present graph of the flow; the run was not changed."""
 

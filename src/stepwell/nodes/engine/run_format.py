@@ -13,7 +13,7 @@ from stepwell.record import Address, Place
 
 __all__ = ["GRAPH", "Retention", "Status", "packed", "problem_of_part", "table_of", "unpack"]
 
-Status = Literal["running", "parked", "sleeping", "failed", "finished"]
+Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
