@@ -93,6 +93,8 @@ class BatchRun:
         self._direct = _is_direct(stage, self.limiter)
         self.results: list[Any] = []
         self.failures: list[Exception] = []
+        #: The attempt with which the first item failed.
+        self._failed_attempt = 1
         #: The error of the batch as a whole: its items could not be read, or its results not be stored.
         self.fatal: Exception | None = None
         self.done: int = 0
@@ -143,6 +145,7 @@ class BatchRun:
             if pool is not None:
                 pool.close()
             await close_source(self._source)
+        self._cursor.attempt = self._failed_attempt
         conclude(
             self.settings.on_error,
             self.failures,
@@ -260,6 +263,8 @@ class BatchRun:
 
     def record(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
         error.add_note(f"item {index} of batch {self.stage.path!r}")
+        if not self.failures:
+            self._failed_attempt = attempt
         self.failures.append(error)
         self.results[index] = Failed(item, error)
         self.done += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, Unstorable
-from stepwell.nodes.engine.on_error import message_of
+from stepwell.nodes.engine.error_text import message_of, traceback_of
 from stepwell.nodes.engine.run_format import Retention, Status, packed
 from stepwell.nodes.engine.shape import Shape, digest, shape_of
 from stepwell.nodes.engine.threads import settled
@@ -301,7 +301,7 @@ class Journal:
             found.append(value)
         return found
 
-    def note_error(self, stage: Stage, error: BaseException) -> None:
+    def note_error(self, stage: Stage, error: BaseException, attempt: int) -> None:
         """Add an error to the last errors, once, with the innermost node that raised it."""
         if not isinstance(error, Exception) or any(error is known for known in self._noted):
             return
@@ -310,7 +310,8 @@ class Journal:
             return
         self._noted.append(error)
         self._failed.add(stage.path)
-        self.errors.append([self.now(), stage.path, type(error).__name__, message_of(error)])
+        row = [self.now(), stage.path, type(error).__name__, message_of(error), traceback_of(error), attempt]
+        self.errors.append(row)
 
 
 def is_inside(path: str, around: str) -> bool:

@@ -24,7 +24,12 @@ class RunError(NamedTuple):
     node: str
     #: The name of the error's class.
     type: str
+    #: At most 500 characters.
     message: str
+    #: The text of the traceback, without local variables; at most 4,000 characters. Empty in older records.
+    traceback: str = ""
+    #: The number of the attempt that failed, from 1.
+    attempt: int = 1
 
 
 class Progress(NamedTuple):

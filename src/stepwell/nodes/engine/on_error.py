@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from stepwell.codec.types import register_shape
 from stepwell.errors import InvalidOption, KeptError, WorkCancelled
+from stepwell.nodes.engine.error_text import message_of
 from stepwell.nodes.engine.workgroup import WorkGroup
 
 __all__ = [
@@ -19,14 +20,10 @@ __all__ = [
     "conclude",
     "inside_cancelled",
     "kept_error",
-    "message_of",
     "together",
 ]
 
 OnError = Literal["stop", "collect", "skip"]
-
-#: The most characters of an error's message that are kept.
-MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +39,6 @@ class Failed:
 def kept_error(error: Exception) -> KeptError:
     """Return the stored form of an error."""
     return error if isinstance(error, KeptError) else KeptError(type(error).__name__, message_of(error))
-
-
-def message_of(error: Exception) -> str:
-    """Return the message of an error as it is stored: cut to :data:`MESSAGE` characters."""
-    try:
-        text = str(error)[:MESSAGE]
-    except Exception:  # noqa: BLE001 - __str__ may raise; the type is stored in any case
-        return ""
-    # A file name may have lone surrogates, which no storage accepts.
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _pack(failed: Failed) -> dict[str, Any]:

@@ -29,6 +29,10 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
     problem = conform(table, _Table)[1]
     for inside in table.get("open", {}).values() if problem is None else ():
         problem = problem or _problem_inside(inside)
+    for error in table.get("errors", ()) if problem is None else ():
+        # Older records have neither the traceback nor the attempt.
+        form = tuple[float, str, str, str] if len(error) == 4 else tuple[float, str, str, str, str, int]
+        problem = problem or conform(error, form)[1]
     if problem is not None:
         raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
     return table
@@ -46,7 +50,7 @@ class _Table(TypedDict):
     keep: NotRequired[bool | float]
     open: NotRequired[dict[str, Any]]
     lines: NotRequired[dict[str, str]]
-    errors: NotRequired[list[tuple[float, str, str, str]]]
+    errors: NotRequired[list[list[Any]]]
 
 
 class _Wait(TypedDict):

@@ -50,7 +50,7 @@ async def run_root(
         raise
     except BaseException as error:
         if journal is not None:
-            journal.note_error(root, error)
+            journal.note_error(root, error, cursor.attempt)
         run.end("run.failed", error=error)
         raise
     finally:
@@ -165,7 +165,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         except BaseException as error:
             failure = failure_of(stage, run, error)
             if branch is not None:
-                branch.journal.note_error(stage, failure)
+                branch.journal.note_error(stage, failure, cursor.attempt)
             trace(stage, cursor, failure, began)
             if failure is error:
                 raise
