@@ -113,6 +113,51 @@ async def test_a_slow_handler_delays_no_other_chat_and_answers_of_one_chat_stay_
         assert [await alice.answer() for _ in range(4)] == ["slow 1", "slow 2", "quick 1", "quick 2"]
 
 
+async def test_a_flood_in_one_chat_stops_no_other_chat() -> None:
+    router = make_router(MemoryStorage())
+    proceed = asyncio.Event()
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        if ctx.text == "0":
+            await proceed.wait()
+        ctx.answer(f"got {ctx.text}")
+
+    async with polling(router, in_flight=20) as running:
+        alice, bob = running.person(42), running.person(43)
+        for number in range(150):
+            await alice.send(str(number))
+        try:
+            assert await bob.ask("hello") == "got hello"
+            assert alice.last is None
+        finally:
+            proceed.set()
+        assert [await alice.answer() for _ in range(150)] == [f"got {number}" for number in range(150)]
+
+
+async def test_fetching_stops_while_too_many_chats_have_unfinished_updates() -> None:
+    router = make_router(MemoryStorage())
+    proceed = asyncio.Event()
+    running_handlers = []
+
+    @router.on(text())
+    async def wait(ctx: Context) -> None:
+        running_handlers.append(ctx.key)
+        await proceed.wait()
+        ctx.answer("done")
+
+    async with polling(router, in_flight=2) as running:
+        people = [running.person(42 + number) for number in range(3)]
+        await people[0].send("one")
+        await people[0].send("two")
+        await until(lambda: running_handlers)
+        await people[1].send("one")
+        await until(lambda: len(running_handlers) == 2)
+        await people[2].send("one")
+        proceed.set()
+        assert [await person.answer() for person in people] == ["done"] * 3
+
+
 async def test_a_failing_handler_is_logged_without_content_and_its_update_is_not_handled_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -167,6 +167,27 @@ async def test_a_webhook_with_two_workers(tmp_path: Path) -> None:
             assert run.process.returncode == 1
 
 
+async def test_port_0_of_a_webhook_is_a_free_port(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        arguments = ("run", "bot.py", "--webhook", "http://127.0.0.1:1/hook", "--port", "0", "--api", api.url)
+        async with command(*arguments, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await run.until("Ctrl-C stops it.")
+            found = re.search(r"on 127\.0\.0\.1 port (\d+)\.", run.output)
+            assert found is not None
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        _, writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
+                    except ConnectionRefusedError:
+                        await asyncio.sleep(0.05)
+                    else:
+                        writer.close()
+                        break
+            await run.stop()
+
+
 async def test_workers_end_with_their_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "bot.py").write_text(BOT)
     port = free_port()

@@ -90,6 +90,16 @@ async def test_requests_that_are_not_telegrams() -> None:
         assert len(handled) == 1
 
 
+async def test_a_wrong_secret_is_refused_before_the_body_is_read() -> None:
+    async with serving(make_router(MemoryStorage())) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(served.url).port)
+        headers = b"Host: a\r\nX-Telegram-Bot-Api-Secret-Token: wrong\r\nContent-Length: 9\r\n"
+        writer.write(b"POST / HTTP/1.1\r\n" + headers + b"\r\n")
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 403")
+        writer.close()
+
+
 async def test_a_failing_handler_and_a_refused_call_are_final() -> None:
     router = make_router(MemoryStorage())
     handled = []

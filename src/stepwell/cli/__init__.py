@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         help="serve a webhook instead of polling; the public address, with https",
     )
     run_command.add_argument("--host", help="where the webhook listens (default: 127.0.0.1)")
-    run_command.add_argument("--port", type=_port, help="the port of the webhook (default: 8080)")
+    run_command.add_argument("--port", type=_port, help="the port of the webhook (default: 8080; 0: a free one)")
     run_command.add_argument(
         "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
     )

@@ -7,7 +7,6 @@ import hmac
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepwell._listening import listen
 from stepwell.botfile import load_router, watched_files
 from stepwell.cli.console import tell
 from stepwell.errors import UsageError
@@ -64,7 +64,9 @@ def run_webhook(
     if workers > 1 and not router.fsm.storage.shared:
         raise UsageError("several workers need a storage that they can share; pass --storage, or --workers 1")
     token = find_token(path.parent)
-    _check_port(host, port or PORT)
+    with listen(host, PORT if port is None else port, advice="choose another address with --host and --port") as server:
+        # uvicorn listens again: this reports a taken port before the address is registered, and chooses a free one.
+        port = server.getsockname()[1]
 
     async def register() -> dict[str, Any]:
         async with BotClient(token, api=api) as client:
@@ -72,7 +74,7 @@ def run_webhook(
             await client.call("setWebhook", url=url, secret_token=webhook_secret(token))
             return me
 
-    _started(router, asyncio.run(register()), f"serves the webhook {url} on {host} port {port or PORT}")
+    _started(router, asyncio.run(register()), f"serves the webhook {url} on {host} port {port}")
     environment = {
         **os.environ,
         "STEPWELL_BOT_FILE": str(path),
@@ -81,7 +83,7 @@ def run_webhook(
         **({"STEPWELL_STORAGE": storage} if storage else {}),
     }
     arguments = [
-        "uvicorn", "stepwell.cli.webhook_app:make_app", "--factory", "--host", host, "--port", str(port or PORT),
+        "uvicorn", "stepwell.cli.webhook_app:make_app", "--factory", "--host", host, "--port", str(port),
         "--workers", str(workers), "--no-access-log", "--log-level", "warning",
     ]  # fmt: skip
     os.execve(sys.executable, [sys.executable, "-m", *arguments], environment)  # noqa: S606 - this Python
@@ -125,19 +127,6 @@ def reload(file: str, arguments: Sequence[str]) -> int:
             return 0
         finally:
             _stop(process)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Raise if the webhook cannot listen here, before its address is registered."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        # Python appends the address.
-        why = str(error.strerror).partition(" (")[0]
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {why}; choose another address with --host and --port"
-        ) from None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

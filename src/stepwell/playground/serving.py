@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from stepwell._listening import listen
 from stepwell._optional import require
-from stepwell.errors import UsageError
 
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
@@ -102,11 +101,7 @@ class Serving:
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port; 0 chooses a free one."""
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listening = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        listening = listen(host, port)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         while not self._server.started:
             if self._task.done():

@@ -52,7 +52,8 @@ async def run_polling(
 
     Updates of one chat are handled and answered in order, different chats concurrently. A fetched update is kept in
     the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while this
-    many are unfinished. ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
+    many are unfinished; one chat counts for at most a hundredth of it, so that a flood in one chat stops no other.
+    ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
     ``on_start(me)``: called with the bot's user before the first request for updates.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
@@ -118,6 +119,8 @@ class Poller:
         self._client = client
         self._allowed = None if allowed_updates is None else list(allowed_updates)
         self._in_flight = in_flight
+        #: How many waiting updates of one chat count. All of them are bounded by the largest size of the inbox.
+        self._share = max(in_flight // 100, 1)
         self._inbox = Inbox(router.fsm.storage, router.fsm.bot)
         #: Updates that wait for an earlier one of the same chat.
         self._queues: dict[Any, deque[_Queued]] = {}
@@ -215,9 +218,6 @@ class Poller:
 
     def _start(self, update: dict[str, Any]) -> None:
         """Handle an update now, or after the earlier ones of its chat."""
-        self._unfinished += 1
-        if self._unfinished >= self._in_flight:
-            self._room.clear()
         seen = Update.of(update)
         chat, key, finished = _chat_of(seen), None, None
         if self._key_spans_chats and (key := self._key_of(seen)) is not None:
@@ -226,6 +226,10 @@ class Poller:
         if finished is not None:
             self._last_of_key[key] = finished
         queue = self._queues.get(chat)
+        if queue is None or len(queue) < self._share:
+            self._unfinished += 1
+            if self._unfinished >= self._in_flight:
+                self._room.clear()
         if queue is not None:
             queue.append(queued)
             return
@@ -249,9 +253,10 @@ class Poller:
                     finished.set_result(None)
                     if self._last_of_key[key] is finished:
                         del self._last_of_key[key]
-                self._unfinished -= 1
-                if self._unfinished == self._in_flight - 1:
-                    self._room.set()
+                if len(queue) < self._share:
+                    self._unfinished -= 1
+                    if self._unfinished == self._in_flight - 1:
+                        self._room.set()
         finally:
             del self._queues[chat], self._tasks[chat]
 

@@ -113,8 +113,15 @@ class Webhook:
     async def handle(self, secret: str, body: bytes) -> int:
         """Return the HTTP status for a request with this secret header and body. For other web frameworks."""
         # A framework may decode a header that is not UTF-8 with lone surrogates.
-        if not hmac.compare_digest(secret.encode(errors="replace"), self._secret):
+        if not self._is_secret(secret.encode(errors="replace")):
             return 403
+        return await self._deliver(body)
+
+    def _is_secret(self, secret: bytes) -> bool:
+        return hmac.compare_digest(secret, self._secret)
+
+    async def _deliver(self, body: bytes) -> int:
+        """Return the status for a request from Telegram with this body."""
         if len(body) > self._max_body:
             return 413
         try:
@@ -149,7 +156,8 @@ class Webhook:
     async def _respond(self, scope: Message, receive: Receive) -> int:
         if scope["method"] != "POST":
             return 405
-        secret = next((value for name, value in scope["headers"] if name == _HEADER), b"").decode("latin-1")
+        if not self._is_secret(next((value for name, value in scope["headers"] if name == _HEADER), b"")):
+            return 403
         body = b""
         while True:
             message = await receive()
@@ -158,7 +166,7 @@ class Webhook:
                 return 400
             body += message.get("body", b"")
             if len(body) > self._max_body or not message.get("more_body"):
-                return await self.handle(secret, body)
+                return await self._deliver(body)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
