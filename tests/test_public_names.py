@@ -30,7 +30,7 @@ NAMES = {
     "stepwell.nodes": [
         "AlreadyHeld", "BatchNode", "CorruptRecord", "END", "Event", "ExecutorError", "Failed", "FlowChanged",
         "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems", "InvalidKey",
-        "InvalidOption", "KeptError", "LeaseLost", "MergeConflict", "MissingExtra", "Node", "NodeFlow",
+        "InvalidOption", "KeptError", "LeaseLost", "MergeConflict", "MissingExtra", "Node", "NodeExited", "NodeFlow",
         "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar", "RecordReplaced",
         "Run", "RunBusy", "RunCancelled", "RunExists", "RunFailed", "RunFinished", "RunReplaced", "RunStuck",
         "Sleep", "Step", "StorageError",

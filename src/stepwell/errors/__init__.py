@@ -55,6 +55,7 @@ StepwellError
     ├── TooManySteps (also RuntimeError)            more nodes visited than max_steps
     ├── MergeConflict (also ValueError)             two branches changed one field
     ├── WorkCancelled (also RuntimeError)           a node, item or branch was cancelled from inside
+    ├── NodeExited (also RuntimeError)              a node of a durable run raised SystemExit or similar
     ├── KeptError                                   an error that was stored with a run
     ├── ExecutorError (also RuntimeError)           a value cannot be sent to an executor or back
     ├── Parked                                      a run waits for an answer or a time
@@ -98,6 +99,7 @@ from stepwell.errors.nodes import (
     InvalidItems,
     KeptError,
     MergeConflict,
+    NodeExited,
     NodeFlowError,
     NodeTimeout,
     Parked,
@@ -170,6 +172,7 @@ __all__ = [
     "MissingExtra",
     "NewerSchema",
     "NoKeyError",
+    "NodeExited",
     "NodeFlowError",
     "NodeTimeout",
     "NotCopied",

@@ -142,6 +142,18 @@ class WorkCancelled(NodeFlowError, RuntimeError):
         super().__init__(f"{place} awaited something that was cancelled, but the run was not cancelled")
 
 
+class NodeExited(NodeFlowError, RuntimeError):
+    """A node of a durable run raised ``SystemExit`` or a similar exception, so that its run has failed."""
+
+    def __init__(self, place: str, type_name: str, message: str) -> None:
+        self.place = place
+        self.type_name = type_name
+        super().__init__(
+            f"{place} raised {type_name}{f': {message}' if message else ''}; a node cannot end the program, so its "
+            "run fails. Raise an Exception in the node instead"
+        )
+
+
 class KeptError(NodeFlowError):
     """An error that was stored with a run: the name of its type, and its message."""
 

@@ -13,7 +13,15 @@ from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.branch import Branch, Park
-from stepwell.nodes.engine.on_error import Failed, OnError, check_on_error, conclude, inside_cancelled, together
+from stepwell.nodes.engine.on_error import (
+    Failed,
+    OnError,
+    add_note,
+    check_on_error,
+    conclude,
+    inside_cancelled,
+    together,
+)
 from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.runner import walk
 from stepwell.nodes.engine.workgroup import Halt
@@ -132,7 +140,7 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
             if run.cancelling():
                 raise
             failure = inside_cancelled(f"branch {number} of {stage.path!r}", cancelled)
-        failure.add_note(f"branch {number} of {stage.path!r}")
+        add_note(failure, f"branch {number} of {stage.path!r}")
         failures.append(failure)
         outcomes[number] = Failed(_branch_name(graphs[number]), failure)
         if node.on_error == "stop":

@@ -254,7 +254,10 @@ def run_in_worker(node_blob: bytes, name: str, step: Step, blobs: list[tuple[int
             cursor.item = index
             try:
                 result = getattr(node, name)(_loads(blob))
-            except Exception as error:  # noqa: BLE001 - raised where the chunk is awaited
+            except KeyboardInterrupt:
+                # Ctrl-C interrupts every process of the terminal.
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised where the chunk is awaited
                 outcomes.append((False, _pickled_error(error, step.node)))
                 break
             try:
@@ -270,7 +273,7 @@ def run_in_worker(node_blob: bytes, name: str, step: Step, blobs: list[tuple[int
     return outcomes
 
 
-def _pickled_error(error: Exception, node: str) -> bytes:
+def _pickled_error(error: BaseException, node: str) -> bytes:
     # A traceback cannot be pickled, so its text becomes a note.
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import UsageError
 from stepwell.nodes.engine.attempts import attempt
 from stepwell.nodes.engine.chunk import Chunks
-from stepwell.nodes.engine.on_error import Failed, OnError, attach, conclude, inside_cancelled
+from stepwell.nodes.engine.on_error import Failed, OnError, add_note, attach, conclude, exit_of, inside_cancelled
 from stepwell.nodes.engine.position import Cursor, enter
 from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
 from stepwell.nodes.engine.workgroup import TASK_GROUPS_UNCANCEL, Halt, WorkGroup
@@ -67,7 +67,7 @@ async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable
     except Exception as error:
         # With as many results as items, the iterable has failed, not an item.
         if len(results) == index:
-            error.add_note(f"item {index} of batch {stage.path!r}")
+            add_note(error, f"item {index} of batch {stage.path!r}")
         raise
     except asyncio.CancelledError as cancelled:
         if cursor.run.cancelling() or cursor.run.without_loop:
@@ -245,6 +245,12 @@ class BatchRun:
                 raise
             inside = inside_cancelled(f"item {index} of batch {self.stage.path!r}", cancelled)
             self.fail(index, item, inside, cursor.attempt)
+        except BaseException as error:
+            place = f"item {index} of batch {self.stage.path!r}"
+            if cursor.branch is None or not (exited := exit_of(place, error, in_thread=self.stage.threaded)):
+                raise
+            # A task that raises SystemExit stops the event loop before the error is stored.
+            self.fail(index, item, exited, cursor.attempt)
         else:
             self.succeed(index, result)
 
@@ -262,7 +268,7 @@ class BatchRun:
             raise self.halt()
 
     def record(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
-        error.add_note(f"item {index} of batch {self.stage.path!r}")
+        add_note(error, f"item {index} of batch {self.stage.path!r}")
         if not self.failures:
             self._failed_attempt = attempt
         self.failures.append(error)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
 from stepwell.codec.types import register_shape
-from stepwell.errors import InvalidOption, KeptError, WorkCancelled
+from stepwell.errors import InvalidOption, KeptError, NodeExited, WorkCancelled
 from stepwell.nodes.engine.error_text import message_of
+from stepwell.nodes.engine.threads import ExecutorFailed
 from stepwell.nodes.engine.workgroup import WorkGroup
 
 __all__ = [
     "Failed",
     "OnError",
+    "add_note",
     "attach",
     "check_on_error",
     "conclude",
+    "exit_of",
     "inside_cancelled",
     "kept_error",
     "together",
 ]
+
+#: The most notes of the engine on one error. A run inside a run adds a note at each level.
+NOTES = 10
 
 OnError = Literal["stop", "collect", "skip"]
 
@@ -58,6 +65,28 @@ def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCance
     error = WorkCancelled(place)
     error.__cause__ = cancelled
     return error
+
+
+def exit_of(place: str, error: BaseException, *, in_thread: bool) -> NodeExited | None:
+    """Return the error for a ``SystemExit`` or similar of a node of a durable run, else ``None``.
+
+    Ctrl-C raises ``KeyboardInterrupt`` in the main thread only, so in another thread it is one that the node raised.
+    """
+    if isinstance(error, Exception | asyncio.CancelledError | GeneratorExit | ExecutorFailed):
+        return None
+    in_thread = in_thread or threading.current_thread() is not threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and not in_thread:
+        return None
+    failure = NodeExited(place, type(error).__name__, message_of(error))
+    failure.__cause__ = error
+    return failure
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, unless it has the same note, or many."""
+    notes: Sequence[str] = getattr(error, "__notes__", ())
+    if note not in notes and len(notes) < NOTES:
+        error.add_note(note)
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequence[Exception]) -> None:

@@ -13,7 +13,7 @@ from stepwell.nodes.engine.branch import Branch, Park
 from stepwell.nodes.engine.execution import Execution
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.journal import Journal
-from stepwell.nodes.engine.on_error import inside_cancelled
+from stepwell.nodes.engine.on_error import add_note, exit_of, inside_cancelled
 from stepwell.nodes.engine.plan import Graph, Stage
 from stepwell.nodes.engine.position import Cursor, enter, leave
 
@@ -49,10 +49,14 @@ async def run_root(
     except Park:
         raise
     except BaseException as error:
+        failure = error
         if journal is not None:
-            journal.note_error(root, error, cursor.attempt)
-        run.end("run.failed", error=error)
-        raise
+            failure = exit_of(f"flow {root.path!r}", error, in_thread=False) or error
+            journal.note_error(root, failure, cursor.attempt)
+        run.end("run.failed", error=failure)
+        if failure is error:
+            raise
+        raise failure from error
     finally:
         leave(token)
     if journal is None and run.emit is not None:
@@ -163,7 +167,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         except Park:
             raise
         except BaseException as error:
-            failure = failure_of(stage, run, error)
+            failure = failure_of(stage, cursor, error)
             if branch is not None:
                 branch.journal.note_error(stage, failure, cursor.attempt)
             trace(stage, cursor, failure, began)
@@ -198,8 +202,15 @@ async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: An
     return prep_res, action
 
 
-def failure_of(stage: Stage, run: Execution, error: BaseException) -> BaseException:
-    """Return the error of a node; a cancellation from inside the run becomes ``WorkCancelled``."""
+def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseException:
+    """Return the error of a node.
+
+    A cancellation from inside the run becomes ``WorkCancelled``, and in a durable run ``SystemExit`` becomes
+    ``NodeExited``, because the error must be stored.
+    """
+    run = cursor.run
+    if cursor.branch is not None and (exited := exit_of(f"node {stage.path!r}", error, in_thread=stage.threaded)):
+        return exited
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
     return error
@@ -209,7 +220,7 @@ def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> N
     """Add a note to the error of a leaf, and emit ``node.failed``."""
     run = cursor.run
     if stage.leaf and isinstance(error, Exception):
-        error.add_note(f"in node {stage.path!r} of flow {run.name!r}, visit {run.visits[stage.index]}")
+        add_note(error, f"in node {stage.path!r} of flow {run.name!r}, visit {run.visits[stage.index]}")
     if run.emit is not None:
         cursor.node, cursor.visit, cursor.item = stage.path, run.visits[stage.index], None
         run.emit("node.failed", cursor, began=began, error=error)
