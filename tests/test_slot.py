@@ -21,7 +21,7 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import RUNS, Change
+from stepwell.record import RUNS, Change, Queue
 from stepwell.slot import Slot
 from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
@@ -153,7 +153,7 @@ async def test_waiters_of_one_key_enter_in_the_order_of_their_calls(storage: Sto
     await asyncio.gather(*(hold(number) for number in range(30)))
     assert order == list(range(30))
     assert await storage.get_data("bot", 1) == {"count": 30}
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> None:
@@ -169,8 +169,8 @@ async def test_waiting_ends_with_busy_in_the_same_process(storage: Storage) -> N
         held.set()
         with pytest.raises(Busy, match="503"):
             await waiting
-        assert len(storage.queues) == 1
-    assert storage.queues == {}
+        assert len(storage.waiters) == 1
+    assert storage.waiters == {}
 
 
 async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does(storage: Storage) -> None:
@@ -231,7 +231,7 @@ async def test_a_task_started_by_the_holder_of_a_key_cannot_enter_it(
                     pass
             with pytest.raises(AlreadyHeld, match="after that block"):
                 await enter(storage)
-        assert storage.queues == {}
+        assert storage.waiters == {}
         assert held_tokens.get() == ()
 
 
@@ -269,7 +269,7 @@ async def test_slots_may_be_left_in_any_order_and_in_another_task() -> None:
             slot = Slot(storage, "bot", key)
             await slot.__aenter__()
             await asyncio.create_task(slot.__aexit__(None, None, None))
-        assert storage.queues == {}
+        assert storage.waiters == {}
         assert len(held_tokens.get()) < 100
 
 
@@ -284,7 +284,7 @@ async def test_two_tasks_that_claim_two_keys_in_opposite_orders_get_an_error(sto
 
     results = await asyncio.gather(both(1, 2), both(2, 1), return_exceptions=True)
     assert any(isinstance(result, Busy) for result in results)
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 async def test_a_long_holder_is_renewed(storage: Storage) -> None:
@@ -306,7 +306,7 @@ async def test_a_holder_does_not_reopen_a_closed_storage(storage: Storage, caplo
             assert not storage.is_open
             await slot.commit()
     assert not storage.is_open
-    assert storage.queues == {}
+    assert storage.waiters == {}
     assert "could not be released" in caplog.text
     await storage.open()
     assert await storage.update_data("bot", 2, {"a": 1}) == {"a": 1}
@@ -360,7 +360,7 @@ async def test_a_cancellation_at_any_point_leaves_no_queue_no_task_and_no_claim(
             tasks[steps % 3].cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [r for r in results if not (r is None or isinstance(r, asyncio.CancelledError))] == []
-            assert storage.queues == {}
+            assert storage.waiters == {}
             async with Slot(storage, "bot", 1, wait=10) as slot:
                 for name in "abc":
                     assert (name in slot.data) == (f"twin of {name}" in slot.data)
@@ -375,7 +375,7 @@ async def test_many_different_keys_leave_nothing_behind() -> None:
         for key in range(20_000):
             async with Slot(storage, "bot", key):
                 pass
-        assert storage.queues == {}
+        assert storage.waiters == {}
         assert storage._cells == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
 
@@ -398,7 +398,7 @@ async def test_a_damaged_record_raises_is_copied_to_quarantine_and_can_be_replac
         assert copy["fields"] == cell.fields
         assert await storage.quarantined("bot", 2) is None
         assert await storage.get_data("bot", 2) == {"a": 1}
-        assert storage.queues == {}
+        assert storage.waiters == {}
         await storage.clear("bot", 1)
         async with Slot(storage, "bot", 1, wait=0) as slot:
             assert slot.data == {}
@@ -409,7 +409,7 @@ async def test_a_storage_that_fails_at_the_release_does_not_fail_the_caller(capl
         async with Slot(storage, "bot", 1):
             pass
         assert "ends with its lease" in caplog.text
-        assert storage.queues == {}
+        assert storage.waiters == {}
         storage.before = ()
 
 
@@ -418,7 +418,7 @@ async def test_a_storage_that_is_unavailable_at_the_claim_raises_and_leaves_no_q
         with pytest.raises(StorageUnavailable):
             async with Slot(storage, "bot", 1):
                 pytest.fail("there was no claim")
-        assert storage.queues == {}
+        assert storage.waiters == {}
         storage.before = ()
 
 
@@ -446,7 +446,7 @@ async def test_cancelled_waiters_leave_the_queue_in_order(backend: Backend) -> N
         assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
         assert done == sorted(done)
         assert set(range(25)) - set(done) <= victims
-        assert storage.queues == {}
+        assert storage.waiters == {}
 
 
 async def test_a_slot_is_held_once_and_says_so(storage: Storage) -> None:
@@ -583,3 +583,21 @@ async def test_equal_keys_of_different_types_are_different_keys(storage: Storage
         assert await slot.commit()
     assert list(await storage.get_data("bot", 1) or {}) == [True]
     assert [type(key) for key in await storage.get_data("bot", 1) or {}] == [bool]
+
+
+async def test_a_commit_sets_keeps_and_removes_the_queue() -> None:
+    storage = MemoryStorage()
+    async with Slot(storage, RUNS, "r") as slot:
+        slot.data = {"a": 1}
+        await slot.commit(keep=True, queue=Queue("q", 2))
+        assert slot.queue == Queue("q", 2)
+        slot.data = {"a": 2}
+        await slot.commit()
+    async with Slot(storage, RUNS, "r") as slot:
+        assert slot.queue == Queue("q", 2)
+        await slot.commit(queue=None, force=True, keep=True)
+        assert slot.queue is None
+        assert await storage.queued(RUNS, "q") == []
+        for queue in ("q", Queue(""), Queue("x" * 501), Queue("a\nb"), Queue("\ud800"), Queue("q", 1 << 31), ("q", 1)):
+            with pytest.raises(InvalidOption, match="queue"):
+                await slot.commit(queue=queue, force=True)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ __all__ = [
     "Keep",
     "Limits",
     "Place",
+    "Queue",
     "ReservedNamespace",
     "State",
     "Stored",
@@ -125,6 +126,15 @@ class Head(NamedTuple):
     text: str
 
 
+class Queue(NamedTuple):
+    """A record's place in a queue. ``Storage.queued`` lists a queue by priority, then by the time of entering it."""
+
+    #: 1 to 500 bytes of UTF-8, without control characters.
+    name: str
+    #: 32 bits with a sign. Higher priorities come first.
+    priority: int = 0
+
+
 #: No fields, or no parts.
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -162,6 +172,8 @@ class Change(NamedTuple):
     #: The maximum size of all fields and parts after the write, with names, in UTF-8 bytes.
     #: A write that makes a record smaller is never refused.
     limit: int = 256 * 1024
+    #: Enter a queue now, on the backend's clock; ``None`` leaves it.
+    queue: Queue | Keep | None = KEEP
 
 
 class Damage(str):
@@ -198,6 +210,7 @@ class Stored:
     deadline: float | None = None
     #: ``None`` unless requested.
     parts: dict[str, str] | None = None
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,7 @@ async def test_a_lock_has_one_holder_at_a_time_for_each_key(storage: Storage, ke
     assert await kept.get_value(KEY, "n") == 20
     async with isolation.lock(KEY), isolation.lock(StorageKey(bot_id=7, chat_id=1, user_id=1)):
         pass
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 async def test_another_writers_change_is_kept_beside_the_holders(storage: Storage, kept: StepwellStorage) -> None:
@@ -319,7 +319,7 @@ async def test_the_destinies_of_a_key_are_written_together(storage: Storage, kep
         assert await kept.get_data(history) == {"x": 1, "y": 2}
         await kept.set_state(KEY, "a")
     assert len(await records(storage)) == 2
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 @pytest.mark.every_backend
@@ -335,7 +335,7 @@ async def test_a_handler_cancelled_at_any_point_releases_everything(storage: Sto
 
     point = 1
     while await cancel_at(handler(), point):
-        assert storage.queues == {}
+        assert storage.waiters == {}
         assert not storage.renewals._due
         for key in keys:
             parts = (key.chat_id, key.user_id, None, None, key.destiny)
@@ -360,12 +360,12 @@ async def test_a_task_that_waits_for_a_record_when_its_handler_ends_releases_it(
     await held.wait()
     async with StepwellIsolation(storage).lock(KEY):
         task = asyncio.create_task(kept.update_data(other, {"a": 1}))
-        while not storage.queues[storage.address("aiogram:7", (42, 42, None, None, "other"))].waiting:
+        while not storage.waiters[storage.address("aiogram:7", (42, 42, None, None, "other"))].waiting:
             await asyncio.sleep(0)
     done.set()
     await asyncio.gather(holder, task)
     assert await kept.get_data(other) == {"a": 1}
-    assert storage.queues == {}
+    assert storage.waiters == {}
     assert not storage.renewals._due
 
 
@@ -388,7 +388,7 @@ async def test_a_nested_lock_of_the_same_chat_is_written_with_the_outer_one(
                 await kept.set_data(stack, {"a": 2})
             raise RuntimeError
     assert await kept.get_data(stack) == {"a": 1}
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: Storage, kept: StepwellStorage) -> None:
@@ -404,7 +404,7 @@ async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: 
             assert await kept.get_data(stack) == {}
         await asyncio.create_task(task())
         assert await kept.get_data(stack) == {"a": 1}
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 @pytest.mark.every_backend
@@ -427,7 +427,7 @@ async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlo
     async with asyncio.timeout(60), isolation.lock(KEY):
         await asyncio.gather(task(one, two), task(two, one))
     assert await kept.get_data(one) == await kept.get_data(two) == {"mine": 1, "theirs": 2}
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 @pytest.mark.every_backend
@@ -492,7 +492,7 @@ async def test_two_handlers_that_need_each_others_records_do_not_deadlock(
     assert await kept.get_data(one) == {"mine": 1, "two": 1}
     assert await kept.get_data(two) == {"mine": 1, "one": 1}
     assert "is held elsewhere" in caplog.text
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 @pytest.mark.every_backend
@@ -525,7 +525,7 @@ async def test_a_handler_waits_once_for_a_record_that_stays_held_elsewhere(
         await kept.update_data(stack, {"claimed": True})
         assert await storage.get_data("aiogram:7", (42, 42, None, None, "stack")) == {"number": 9}
     assert await kept.get_data(stack) == {"number": 9, "claimed": True}
-    assert storage.queues == {}
+    assert storage.waiters == {}
 
 
 async def test_two_storage_objects_for_one_bot_warn_once(backend: Backend) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_key, encode_namespace
+from stepwell.codec.seal import flow_index, flow_of_index
 from stepwell.errors import CorruptRecord, InvalidKey, TooLarge
 from stepwell.record import RUNS, Address, Limits, Place
 
@@ -151,7 +152,28 @@ def test_a_cached_head_is_not_used_for_an_equal_one_of_another_type() -> None:
     seal = Seal(Address("bot", "1"), Limits(), 1000)
     heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
     assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']
-    seal = Seal(Address("runs", "1"), Limits(), 1000, by_state=False)
+    seal = Seal(Address("runs", "1"), Limits(), 1000, is_run=True)
     shared = seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]'))
     shared.stack[0]["x"].append(1)
     assert seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]')).stack == ({"x": []},)
+
+
+@pytest.mark.parametrize("flow", ["f", "f@2", "@", "a@", "a@@", "@1", "a@@2", "a/b@2"])
+@pytest.mark.parametrize("revision", [1, 2, 10])
+def test_the_index_text_of_a_revision_is_unique_and_can_be_read(flow: str, revision: int) -> None:
+    assert flow_of_index(flow_index(flow, revision)) == (flow, revision)
+
+
+def test_the_first_revision_is_indexed_by_the_name_of_its_flow() -> None:
+    assert flow_index("f") == flow_index("f", 1) == "f"
+    assert flow_index("f", 2) == "f@2"
+    assert flow_index("f@2") == "f@@2"
+
+
+def test_runs_are_indexed_by_revision_and_status() -> None:
+    seal = Seal(Address(RUNS, "1"), Limits(), 1000, is_run=True)
+    head = seal.head(Place("f", "node", 2, (), ({"status": "failed", "graph": "g"},)))
+    assert head[:2] == ("f@2", "failed")
+    assert seal.open_head(head.text)[:3] == ("f", "node", 2)
+    assert seal.head(Place("f", "node"))[:2] == ("f", None)
+    assert Seal(Address("bot", "1"), Limits(), 1000).head(Place("f", "node", 2))[:2] == ("f", "node")

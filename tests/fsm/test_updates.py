@@ -593,6 +593,6 @@ async def test_memory_does_not_grow_with_the_number_of_users() -> None:
         for user in range(1, 5001):
             async with fsm.conversation(message(user=user, chat=user, update_id=user)) as ctx:
                 assert ctx.state is None
-        assert storage.queues == {}
+        assert storage.waiters == {}
         assert storage._cells == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []

@@ -895,15 +895,17 @@ async def test_a_long_run_writes_as_much_per_node_at_its_end_as_at_its_beginning
     assert not any(isinstance(operation, Get) for operation in watching.operations)
 
 
-async def test_runs_are_found_by_their_flow_and_are_in_no_index_by_node(storage: Storage) -> None:
+async def test_runs_are_found_by_their_flow_and_status_and_are_in_no_index_by_node(storage: Storage) -> None:
     flow = linear(Say([], "a"), Say([], "b", fails=[Boom()]), name="f", storage=storage)
     with pytest.raises(Boom):
         await flow.run(flow_id="r")
     await storage.set_state("bot", "r", State("f", "b"))
     assert [entry.key async for entry in storage.scan(RUNS, flow="f")] == ["r"]
+    assert [entry.key async for entry in storage.scan(RUNS, flow="f", state="failed")] == ["r"]
     assert [entry.key async for entry in storage.scan(RUNS, state="b")] == []
     assert [entry.key async for entry in storage.scan("bot", state="b")] == ["r"]
     async with MemoryStorage() as target:
         await copy_records(storage, target)
+        assert [entry.key async for entry in target.scan(RUNS, flow="f", state="failed")] == ["r"]
         assert [entry.key async for entry in target.scan(RUNS, state="b")] == []
         assert [entry.key async for entry in target.scan("bot", state="b")] == ["r"]

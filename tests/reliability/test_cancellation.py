@@ -122,4 +122,4 @@ async def unharmed(storage: Storage, other: Storage, key: int) -> None:
         slot.data = {"number": 0, "again": 0}
         await slot.commit()
     assert await storage.get_data(BOT, key) == {"number": 0, "again": 0}
-    assert not storage.queues
+    assert not storage.waiters

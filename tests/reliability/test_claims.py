@@ -113,7 +113,7 @@ async def test_tasks_that_claim_in_opposite_order_raise_instead_of_hanging(share
     assert any(isinstance(end, Busy) for end in ends)
     await free(storage, 1)
     await free(storage, 2)
-    assert not storage.queues
+    assert not storage.waiters
 
 
 async def free(storage: Storage, key: int) -> None:

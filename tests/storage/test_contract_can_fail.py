@@ -17,7 +17,8 @@ from examples.file_storage import FileStorage
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.record import KEEP, Address, Version
-from stepwell.storage import Due, Get, Page, Query
+from stepwell.storage import ANY, Due, Get, Page, Query
+from stepwell.storage.listing import Any_
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
 from stepwell.storage.reference import NEVER, Cell
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
@@ -261,18 +262,30 @@ class CountsUnsetFields(FaultyStorage):
 
 class SkipsEqualDeadlines(FaultyStorage):
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        found = await super().due(namespace, before=before, limit=10**9)
+        found = await super().due(namespace, before=before, limit=10**9, flow=flow)
         return [entry for entry in found if after is None or entry.deadline > after.deadline][:limit]
 
 
 class IsDueTooLate(FaultyStorage):
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
         moment = self._now() if before is None else before
-        found = await super().due(namespace, before=before, limit=limit, after=after)
+        found = await super().due(namespace, before=before, limit=limit, after=after, flow=flow)
         return [entry for entry in found if entry.deadline < moment]
 
 
@@ -456,7 +469,7 @@ class KeepsDeadlinesInTheObject(FaultyStorage):
     @classmethod
     def reopened(cls, storage: Any) -> Storage:
         other = reopened(storage)
-        other._deadlines = set()  # type: ignore[attr-defined]
+        other._deadlines = {}  # type: ignore[attr-defined]
         return other
 
 
@@ -471,12 +484,18 @@ class ListsLongerNames(FaultyStorage):
 
 class FindsDeadlinesOfLongerNames(FaultyStorage):
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
         found = []
         for name in await self.namespaces():
             if name.startswith(namespace):
-                found += await super().due(name, before=before, limit=limit, after=after)
+                found += await super().due(name, before=before, limit=limit, after=after, flow=flow)
         return found
 
 
@@ -638,7 +657,7 @@ CAUGHT_BY = {
 def reopened(storage: Any) -> Storage:
     """Return a second object over the records of a copy of the memory backend."""
     other = type(storage)(clock=storage.clock)
-    for name in ("_cells", "_deadlines", "_tagged", "_journal"):
+    for name in ("_cells", "_deadlines", "_queued", "_tagged", "_journal"):
         setattr(other, name, getattr(storage, name))
     return other
 

@@ -9,11 +9,11 @@ import pytest
 from examples.file_storage import FileStorage
 
 from stepwell import State, Storage
-from stepwell.errors import CorruptRecord, StorageError, StorageFull, Unsupported
+from stepwell.errors import CorruptRecord, RecordExists, StorageError, StorageFull, Unsupported
 from stepwell.fsm import FSM, Context, Flow, state
-from stepwell.record import DAY, Address
+from stepwell.record import DAY, Address, Change, Queue
 from stepwell.slot import Slot
-from stepwell.storage import Get
+from stepwell.storage import Apply, Get, Guard
 from stepwell.testing import Clock, KeyValueContract
 
 
@@ -155,3 +155,17 @@ async def test_timeouts_without_a_poller_are_refused_at_the_start(tmp_path: Path
             pass
     async with FSM("bot", storage=storage, flows=[Slow], run_timers=False) as fsm, fsm.conversation(key=1) as ctx:
         ctx.start_flow(Slow)
+
+
+async def test_records_are_created_once_and_queues_are_not_supported(tmp_path: Path) -> None:
+    async with FileStorage(tmp_path) as storage:
+        address = storage.address("bot", 1)
+        create = Apply(address, Change(write="w", queue=Queue("q", 1)), Guard(absent=True))
+        await storage.perform(create)
+        with pytest.raises(RecordExists):
+            await storage.perform(create)
+        stored = await storage.perform(Get(address))
+        assert stored.queue == Queue("q", 1)
+        for listing in (storage.queued("bot", "q"), storage.queues("bot"), storage.due("bot", flow="f")):
+            with pytest.raises(Unsupported):
+                await listing

@@ -51,6 +51,8 @@ async def admin() -> AsyncIterator[Any]:
 
 
 class TestPostgresStorage(JournaledStorageContract):
+    queues = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = fresh()
         return open_storage(self.url, clock=clock)

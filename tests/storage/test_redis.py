@@ -12,6 +12,8 @@ from tests.servers.redis import the_system_server
 
 
 class TestRedisStorage(JournaledStorageContract):
+    queues = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = Redis(Path()).place()
         return open_storage(self.url, clock=clock)
@@ -21,6 +23,8 @@ class TestRedisStorage(JournaledStorageContract):
 
 
 class TestSystemRedisStorage(JournaledStorageContract):
+    queues = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = the_system_server().url(f"?prefix={uuid.uuid4().hex}")
         return open_storage(self.url, clock=clock)
@@ -30,6 +34,8 @@ class TestSystemRedisStorage(JournaledStorageContract):
 
 
 class TestRedisClusterStorage(JournaledStorageContract):
+    queues = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = RedisCluster(Path()).place()
         return open_storage(self.url, clock=clock)

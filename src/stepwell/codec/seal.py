@@ -18,21 +18,21 @@ from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
 from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place
 
-__all__ = ["Seal"]
+__all__ = ["Seal", "flow_index", "flow_of_index"]
 
 
 class Seal:
     """Encodes and decodes the values of one address."""
 
-    __slots__ = ("_limits", "_seed", "address", "by_state", "limit")
+    __slots__ = ("_limits", "_seed", "address", "is_run", "limit")
 
-    def __init__(self, address: Address, limits: Limits, limit: int, *, by_state: bool = True) -> None:
+    def __init__(self, address: Address, limits: Limits, limit: int, *, is_run: bool = False) -> None:
         self.address: Address = address
         #: The maximum size of all fields and parts together, and so of each of them.
         self.limit: int = limit
         self._limits = limits
-        #: Whether records are indexed by state too, not only by flow.
-        self.by_state: bool = by_state
+        #: Whether the record is a run of a node flow. Its place has a table instead of waiting flows.
+        self.is_run: bool = is_run
         self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any], large: bool = False) -> dict[str, str]:
@@ -88,16 +88,30 @@ class Seal:
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")
-        found_by = state if self.by_state else None
+        if self.is_run:
+            flow, state = self.index_texts(place)
         if revision is None or type(revision) is int:
             try:
                 if not stack:
-                    return _new(Head, (flow, found_by, self.seal_body("h", "", _head_json(place))))
+                    return _new(Head, (flow, state, self.seal_body("h", "", _head_json(place))))
                 if len(stack) == 1 and _is_flat(stack[0]):
-                    return _new(Head, (flow, found_by, self.seal_body("h", "", values.to_json(_row(place)))))
+                    return _new(Head, (flow, state, self.seal_body("h", "", values.to_json(_row(place)))))
             except (UnicodeEncodeError, TypeError):
                 pass  # fall back to encode(), which raises a readable error if it fails too
-        return Head(flow, found_by, self.seal_body("h", "", values.encode(_row(place), self._limits, "$head")))
+        return Head(flow, state, self.seal_body("h", "", values.encode(_row(place), self._limits, "$head")))
+
+    def index_texts(self, place: Place) -> tuple[str | None, str | None]:
+        """Return the flow and the state by which indexes find a place.
+
+        A run is found by its revision and by its status, which change less often than its node.
+        """
+        flow, state, revision, _, stack, *_ = place
+        if not self.is_run:
+            return flow, state
+        status = stack[0].get("status") if stack and type(stack[0]) is dict else None
+        if flow is not None and (revision is not None or "@" in flow):
+            flow = flow_index(flow, revision)
+        return flow, status if type(status) is str else None
 
     def open_head(self, text: str | None) -> Place:
         """Return the place that ``head`` was given. Raises ``CorruptRecord``."""
@@ -107,7 +121,7 @@ class Seal:
         try:
             # Only places without waiting flows are cached: the others contain mutable data.
             plain = body.count("[") < 3 and "{" not in body
-            return _cached_place(body) if plain else _place(body, self._limits.depth, self.by_state)
+            return _cached_place(body) if plain else _place(body, self._limits.depth, self.is_run)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _NAMES["h"], str(error)) from error
 
@@ -154,6 +168,22 @@ class Seal:
         return body
 
 
+def flow_index(flow: str, revision: int | None = None) -> str:
+    """Return the text by which indexes find the runs of one revision of a flow: ``name``, or ``name@2``."""
+    if "@" in flow:
+        flow = flow.replace("@", "@@")
+    return flow if revision is None or revision == 1 else f"{flow}@{revision}"
+
+
+def flow_of_index(text: str) -> tuple[str, int]:
+    """Return the flow and the revision that ``flow_index`` was given."""
+    # The doubled "@" of a name come in pairs, so an odd number of them ends with the one before the revision.
+    head, at, revision = text.rpartition("@")
+    if (len(head) - len(head.rstrip("@"))) % 2 or not at:
+        return text.replace("@@", "@"), 1
+    return head.replace("@@", "@"), int(revision)
+
+
 @lru_cache(maxsize=1024)
 def _head_json(place: Place) -> bytes:
     """Return the JSON of a place without waiting flows. A bot has few different ones, so they are cached."""
@@ -178,7 +208,7 @@ def _row(place: Place) -> list[Any]:
     return row
 
 
-def _place(body: str, depth: int, by_state: bool) -> Place:
+def _place(body: str, depth: int, is_run: bool) -> Place:
     row = values.decode(body, depth)
     if type(row) is not list or not 2 <= len(row) <= 10:
         raise values.DecodeError("has an unknown format")
@@ -188,7 +218,7 @@ def _place(body: str, depth: int, by_state: bool) -> Place:
         _is_position(flow, state, revision, history)
         and type(stack) in _SEQUENCES
         # A run has a table instead of waiting flows.
-        and all(_is_waiting(waiting) if by_state else type(waiting) is dict for waiting in stack)
+        and all(type(waiting) is dict if is_run else _is_waiting(waiting) for waiting in stack)
         and type(where) in _SEQUENCES
         and all(part is None or type(part) in (int, str) for part in where)
         and type(times) in _SEQUENCES
@@ -265,7 +295,7 @@ def _is_waiting(waiting: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def _cached_place(body: str) -> Place:
-    return _place(body, 2, by_state=True)
+    return _place(body, 2, is_run=False)
 
 
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.

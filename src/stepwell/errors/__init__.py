@@ -25,6 +25,7 @@ StepwellError
 │   ├── Busy (also TimeoutError)               the key was still claimed after the waiting time
 │   │   └── RunBusy                            the run is still running elsewhere
 │   ├── LeaseLost                              the claim expired; nothing was written
+│   ├── RecordExists                           there is a record already; nothing was written
 │   ├── RecordReplaced                         cleared or replaced while held; nothing was written
 │   └── VersionChanged                         not the expected version; nothing was written
 ├── InvalidFlow (also TypeError, ValueError)   an invalid flow, found when it is defined
@@ -128,6 +129,7 @@ from stepwell.errors.storage import (
     NotCopied,
     NotReplicated,
     OutcomeUnknown,
+    RecordExists,
     RecordReplaced,
     StorageClosed,
     StorageError,
@@ -179,6 +181,7 @@ __all__ = [
     "NotReplicated",
     "OutcomeUnknown",
     "Parked",
+    "RecordExists",
     "RecordReplaced",
     "RunBusy",
     "RunCancelled",

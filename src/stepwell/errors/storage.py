@@ -149,6 +149,14 @@ class VersionChanged(Conflict):
         super().__init__(f"the record at {place} has changed since it was read, nothing was written; read it again")
 
 
+class RecordExists(Conflict):
+    """There is a record where the writer expected none. Nothing was written."""
+
+    def __init__(self, place: str) -> None:
+        self.place: str = place
+        super().__init__(f"there is already a record at {place}, nothing was written; read it, or use another key")
+
+
 class StorageError(StepwellError):
     """The store failed."""
 

@@ -77,7 +77,7 @@ class RunWorker:
             waits=False,
             pauses=PAUSES,
             # This process runs them already.
-            skip=self._storage.queues.__contains__,
+            skip=self._storage.waiters.__contains__,
             at_once=concurrency,
         )
 

@@ -27,11 +27,11 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Stored, Version
+from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Queue, Stored, Version
 from stepwell.slot.fields import Changes, StoredFields, decode_large
 from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, check_queue
 
 __all__ = ["Json", "Sealed", "Slot"]
 
@@ -69,7 +69,7 @@ class Slot:
     __slots__ = (
         "_deleted", "_holding", "_lease", "_lost", "_memo", "_memo_json", "_renewal", "_seal", "_stored",
         "_stored_place", "_token", "_wait", "address", "base", "data", "deadline", "expires_at", "memo_limit",
-        "now", "place", "storage", "tags", "version",
+        "now", "place", "queue", "storage", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -85,6 +85,7 @@ class Slot:
         self.expires_at: float | None = None
         self.deadline: float | None = None
         self.tags: tuple[str, ...] = ()
+        self.queue: Queue | None = None
         self._wait = wait
         self._lease = lease
         self._seal: Seal = storage.seal(self.address)
@@ -112,11 +113,11 @@ class Slot:
             # Opened first: if its previous loop is closed, opening it clears all queues.
             await storage.ensure_open()
         token = storage.ids()
-        if address in storage.queues:
+        if address in storage.waiters:
             await join_queue(storage, address, token, self._wait)
             hot = storage.shared
         else:
-            storage.queues[address] = WaiterQueue(asyncio.current_task(), token)
+            storage.waiters[address] = WaiterQueue(asyncio.current_task(), token)
             hot = address in storage.recently_left
         self._token = token
         try:
@@ -274,6 +275,7 @@ class Slot:
         tags: tuple[str, ...] | Keep = KEEP,
         deadline: float | Keep | None = KEEP,
         expiry: float | Keep | None = KEEP,
+        queue: Queue | Keep | None = KEEP,
         parts: Mapping[str, Any] | None = None,
         dropped_parts: Sequence[str] = (),
         force: bool = False,
@@ -282,14 +284,16 @@ class Slot:
         """Write all changes in one operation, and return whether there were any.
 
         The write releases the claim, unless ``keep`` is true. ``deadline`` and ``expiry`` are seconds from now. Memo,
-        tags, deadline and expiry are written only together with a change or parts, or with ``force``. ``changes`` is
-        the result of ``changes()``, if it was called before. If ``LeaseLost`` or ``RecordReplaced`` is raised, nothing
-        was written.
+        tags, deadline, expiry and queue are written only together with a change or parts, or with ``force``.
+        ``changes`` is the result of ``changes()``, if it was called before. If ``LeaseLost`` or ``RecordReplaced`` is
+        raised, nothing was written.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
         if tags is not KEEP or not (deadline is KEEP or deadline is None) or not (expiry is KEEP or expiry is None):
             _check(tags, deadline, expiry)
+        if queue is not KEEP and queue is not None:
+            check_queue(queue)
         place, seal = self.place, self._seal
         write = self.storage.ids()
         found = self.version is not None
@@ -311,6 +315,7 @@ class Slot:
                 # Changes after delete() create a new record.
                 written, gone = await seal_data(seal, changes.data), ()
                 deadline = None if deadline is KEEP else deadline
+                queue = None if queue is KEEP else queue
             if anew or place != self._stored_place:
                 head = seal.head(place)
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
@@ -322,12 +327,12 @@ class Slot:
                 Change,
                 (
                     write, anew, False, False, not found, head, written, gone, tags, deadline, expiry, memo,
-                    sealed_parts, seal.limit,
+                    sealed_parts, seal.limit, queue,
                 ),
             )  # fmt: skip
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = _new(Guard, (self._token, self.base, None))
+        guard = _new(Guard, (self._token, self.base, None, False))
         then = "keep" if keep else "release"
         applied: Applied = await self.storage.perform(
             _new(Apply, (self.address, change, guard, then, self._lease, False))
@@ -356,7 +361,7 @@ class Slot:
         self.version = None if change.delete else applied.version
         if change.delete or changes is None:
             self._stored, self._stored_place = StoredFields(self._seal, {}, {}, {}), NOWHERE
-            self.deadline = self.expires_at = None
+            self.deadline = self.expires_at = self.queue = None
         else:
             self._stored, self._stored_place = self._stored.after(change, changes), place
             if change.tags is not KEEP:
@@ -365,6 +370,8 @@ class Slot:
                 self.deadline = None if change.deadline is None else applied.now + change.deadline
             if change.expiry is not KEEP:
                 self.expires_at = None if change.expiry is None else applied.now + change.expiry
+            if change.queue is not KEEP:
+                self.queue = change.queue
         if change.memo is not KEEP:
             self._memo, self._memo_json = change.memo, None
 
@@ -429,7 +436,7 @@ class Slot:
         texts = stored.fields
         prints: dict[str, bytes] = {}
         self.version, self.expires_at, self.deadline = stored.version, stored.expires_at, stored.deadline
-        self.tags = stored.tags
+        self.tags, self.queue = stored.tags, stored.queue
         try:
             if stored.head is not None:
                 self.place = self._stored_place = self._seal.open_head(stored.head)

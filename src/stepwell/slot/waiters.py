@@ -52,7 +52,7 @@ async def join_queue(storage: Storage, address: Address, token: str, wait: float
     Raises ``AlreadyHeld`` if the holder is this task or a task that started it, because that may be a deadlock.
     """
     task = asyncio.current_task()
-    queue: WaiterQueue = storage.queues[address]
+    queue: WaiterQueue = storage.waiters[address]
     if (queue.holder is task and task is not None) or queue.token in held_tokens.get():
         raise AlreadyHeld(address.text)
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,14 +74,14 @@ async def join_queue(storage: Storage, address: Address, token: str, wait: float
 
 def leave_queue(storage: Storage, address: Address) -> None:
     """Wake the next waiter, or remove the queue if there is none."""
-    queue: WaiterQueue = storage.queues[address]
+    queue: WaiterQueue = storage.waiters[address]
     while queue.waiting:
         turn = queue.waiting.popleft()
         if not turn.done():
             queue.holder, queue.token = None, ""
             turn.set_result(None)
             return
-    del storage.queues[address]
+    del storage.waiters[address]
     if storage.shared:
         left = storage.recently_left
         if len(left) >= MOST_LEFT:
@@ -94,7 +94,7 @@ def must_check_turn(storage: Storage, address: Address) -> bool:
 
     The check costs two operations. So it is done only occasionally, for an address that this process has just left.
     """
-    queue: WaiterQueue = storage.queues[address]
+    queue: WaiterQueue = storage.waiters[address]
     now = monotonic()
     left = storage.recently_left.pop(address, None)
     if left is not None:

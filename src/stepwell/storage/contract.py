@@ -1,7 +1,8 @@
 """The contract of a storage, and the code that all backends share.
 
-A backend implements ``run``, and ``_open`` and ``_close`` if it has resources. ``page``, ``due`` and ``sweep`` are
-optional: they list records, find deadlines and remove expired records.
+A backend implements ``run``, and ``_open`` and ``_close`` if it has resources. ``page``, ``due``,
+``queued``, ``queues`` and ``sweep`` are optional: they list records, find deadlines and queued records, and remove
+expired records.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from stepwell.storage.lane import Batch, Lane, retrieve
 from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, Swept
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
+from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
 
 __all__ = ["Storage"]
 
@@ -61,8 +63,8 @@ class Storage(Facade):
         self.clock: Callable[[], float] | None = clock
         #: For the jitter of delays; tests may seed it.
         self.rng: random.Random = random.Random()
-        #: The queue of local waiters for each address. Used by ``slot``.
-        self.queues: dict[Address, Any] = {}
+        #: The local waiters for each address. Used by ``slot``.
+        self.waiters: dict[Address, Any] = {}
         #: Addresses that this process has released recently. Used by ``slot``.
         self.recently_left: dict[Address, tuple[float, float]] = {}
         #: The leases that this process holds. Used by ``slot``.
@@ -121,10 +123,34 @@ class Storage(Facade):
         raise Unsupported(type(self).__name__, "find cleared records")
 
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        """Return records of an encoded namespace with a deadline up to ``before`` (default: now), earliest first."""
+        """Return records of an encoded namespace with a deadline up to ``before`` (default: now), earliest first.
+
+        ``flow``: only records with this ``Head.flow``; others are not read.
+        """
         raise Unsupported(type(self).__name__, "find deadlines")
+
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        """Return the first records of a queue in an encoded namespace.
+
+        They are ordered by priority (highest first), then by the time of the write that set the queue, then by key.
+        Expired records are left out. It reads about as many records as it returns.
+        """
+        raise Unsupported(type(self).__name__, "have queues")
+
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        """Return the sorted names of queues that have records, begin with ``prefix`` and are greater than ``after``.
+
+        It reads about as many records as it returns names.
+        """
+        raise Unsupported(type(self).__name__, "have queues")
 
     async def sweep(self, limit: int = 1000) -> Swept:
         """Remove up to ``limit`` expired records and old tombstones that are not held."""
@@ -137,6 +163,29 @@ class Storage(Facade):
         ``False``, because the server has logs and copies of its own.
         """
         return False
+
+    # Wake-ups
+
+    @property
+    def wake_key(self) -> Hashable:
+        """Identifies the store: storage objects of one process with the same key receive each other's notices."""
+        return self
+
+    async def notify(self, topic: str) -> None:
+        """Wake the listeners of a topic. Best effort: a notice may be lost, so listeners must poll too.
+
+        ``topic``: at most 200 bytes. It is sent in clear, so it must not contain data.
+        """
+        check_topic(topic)
+        wake(self.wake_key, topic)
+
+    def listen(self, topic: str, callback: Callback) -> Callable[[], None]:
+        """Call ``callback`` in this event loop after each notice of a topic; return a function that ends this.
+
+        Here notices arrive from this process only. Backends with a server deliver those of all processes.
+        """
+        check_topic(topic)
+        return add_listener(self.wake_key, topic, callback)
 
     # Shared by all backends
 
@@ -199,7 +248,7 @@ class Storage(Facade):
             if self._loop is not None:
                 # The loop that opened it is closed, and its tasks have ended with it.
                 self._loop, self._sweeping, self._lanes = None, None, {}
-                self.queues.clear()
+                self.waiters.clear()
                 await self._close()
             await self._open()
             self._loop, self._process = asyncio.get_running_loop(), os.getpid()

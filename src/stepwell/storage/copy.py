@@ -59,8 +59,9 @@ async def copy_records(
 ) -> Copied:
     """Copy all records, or those of some bots: ``namespaces`` are bots' names, or ``record.RUNS`` for node runs.
 
-    It copies flow, state, revision, history, data, tags, deadline, expiry, parts, and the memo of handled updates. It
-    does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the same.
+    It copies flow, state, revision, history, data, tags, deadline, expiry, queue, parts, and the memo of handled
+    updates. It does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the
+    same. Records of one queue keep their priorities, but within a priority their order may change.
 
     You may repeat it after an interruption or to catch up: records that the target has in the same version are
     skipped. It replaces records of the target that differ, unless ``overwrite`` is ``False``. So stop the bots of the
@@ -184,6 +185,7 @@ class _Copier:
             memo=KEEP if claimed.memo is None else claimed.memo,
             parts=pieces[0],
             limit=NO_LIMIT,
+            queue=record.queue if record.queue is not None or there is not None else KEEP,
         )
         for write, piece in zip(writes[1:], pieces[1:], strict=True):
             yield Change(write=write, parts=piece, limit=NO_LIMIT)
@@ -193,7 +195,7 @@ class _Copier:
         seal = self._source.seal(address)
         flow = state = None
         try:
-            flow, state, *_ = seal.open_head(record.head)
+            flow, state = seal.index_texts(seal.open_head(record.head))
             for name, text in record.fields.items():
                 # A class of the bot need not be registered in this process.
                 with suppress(UnknownType):
@@ -202,7 +204,7 @@ class _Copier:
                 seal.body("p", name, text)
         except CorruptRecord:
             self._copied.damaged.append(address)
-        return flow, state if seal.by_state else None
+        return flow, state
 
     async def compare(self, address: Address) -> None:
         """Compare one record in both storages."""
@@ -251,6 +253,7 @@ def _content(record: Stored) -> tuple[Any, ...]:
         # The clocks of the storages differ, so the times themselves cannot be compared.
         record.deadline is None,
         record.expires_at is None,
+        record.queue,
     )
 
 

@@ -46,8 +46,7 @@ class Facade(ABC):
         limits = self._limits.get(address.namespace, self.limits)
         if address.namespace not in _LARGE_NAMESPACES:
             return Seal(address, limits, limits.record)
-        # A run changes its node with every commit. Indexing it by node would cost a write each time, for no reader.
-        return Seal(address, limits, limits.run, by_state=address.namespace != RUNS)
+        return Seal(address, limits, limits.run, is_run=address.namespace == RUNS)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
@@ -90,7 +89,7 @@ class Facade(ABC):
         address = self.address(bot, key)
         head = self.seal(address).head(Place(_name(state.flow), _name(state.state)))
         expiry = self._ttls.get(address.namespace)
-        await self._write_data(address, state.data, replace=True, head=head, deadline=None, expiry=expiry)
+        await self._write_data(address, state.data, replace=True, head=head, deadline=None, expiry=expiry, queue=None)
 
     async def get_data(self, bot: str, key: Any) -> dict[Any, Any] | None:
         """Return the data, or ``None`` if there is no record."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Self
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.record import Address, Limits
+from stepwell.record import Address, Head, Limits, Queue
 from stepwell.storage.contract import Storage
-from stepwell.storage.listing import Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Operation, Result
 from stepwell.storage.reference import Cell
 
@@ -36,8 +37,10 @@ class MemoryStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every)
         self._now: Callable[[], float] = clock or time.time
         self._cells: dict[Address, Cell] = {}
-        #: Addresses with a deadline, so that a poll need not search all cells.
-        self._deadlines: set[Address] = set()
+        #: Deadline and key of each record that has one, sorted, by namespace and flow.
+        self._deadlines: dict[tuple[str, str | None], list[tuple[float, str]]] = {}
+        #: Priority (negated), time and key of each queued record, sorted, by namespace and queue.
+        self._queued: dict[tuple[str, str], list[tuple[int, float, str]]] = {}
         self._tagged: dict[tuple[str, str], set[Address]] = {}
 
     @classmethod
@@ -74,7 +77,7 @@ class MemoryStorage(Storage):
         now = self._now()
         known = self._cells.get(address)
         cell = known or self._cell()
-        tags = cell.tags
+        tags, deadline, head, queue, queued_at = cell.tags, cell.deadline, cell.head, cell.queue, cell.queued_at
         result = cell.do(operation, now)
         if cell.tags is not tags:
             self._retag(address, tags, cell.tags)
@@ -84,10 +87,18 @@ class MemoryStorage(Storage):
                 self._retag(address, cell.tags, ())
         elif known is None:
             self._cells[address] = cell
-        if cell.deadline is not None:
-            self._deadlines.add(address)
-        elif self._deadlines:
-            self._deadlines.discard(address)
+        if deadline != cell.deadline or (
+            deadline is not None and (head and head.flow) != (cell.head and cell.head.flow)
+        ):
+            _move(
+                self._deadlines,
+                _deadline_entry(address, deadline, head),
+                _deadline_entry(address, cell.deadline, cell.head),
+            )
+        if queue is not cell.queue or queued_at != cell.queued_at:
+            _move(
+                self._queued, _queue_entry(address, queue, queued_at), _queue_entry(address, cell.queue, cell.queued_at)
+            )
         return result
 
     def _retag(self, address: Address, old: tuple[str, ...], new: tuple[str, ...]) -> None:
@@ -123,18 +134,47 @@ class MemoryStorage(Storage):
         return True
 
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
         now = self._now()
-        limit_time = now if before is None else before
-        found = []
-        for address in self._deadlines:
-            cell = self._cells[address]
-            if address.namespace == namespace and cell.visible(now) and cell.deadline is not None:
-                due = Due(address, cell.deadline)
-                if cell.deadline <= limit_time and (after is None or _order(due) > _order(after)):
-                    found.append(due)
-        return sorted(found, key=_order)[:limit]
+        last = now if before is None else before
+        flows = [
+            each for each in self._deadlines if each[0] == namespace and (isinstance(flow, Any_) or each[1] == flow)
+        ]
+        begin = None if after is None else (after.deadline, after.address.key)
+        found: list[Due] = []
+        for deadline, key in heapq.merge(*(_from(self._deadlines[each], begin) for each in flows)):
+            if deadline > last or len(found) == limit:
+                break
+            address = Address(namespace, key)
+            if self._cells[address].visible(now):
+                found.append(Due(address, deadline))
+        return found
+
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        now = self._now()
+        addresses = (Address(namespace, key) for *_, key in self._queued.get((namespace, name), ()))
+        return list(islice((address for address in addresses if self._cells[address].visible(now)), limit))
+
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        names = sorted(
+            name
+            for its_namespace, name in self._queued
+            if its_namespace == namespace and name > after and name.startswith(prefix)
+        )
+        found: list[str] = []
+        for name in names:
+            if len(found) == limit:
+                break
+            if await self.queued(namespace, name, limit=1):
+                found.append(name)
+        return found
 
     async def sweep(self, limit: int = 1000) -> Swept:
         now = self._now()
@@ -144,7 +184,8 @@ class MemoryStorage(Storage):
             cell = self._cells[address]
             if cell.alive:
                 expired.append((address, cell.head.text if cell.head else None))
-            self._deadlines.discard(address)
+            _move(self._deadlines, _deadline_entry(address, cell.deadline, cell.head), None)
+            _move(self._queued, _queue_entry(address, cell.queue, cell.queued_at), None)
             if (left := cell.remains(now)) is not None:
                 self._cells[address] = left
             else:
@@ -153,8 +194,30 @@ class MemoryStorage(Storage):
         return Swept(expired, len(gone))
 
 
-def _order(due: Due) -> tuple[float, Address]:
-    return due.deadline, due.address
+def _deadline_entry(address: Address, deadline: float | None, head: Head | None) -> tuple[Any, Any] | None:
+    return None if deadline is None else ((address.namespace, head.flow if head else None), (deadline, address.key))
+
+
+def _queue_entry(address: Address, queue: Queue | None, queued_at: float) -> tuple[Any, Any] | None:
+    return None if queue is None else ((address.namespace, queue.name), (-queue.priority, queued_at, address.key))
+
+
+def _move(index: dict[Any, list[Any]], old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> None:
+    """Replace an entry of an index of sorted lists."""
+    if old is not None:
+        group, entry = old
+        entries = index[group]
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del index[group]
+    if new is not None:
+        group, entry = new
+        insort(index.setdefault(group, []), entry)
+
+
+def _from(entries: list[Any], after: Any) -> Iterator[Any]:
+    """Yield the entries greater than ``after``."""
+    return islice(entries, 0 if after is None else bisect_right(entries, after), None)
 
 
 def _matches(query: Query, address: Address, cell: Cell, now: float) -> bool:

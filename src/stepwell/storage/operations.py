@@ -5,10 +5,10 @@ A result may also be a ``StepwellError``, which concerns its own operation only.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from stepwell.errors import StepwellError
-from stepwell.record import Address, Change, Stored, Version
+from stepwell.errors import InvalidOption, StepwellError, Unsupported
+from stepwell.record import KEEP, Address, Change, Queue, Stored, Version
 
 __all__ = [
     "Applied",
@@ -21,7 +21,12 @@ __all__ = [
     "Release",
     "Result",
     "Taken",
+    "check_queue",
+    "refuse_queues",
 ]
+
+#: The maximum size of a queue's name, in bytes of UTF-8.
+_LONGEST_NAME: Final = 500
 
 
 class Get(NamedTuple):
@@ -55,6 +60,8 @@ class Guard(NamedTuple):
     base: str | None = None
     #: The record has exactly this version, else ``VersionChanged``.
     version: Version | None = None
+    #: There is no record, or it has expired, else ``RecordExists``.
+    absent: bool = False
 
 
 class Apply(NamedTuple):
@@ -109,3 +116,29 @@ class Applied(NamedTuple):
 
 
 Result: TypeAlias = Stored | Claimed | Taken | Applied | StepwellError | None
+
+
+def refuse_queues(apply: Apply, backend: str) -> None:
+    """Raise ``Unsupported`` for a write that a backend without queues does not support."""
+    if apply.change.queue is not KEEP and apply.change.queue is not None:
+        raise Unsupported(backend, "have queues")
+    if apply.guard is not None and apply.guard.absent:
+        raise Unsupported(backend, "check that there is no record")
+
+
+def check_queue(queue: Queue) -> None:
+    """Raise ``InvalidOption`` unless every backend can store this queue."""
+    if not (isinstance(queue, Queue) and type(queue.name) is str and type(queue.priority) is int):
+        raise InvalidOption(f"queue must be a Queue(name, priority) or None, not {queue!r}")
+    name, priority = queue
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= _LONGEST_NAME or any(ord(character) < 32 for character in name):
+        raise InvalidOption(
+            f"the name of a queue must have 1 to {_LONGEST_NAME} bytes of UTF-8 and no control characters, "
+            f"not {name[:100]!r}"
+        )
+    if not -(1 << 31) <= priority < 1 << 31:
+        raise InvalidOption(f"the priority of a queue must fit into 32 bits, not {priority}")

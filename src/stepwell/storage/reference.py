@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
-from stepwell.record import DAY, KEEP, Address, Change, Head, Stored, Version
+from stepwell.errors import LeaseLost, RecordExists, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.record import DAY, KEEP, Address, Change, Head, Queue, Stored, Version
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -45,6 +45,8 @@ class Cell:
     size: int = 0
     expires_at: float | None = None
     deadline: float | None = None
+    queue: Queue | None = None
+    queued_at: float = 0.0
     memo: str | None = None
     memo_until: float = 0.0
     token: str | None = None
@@ -100,6 +102,7 @@ class Cell:
             self.expires_at,
             self.deadline,
             self.parts.copy() if parts else None,
+            self.queue,
         )
 
     def _claim(self, claim: Claim, now: float) -> Result:
@@ -139,13 +142,15 @@ class Cell:
         return tuple.__new__(Applied, (self.version, self.base, now, record))
 
     def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
-        token, base, version = guard
+        token, base, version, absent = guard
         if token is not None and (token != self.token or self.leased_until <= now):
             return LeaseLost(address.text)
         if base is not None and base != self.base:
             return RecordReplaced(address.text)
         if version is not None and (version != self.version or not self.visible(now)):
             return VersionChanged(address.text)
+        if absent and self.visible(now):
+            return RecordExists(address.text)
         return None
 
     def _delete(self, change: Change, held: bool, now: float) -> None:
@@ -154,7 +159,7 @@ class Cell:
             self.base, self.written_at, self.alive = change.write, now, False
             # The tags stay, so that deleting a user's data finds the tombstone too.
             self.head, self.fields, self.parts, self.size = None, {}, {}, 0
-            self.expires_at = self.deadline = None
+            self.expires_at = self.deadline = self.queue = None
         if change.forget:
             self.version, self.memo, self.memo_until, self.tags = NEVER, None, 0.0, ()
             # While another token holds it, the base shows that the version it loaded is gone.
@@ -162,7 +167,7 @@ class Cell:
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit = change
+        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit, queue = change
         over = self.expired(now)
         anew = self.alive and over and (fresh or not held)
         dropped = replace or anew
@@ -172,7 +177,7 @@ class Cell:
         if dropped:
             self.fields, self.parts, self.base = {}, {}, write
         if anew:
-            self.head, self.tags, self.deadline, self.expires_at = None, (), None, None
+            self.head, self.tags, self.deadline, self.expires_at, self.queue = None, (), None, None, None
             over = False
         for name in unset:
             self.fields.pop(name, None)
@@ -192,6 +197,8 @@ class Cell:
             self.expires_at = None if expiry is None else now + expiry
         elif held and over:
             self.expires_at = None
+        if queue is not KEEP:
+            self.queue, self.queued_at = queue, now
         number = self.version.number + 1
         self.version = tuple.__new__(Version, (number if self.alive else max(number, int(now * 1e6)), write))
         self.alive, self.written_at, self.size = True, now, size

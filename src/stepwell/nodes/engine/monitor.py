@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.engine.run_format import GRAPH, Status, table_of
+from stepwell.nodes.engine.run_format import GRAPH, Status, flow_index, table_of
 from stepwell.record import RUNS, Address, Place, Stored
-from stepwell.storage import Entry, Storage
+from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
 
 __all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "runs", "status"]
@@ -105,10 +105,15 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
     """Yield the runs of a flow that have not finished, or those of one status."""
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
-    async for entry in storage.scan(RUNS, flow=flow):
-        run = _run(entry.key, entry.place, entry.address, entry)
-        if run is not None and (run.status == status if status is not None else run.status != "finished"):
-            yield run
+    seen: set[Address] = set()
+    # Runs that an earlier release wrote have no status in the index.
+    for state in (ANY,) if status is None else (None, status):
+        async for entry in storage.scan(RUNS, flow=flow_index(flow), state=state):
+            run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
+            if run is not None and (run.status == status if status is not None else run.status != "finished"):
+                if state is None:
+                    seen.add(entry.address)
+                yield run
 
 
 def _is_unreplaced(place: Place, address: Address, base: str) -> bool:

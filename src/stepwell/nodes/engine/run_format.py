@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from stepwell.codec.seal import flow_index, flow_of_index
 from stepwell.codec.values import conform
 from stepwell.errors import CorruptRecord
 from stepwell.nodes.engine.ids import WaitId
 from stepwell.record import Address, Place
 
-__all__ = ["GRAPH", "Retention", "Status", "packed", "problem_of_part", "table_of", "unpack"]
+__all__ = [
+    "GRAPH",
+    "Retention",
+    "Status",
+    "flow_index",
+    "flow_of_index",
+    "packed",
+    "problem_of_part",
+    "table_of",
+    "unpack",
+]
 
 Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.

@@ -20,6 +20,7 @@ from stepwell.storage.operations import (
     Release,
     Result,
     Taken,
+    refuse_queues,
 )
 from stepwell.storage.reference import weight
 
@@ -117,6 +118,7 @@ def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
         return _CLAIM, _RENEW if operation.renew else _SIMPLE | _NEEDS_ROW, operation.token, operation.lease
     if isinstance(operation, Release):
         return _RELEASE, 0, operation.token, None
+    refuse_queues(operation, "PostgresStorage")
     change, guard = operation.change, operation.guard
     token = None if guard is None else guard.token
     flags = (
@@ -151,6 +153,8 @@ def is_simple_write(apply: Apply) -> bool:
         and not change.unset
         and not change.parts
         and change.tags is KEEP
+        and change.queue is KEEP
+        and not guard.absent
         and max(map(len, change.set.values()), default=0) <= LARGE
     )
 

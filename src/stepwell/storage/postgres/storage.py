@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
-from stepwell.errors import EncodeError, StorageUnavailable
+from stepwell.errors import EncodeError, StorageUnavailable, Unsupported
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
-from stepwell.storage.listing import ANY, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
@@ -217,8 +217,16 @@ class PostgresStorage(Storage):
         return [Address(namespace, row[0]) for row in rows]
 
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
+        if not isinstance(flow, Any_):
+            raise Unsupported(type(self).__name__, "find deadlines by flow")
         now = self._now()
         last: tuple[float, str] = (float("-inf"), "") if after is None else (after.deadline, after.address.key)
         rows = await self._fetch(

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
+from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable, Unsupported
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
-from stepwell.storage.listing import Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
@@ -295,8 +295,16 @@ class RedisStorage(Storage):
         return sorted(Address(namespace, key) for keys in found for key in keys)[:limit]
 
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
+        if not isinstance(flow, Any_):
+            raise Unsupported(type(self).__name__, "find deadlines by flow")
         space = space_of(namespace)
         row = ("" if before is None else repr(float(before)), str(limit), space)
         last = ("", "") if after is None else (repr(after.deadline), after.address.key)

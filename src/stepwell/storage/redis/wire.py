@@ -21,7 +21,7 @@ from stepwell.errors import (
     VersionChanged,
 )
 from stepwell.record import KEEP, Address, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken, refuse_queues
 
 __all__ = [
     "TAGS",
@@ -119,6 +119,7 @@ def arguments(operation: Operation) -> Sequence[str]:
 
 
 def _apply(apply: Apply) -> list[str]:
+    refuse_queues(apply, "RedisStorage")
     change, guard = apply.change, apply.guard
     fields = change.set
     if change.delete:

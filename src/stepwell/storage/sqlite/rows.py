@@ -10,7 +10,18 @@ from typing import Any
 
 from stepwell.errors import CorruptRecord, LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, KEEP, Address, Change, Damage, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result, Taken
+from stepwell.storage.operations import (
+    Applied,
+    Apply,
+    Claim,
+    Claimed,
+    Get,
+    Operation,
+    Release,
+    Result,
+    Taken,
+    refuse_queues,
+)
 from stepwell.storage.reference import weight
 from stepwell.storage.sqlite.columns import Row, checksum, name_hash, update, written
 from stepwell.storage.sqlite.connection import Connection
@@ -141,6 +152,7 @@ class Rows:
             self._execute(QUERIES["drop_mark"], (*address, now))
 
     def _apply(self, apply: Apply, now: float) -> Result:
+        refuse_queues(apply, "SQLiteStorage")
         address, change, guard, _, _, returning = apply
         old, fields, _ = _contents(self.read(QUERIES["get"] if returning else QUERIES["record"], address))
         row = old or _NOTHING
@@ -157,7 +169,7 @@ class Rows:
             row = _salvaged(row)
         expired = row.expires_at is not None and row.expires_at <= now
         if guard is not None:
-            token, base, version = guard
+            token, base, version, _ = guard
             if base is not None and base != row.base:
                 refused = RecordReplaced(address.text)
             elif version is not None and (version != (row.number, row.write) or not row.alive or expired):

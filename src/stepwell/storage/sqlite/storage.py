@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
+from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable, Unsupported
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Lane, elapsed
-from stepwell.storage.listing import Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
@@ -254,8 +254,16 @@ class SQLiteStorage(Storage):
         return await self._list(self._listing.traces, namespace, tag, limit)
 
     async def due(
-        self, namespace: str, *, before: float | None = None, limit: int = 100, after: Due | None = None
+        self,
+        namespace: str,
+        *,
+        before: float | None = None,
+        limit: int = 100,
+        after: Due | None = None,
+        flow: str | Any_ | None = ANY,
     ) -> list[Due]:
+        if not isinstance(flow, Any_):
+            raise Unsupported(type(self).__name__, "find deadlines by flow")
         return await self._list(self._listing.due, namespace, before, limit, after)
 
     async def _list(self, work: Callable[..., T], *args: Any) -> T:

@@ -12,7 +12,8 @@ The storage must start empty, and use ``clock`` for leases, deadlines and expiry
         def reopen(self, storage):
             return MyStorage(storage.path, clock=storage.clock)
 
-A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class.
+A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class. A storage without
+queues sets ``queues = False``.
 """
 
 from typing import Any
@@ -22,6 +23,7 @@ from stepwell.testing.contract.claims import ClaimPromises
 from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
+from stepwell.testing.contract.queues import QueuePromises
 from stepwell.testing.contract.records import RecordPromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 from stepwell.testing.contract.values import ValuePromises
@@ -34,15 +36,15 @@ class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPro
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not cls.persistent:
-            for promises in (ReopenPromises, SharingPromises):
-                for name in vars(promises):
-                    if name.startswith("test_"):
-                        # pytest collects no attribute that is None.
-                        setattr(cls, name, None)
+        left_out: list[type] = [] if cls.persistent else [ReopenPromises, SharingPromises]
+        for promises in left_out if cls.queues else [*left_out, QueuePromises]:
+            for name in vars(promises):
+                if name.startswith("test_"):
+                    # pytest collects no attribute that is None.
+                    setattr(cls, name, None)
 
 
-class StorageContract(KeyValueContract, ListingPromises, SharingPromises):
+class StorageContract(KeyValueContract, ListingPromises, QueuePromises, SharingPromises):
     """The contract of a full storage."""
 
 

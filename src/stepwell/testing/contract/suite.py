@@ -25,6 +25,8 @@ class Suite:
 
     #: Set it to ``False`` for a storage in memory. The suite then has no tests of reopening and sharing.
     persistent: ClassVar[bool] = True
+    #: Set it to ``False`` for a storage without queues, deadlines of one flow and ``Guard(absent=True)``.
+    queues: ClassVar[bool] = True
 
     def open_storage(self, clock: Clock) -> Storage:
         """Return an empty storage that uses this clock. The only method that a subclass must define."""
