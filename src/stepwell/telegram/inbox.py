@@ -9,7 +9,6 @@ One record for each bot has one part for each unfinished update. All writes are 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -29,6 +28,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 _KIND = "p"
 #: The field with the checksums of the batch that was fetched last.
 _LAST = "last"
+#: Seconds for which a removal waits for the next batch, to share its write. Alone, it would be a commit of its own, and
+#: all conversations would wait for it.
+TOGETHER = 0.01
 #: Seconds before a failed removal is retried.
 RETRY = 1.0
 
@@ -50,8 +52,10 @@ class Inbox:
         self._unwritten: set[str] = set()
         # One write at a time: updates that finish meanwhile are removed together by the next one.
         self._writing = asyncio.Lock()
+        #: For the next removal.
+        self._timer: asyncio.TimerHandle | None = None
         self._removal: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._closed = False
 
     async def load(self) -> list[dict[str, Any]]:
         """Return the unfinished updates, the oldest first. Call it once, before ``keep``."""
@@ -89,38 +93,45 @@ class Inbox:
         async with self._writing:
             await self._write(new, {_LAST: checks}, self._finished)
         self._before, self._unwritten = {}, set()
-        self._start_removal()
+        self._remove_after(TOGETHER)
 
     def finish(self, update_id: int) -> None:
         """Remove an update soon, together with others that finish at about the same time."""
         self._finished.add(str(update_id))
-        self._start_removal()
-
-    def _start_removal(self) -> None:
-        if self._removal is None and self._finished - self._unwritten:
-            self._removal = asyncio.create_task(self._remove(), name="stepwell-inbox")
+        if self._timer is None:
+            self._remove_after(TOGETHER)
 
     async def close(self) -> None:
         """Remove the finished updates now, with one attempt. Raises ``StorageError``."""
-        self._closing.set()
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._unwritten = set()
         if self._removal is not None:
             await asyncio.wait([self._removal])
         if self._finished:
             await self._flush()
 
+    def _remove_after(self, seconds: float) -> None:
+        if self._timer is None and self._removal is None and not self._closed and self._finished - self._unwritten:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._start_removal)
+
+    def _start_removal(self) -> None:
+        self._timer = None
+        # The write of a batch may have removed all of them.
+        if self._finished - self._unwritten:
+            self._removal = asyncio.create_task(self._remove(), name="stepwell-inbox")
+
     async def _remove(self) -> None:
+        pause = TOGETHER
         try:
-            while self._finished - self._unwritten and not self._closing.is_set():
-                try:
-                    await self._flush()
-                except StorageError as error:
-                    logger.warning("finished updates stay in the inbox for now: %s", error)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(RETRY):
-                            await self._closing.wait()
+            await self._flush()
+        except StorageError as error:
+            logger.warning("finished updates stay in the inbox for now: %s", error)
+            pause = RETRY
         finally:
             self._removal = None
+        self._remove_after(pause)
 
     async def _flush(self) -> None:
         async with self._writing:
