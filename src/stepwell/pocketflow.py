@@ -59,6 +59,8 @@ class BaseNode(StepwellNode):
 
     _settings: ClassVar[tuple[str, ...]] = ("successors", "prep", "exec", "post")
     _own_params = False
+    # PocketFlow calls only its own names.
+    _strict_hooks = False
 
     def __init__(self) -> None:
         super().__init__()

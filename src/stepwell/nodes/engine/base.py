@@ -64,6 +64,8 @@ class BaseNode:
     #: The attributes that a compiled flow depends on. If one changes, the flow is compiled again.
     _settings: ClassVar[tuple[str, ...]] = ("name", "successors", "_dangling", "prep", "post")
     _hooks: ClassVar[Hooks] = Hooks()
+    #: Whether misspelt hooks are problems of the graph.
+    _strict_hooks: ClassVar[bool] = True
     #: Whether a visit gets the node's own params too, or only those of the run and of the flows around it.
     _own_params: ClassVar[bool] = True
     #: The kind of node; stored with a run to detect that the graph has changed.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import InvalidGraph
 from stepwell.nodes.engine.attempts import ExecPolicy
 from stepwell.nodes.engine.base import END, BaseNode, End
+from stepwell.nodes.engine.hook_check import problems_of_hooks
 from stepwell.nodes.engine.hooks import Hook, hook_of, is_async
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class Build:
         for hook in ("prep", "post", "exec", "fallback"):
             if is_async(getattr(stage, hook)):
                 self.want_loop_for.append(f"{stage.path}.{getattr(node._hooks, hook)} is async")
+        if node._strict_hooks:
+            self.problems.extend(problems_of_hooks(node, stage.path))
         stage.execute = node._strategy(self, stage)
         return stage
 
