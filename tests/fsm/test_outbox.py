@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import BotApiError, BotUnavailable, StepwellError
-from stepwell.fsm import FSM, Context, Flow, Router, command, state
+from stepwell.fsm import FSM, Context, Flow, Router, command, outbox, state
 from stepwell.storage.operations import Get
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -31,6 +31,10 @@ class Form(Flow, name="form"):
     name = state(to=["email"], timeout=10, on_timeout=remind)
     email = state(to=[], timeout=10, on_timeout=ask_again)
     default_state = name
+
+
+class Killed(BaseException):
+    """Ends a task without any cleanup of the outbox."""
 
 
 class Telegram:
@@ -76,8 +80,8 @@ async def test_a_worker_that_dies_after_the_commit_leaves_its_answers_to_another
     await begin(fsm)
     clock.advance(11)
     # The process ends while it sends the first call.
-    telegram.errors = [asyncio.CancelledError()]
-    with pytest.raises(asyncio.CancelledError):
+    telegram.errors = [Killed()]
+    with pytest.raises(Killed):
         await fsm.tick()
     assert await visible(fsm) == []
     other = make_fsm(storage, telegram)
@@ -273,3 +277,65 @@ async def test_a_job_that_answers_while_another_sends_is_sent_after_it(backend: 
     proceed.set()
     await first
     assert sent == ["first", "second"]
+
+
+class SlowTelegram(Telegram):
+    """Takes calls when it may proceed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.proceed = asyncio.Event(), asyncio.Event()
+
+    async def send(self, call: dict[str, Any]) -> None:
+        self.begun.set()
+        await self.proceed.wait()
+        await super().send(call)
+
+
+@pytest.mark.parametrize("by", ["timer", "job"])
+async def test_a_stop_waits_for_answers_that_are_being_sent(clock: Clock, backend: Backend, by: str) -> None:
+    storage, telegram = backend.storage(clock=clock), SlowTelegram()
+    fsm = make_fsm(storage, telegram)
+    await fsm.__aenter__()
+    job = asyncio.create_task(answer(fsm) if by == "job" else begin(fsm))
+    if by == "timer":
+        await job
+        clock.advance(11)
+    await telegram.begun.wait()
+    job.cancel()
+    stopping = asyncio.create_task(fsm.__aexit__(None, None, None))
+    await asyncio.wait((stopping,), timeout=0.05)
+    assert not stopping.done()
+    telegram.proceed.set()
+    await stopping
+    assert telegram.sent == ["Are you there?", "Bye."]
+    async with make_fsm(storage, telegram) as other:
+        clock.advance(1000)
+        await other.tick()
+    assert telegram.sent == ["Are you there?", "Bye."]
+
+
+async def answer(fsm: FSM) -> None:
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.answer("Are you there?")
+        ctx.answer("Bye.")
+
+
+@pytest.mark.every_backend
+async def test_answers_that_are_not_sent_before_a_stop_are_sent_after_the_next_start(
+    clock: Clock, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "STOP_TIMEOUT", 0.01)
+    storage, slow, telegram = backend.storage(clock=clock), SlowTelegram(), Telegram()
+    await storage.open()
+    async with make_fsm(storage, slow) as fsm:
+        await begin(fsm)
+        clock.advance(11)
+        await slow.begun.wait()
+    assert slow.sent == []
+    async with make_fsm(storage, telegram) as other:
+        async with asyncio.timeout(20):
+            while len(telegram.sent) < 2:
+                await asyncio.sleep(0.01)
+        await other.tick()
+    assert telegram.sent == ["Are you there?", "Bye."]

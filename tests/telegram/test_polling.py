@@ -20,6 +20,7 @@ from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
 from stepwell.telegram import BotApiError, BotClient, run_polling, run_polling_sync
 from stepwell.telegram.inbox import Inbox
+from stepwell.testing import Clock
 from tests.backends import Backend
 
 
@@ -289,6 +290,45 @@ async def test_updates_wait_for_a_storage_that_is_away(caplog: pytest.LogCapture
         assert alice.last == "What's your name?"
         storage.away = False
         assert await alice.answer() == "Got it, Alice! What's your email?"
+
+
+async def remind(ctx: Context) -> None:
+    ctx.answer("Are you there?")
+    ctx.clear_flow()
+
+
+class Asking(Flow, name="asking"):
+    name = state(to=[], timeout=60, on_timeout=remind)
+    default_state = name
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_timer_does_not_overtake_the_answer_to_an_update_of_a_killed_process(stored: bool) -> None:
+    clock = Clock()
+    storage = MemoryStorage(clock=clock)
+    router = Router(FSM("my_bot", storage=storage, flows=[Asking]))
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        ctx.start_flow(Asking)
+        ctx.answer("Your name?")
+
+    async with BotAPI() as api, storage:
+        running = Running(api, router, {})
+        alice = running.person()
+        await alice.send("hi")
+        # The process was killed before it sent the answer.
+        async with BotClient(running.bot.token, api=api.url) as client:
+            (update,) = await client.call("getUpdates")
+            router.fsm.expect_ticks()  # type: ignore[union-attr]
+            await router.handle(update)
+            if stored:
+                await Inbox(storage, "my_bot").keep([update])
+                await client.call("getUpdates", offset=update["update_id"] + 1, timeout=0)
+        clock.advance(61)
+        await running.start()
+        assert [await alice.answer(), await alice.answer()] == ["Your name?", "Are you there?"]
+        await running.stop()
 
 
 @pytest.mark.parametrize("how", ["signals", "cancelled twice"])

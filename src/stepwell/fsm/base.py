@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ class Machine:
     profile: type | None
     #: Sends the Bot API calls of timers.
     send: Callable[[dict[str, Any]], Awaitable[Any]] | None
+    #: Calls of the outbox that are being sent.
+    deliveries: set[asyncio.Task[None]]
     #: Reads the id of an update; ``None``: its ``update_id``.
     update_id: Callable[[Update], int | str | None] | None
     #: Called with the events of this machine.

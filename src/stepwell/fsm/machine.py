@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from math import inf
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 from stepwell import _portal
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.errors import InvalidOption
-from stepwell.fsm import admin, keys
+from stepwell.fsm import admin, keys, outbox
 from stepwell.fsm.base import Machine
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import NOT_GIVEN, Conversation
@@ -88,6 +89,7 @@ class FSM(Machine):
         self.sliding = sliding
         self.subscribers: list[FSMSubscriber] = []
         self.send = send
+        self.deliveries: set[asyncio.Task[None]] = set()
         self.profile: type | None = profile
         self.update_id = update_id
         self.on_expired = on_expired
@@ -131,6 +133,7 @@ class FSM(Machine):
             return
         if self._timers is not None:
             await self._timers.stop()
+        await outbox.finish(self)
         self.storage.expired_listeners.remove(self._swept)
         if self._opened:
             self.ready = self._opened = False
@@ -214,12 +217,18 @@ class FSM(Machine):
         self.storage.address(bot, ())
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
+        other.deliveries = set()
         other._timers = None if self._timers is None else Timers(other)
         return other
 
     def expect_ticks(self) -> None:
         """Do not warn that no timers run, because the caller uses ``tick()``."""
         self._warned = True
+
+    def hold_timers(self, held: bool) -> None:
+        """Fire no timers in the background while ``held``."""
+        if self._timers is not None:
+            self._timers.hold(held)
 
     async def prepare(self) -> None:
         """Open the storage and initialise the bot before the first update, outside ``async with fsm:``."""

@@ -20,7 +20,7 @@ from stepwell.record import KEEP
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 
-__all__ = ["add", "deliver", "deliver_held", "is_due", "take"]
+__all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "is_due", "take"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ Entry: TypeAlias = tuple[float, int, str]
 SEND_TIMEOUT, RETRY = 45.0, 60.0
 #: The longest pause between two attempts, in seconds, and the most attempts.
 LONGEST_PAUSE, MOST_ATTEMPTS = 3600.0, 20
+#: Seconds that a stopping machine waits for calls under way, and then for the write that leaves them to another worker.
+STOP_TIMEOUT, HAND_BACK_TIMEOUT = 10.0, 5.0
 
 
 class Unsent(NamedTuple):
@@ -86,35 +88,81 @@ def _take_first(slot: Slot) -> Unsent:
 async def deliver(fsm: Machine, key: Any, unsent: Unsent | None) -> None:
     """Send calls and those behind them, without holding the record, and remove their entries.
 
-    Best effort: errors are logged.
+    Best effort: errors are logged. If the caller is cancelled, the calls are still sent, until ``finish``.
     """
-    while unsent is not None:
-        left = await _send(fsm, unsent)
-        if unsent.entry is None:
+    if unsent is None:
+        return
+    task = asyncio.create_task(_deliver(fsm, key, unsent), name="stepwell-outbox")
+    fsm.deliveries.add(task)
+    task.add_done_callback(fsm.deliveries.discard)
+    await asyncio.shield(task)
+
+
+async def finish(fsm: Machine) -> None:
+    """Wait until the calls under way are sent. Leave calls that take too long, or all at a cancellation, to others."""
+    try:
+        if fsm.deliveries:
+            await asyncio.wait(fsm.deliveries, timeout=STOP_TIMEOUT)
+    finally:
+        late = list(fsm.deliveries)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+async def _deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
+    following: Unsent | None = unsent
+    while following is not None:
+        left = list(following.calls)
+        try:
+            await _send(fsm, following.entry, left)
+        except asyncio.CancelledError:
+            await _hand_back(fsm, key, following.entry, left)
+            raise
+        if following.entry is None:
             return
         try:
             async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-                unsent = await _replace(fsm, slot, unsent, left)
+                following = await _replace(fsm, slot, following, left)
         except (Conflict, StorageError, AlreadyHeld) as error:
             logger.warning("calls that were sent stay in the outbox and may be sent again: %s", error)
             return
+
+
+async def _hand_back(fsm: Machine, key: Any, entry: Entry | None, left: list[dict[str, Any]]) -> None:
+    """Let the next worker send calls immediately. Best effort: without this it waits for the time in the entry."""
+    if entry is None:
+        return
+    try:
+        async with (
+            asyncio.timeout(HAND_BACK_TIMEOUT),
+            Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot,
+        ):
+            outbox = slot.place.outbox
+            if entry in outbox:
+                back = (float(slot.now), entry[1], to_json(left).decode())
+                slot.place = slot.place._replace(outbox=tuple(back if each == entry else each for each in outbox))
+                await slot.commit(deadline=deadline_of(slot))
+    except (Conflict, StorageError, AlreadyHeld, TimeoutError) as error:
+        logger.warning("calls that were not sent will be sent in about a minute: %s", error)
 
 
 async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
     """Send calls of a held record, remove their entry, and keep the claim."""
     following: Unsent | None = unsent
     while following is not None:
-        left = await _send(fsm, following)
+        left = list(following.calls)
+        await _send(fsm, following.entry, left)
         following = await _replace(fsm, slot, following, left, keep=True)
 
 
-async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
-    """Send calls in order. Return the unsent calls if one cannot be sent now."""
-    attempts = MOST_ATTEMPTS if unsent.entry is None else unsent.entry[1]
-    calls = list(unsent.calls)
+async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) -> None:
+    """Send calls in order, and remove each from the list. They stay there if one cannot be sent now."""
+    attempts = MOST_ATTEMPTS if entry is None else entry[1]
     send = fsm.send
     if send is None:
-        return calls
+        return
     try:
         async with asyncio.timeout(SEND_TIMEOUT):
             while calls:
@@ -130,8 +178,7 @@ async def _send(fsm: Machine, unsent: Unsent) -> list[dict[str, Any]]:
             logger.exception("%s could not be sent and will be retried", calls[0].get("method"))
         else:
             logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
-            calls = []
-    return calls
+            calls.clear()
 
 
 async def _replace(

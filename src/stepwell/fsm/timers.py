@@ -123,8 +123,12 @@ class Timers:
         return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
 
     async def stop(self) -> None:
-        """Stop polling. A timer that is being fired is either committed or stays due."""
-        await self._due.stop()
+        """Stop polling, and let running timers finish for a while. After that, one is either committed or stays due."""
+        await self._due.stop(timeout=outbox.STOP_TIMEOUT)
+
+    def hold(self, held: bool) -> None:
+        """Start no timers in the background while ``held``."""
+        self._due.hold(held)
 
     async def tick(self) -> int:
         """Fire all timers that are due now, and wait for them. Return how many were fired."""

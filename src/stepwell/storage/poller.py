@@ -61,6 +61,8 @@ class DueTasks:
         self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
+        self._free = asyncio.Event()
+        self._free.set()
         #: For each failed address: the length of its pause, and its end in loop time.
         self._pauses: dict[Address, tuple[float, float]] = {}
 
@@ -70,14 +72,31 @@ class DueTasks:
             looking = self._poll()
             self._looking = asyncio.get_running_loop().create_task(looking, name=f"stepwell-{self._what}")
 
-    async def stop(self) -> None:
-        """Stop polling and cancel running tasks. Their records are either committed or stay due."""
+    def hold(self, held: bool) -> None:
+        """Do not poll while ``held``."""
+        if held:
+            self._free.clear()
+        else:
+            self._free.set()
+
+    async def stop(self, *, timeout: float = 0.0) -> None:
+        """Stop polling, wait for running tasks, and cancel them after the timeout, in seconds.
+
+        The record of a cancelled task is either committed or stays due.
+        """
         looking, self._looking = self._looking, None
-        ending = [task for task in (looking, *self._running.values()) if task is not None]
-        for task in ending:
-            task.cancel()
-        if ending:
-            await asyncio.wait(ending)
+        if looking is not None:
+            looking.cancel()
+            await asyncio.wait((looking,))
+        try:
+            if timeout and self._running:
+                await asyncio.wait(self._running.values(), timeout=timeout)
+        finally:
+            late = list(self._running.values())
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     async def look(self) -> list[asyncio.Task[bool]]:
         """Start tasks for the records that are due now, and return the tasks."""
@@ -125,6 +144,7 @@ class DueTasks:
         failed_at = 0.0
         tick = TICK
         while True:
+            await self._free.wait()
             try:
                 # A slow task delays its own key only, so the tasks are not awaited.
                 await self.look()

@@ -27,6 +27,8 @@ logger: logging.Logger = logging.getLogger("stepwell.telegram")
 POLL = 30
 #: The most updates that one request returns.
 BATCH = 100
+#: Seconds that timers wait at a start for the answers to updates of the previous process.
+CATCH_UP = 5.0
 #: Seconds before a retry after a temporary failure: the first pause, and the longest.
 PAUSES = (0.1, 30.0)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -69,7 +71,7 @@ async def run_polling(
     try:
         poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed_updates, in_flight)
         me = await client.call("getMe")
-        with sender_for_timers(router, poller.sender):
+        with sender_for_timers(router, poller.sender), poller.holding_timers():
             async with router.fsm:
                 with _signals(poller):
                     if on_start is not None:
@@ -130,6 +132,7 @@ class Poller:
         #: The task of each chat with a queue.
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._unfinished = 0
+        self._catching_up: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -146,9 +149,9 @@ class Poller:
         try:
             for update in await self._inbox.load():
                 self._start(update)
-            offset = 0
+            offset, poll = 0, 0
             while await _first(self._room.wait(), stopped):
-                fetched: asyncio.Task[list[dict[str, Any]]] = asyncio.create_task(self._fetch(offset))
+                fetched: asyncio.Task[list[dict[str, Any]]] = asyncio.create_task(self._fetch(offset, poll))
                 if not await _first(fetched, stopped):
                     break
                 updates = fetched.result()
@@ -157,9 +160,14 @@ class Poller:
                         self._start(update)
                     await self._keep(updates)
                     offset = updates[-1]["update_id"] + 1
+                if not poll:
+                    self._catching_up = asyncio.create_task(self._catch_up())
+                    poll = POLL
         finally:
             self._stopping.set()
             stopped.cancel()
+            if self._catching_up is not None:
+                self._catching_up.cancel()
             await self._end()
 
     async def _end(self) -> None:
@@ -185,8 +193,32 @@ class Poller:
         for task in self._running():
             task.cancel()
 
-    async def _fetch(self, offset: int) -> list[dict[str, Any]]:
-        params: dict[str, Any] = {"offset": offset, "limit": BATCH, "timeout": POLL}
+    @contextlib.contextmanager
+    def holding_timers(self) -> Iterator[None]:
+        """Let timers wait until the updates that a killed process has handled and not answered are answered.
+
+        The answer of a timer would otherwise overtake the answer to such an update.
+        """
+        fsm = self._router.fsm
+        assert fsm is not None
+        fsm.hold_timers(True)
+        late = asyncio.get_running_loop().call_later(CATCH_UP, fsm.hold_timers, False)
+        try:
+            yield
+        finally:
+            late.cancel()
+            fsm.hold_timers(False)
+
+    async def _catch_up(self) -> None:
+        """Release the timers when all updates of the previous process are answered."""
+        if running := self._running():
+            await asyncio.wait(running)
+        assert self._router.fsm is not None
+        self._router.fsm.hold_timers(False)
+
+    async def _fetch(self, offset: int, poll: int) -> list[dict[str, Any]]:
+        """Fetch a batch; wait ``poll`` seconds for the first update."""
+        params: dict[str, Any] = {"offset": offset, "limit": BATCH, "timeout": poll}
         if self._allowed is not None:
             params["allowed_updates"] = self._allowed
         pauses = _pauses()
