@@ -685,7 +685,7 @@ async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
     await until(asked)
     (wait,) = (await flow.status("r")).waits
     for given in (wait.id, "r"):
-        with pytest.raises(RunBusy, match=r"answer was not stored; send it again when flow.status") as caught:
+        with pytest.raises(RunBusy, match=r"answer was not stored; flow.answer\(\) stores") as caught:
             await flow.resume(given, "yes")
         assert caught.value.answer
     with pytest.raises(RunBusy, match="leave it to its runner"):

@@ -43,8 +43,8 @@ class RunBusy(Busy):
         #: Whether the call had an answer to a wait, which was not stored.
         self.answer = answer
         self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; send it "
-            "again when flow.status() shows that the run has parked"
+            f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; "
+            "flow.answer() stores it while the run is busy"
             if answer
             else f"run {flow_id!r} is still running elsewhere after {waited:g} s, longer than the lease of a dead "
             "runner; leave it to its runner, flow.status() shows its progress",

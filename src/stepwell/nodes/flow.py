@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
-from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, UsageError
-from stepwell.nodes.engine import monitor, runs
+from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, RunBusy, UsageError
+from stepwell.nodes.engine import control, monitor, runs
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution, check_concurrency
@@ -193,6 +193,35 @@ class NodeFlow(NodeGraph):
     ) -> dict[str, Any]:
         """:meth:`resume` without an event loop, on the library's background loop."""
         return sync(self.resume(flow_id, value, storage=storage, concurrency=concurrency, on_event=on_event))
+
+    @overload
+    async def answer(
+        self, wait_id: str, value: Any, *, run: Literal[False] = False, storage: Storage | str | None = None
+    ) -> None: ...
+    @overload
+    async def answer(
+        self, wait_id: str, value: Any, *, run: Literal[True], storage: Storage | str | None = None
+    ) -> dict[str, Any]: ...
+    async def answer(
+        self, wait_id: str, value: Any, *, run: bool = False, storage: Storage | str | None = None
+    ) -> dict[str, Any] | None:
+        """Store the answer to a wait, even while the run is busy in another branch.
+
+        A worker takes up a parked run at once; with ``run=True`` this call continues it, and returns its final state as
+        :meth:`resume` does. A busy run uses the answer when all its branches wait or have ended. A wait is answered
+        once: a second answer is ignored, and so is one after its timeout. ``wait_id`` may be the id of the run, for its
+        first open wait.
+        """
+        async with runs.storage_for(self, storage) as found:
+            if not run:
+                await control.answer(self, wait_id, value, storage=found)
+                return None
+            try:
+                # A run that nobody holds needs no mail, and no worker can take it up first.
+                return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
+            except RunBusy:
+                await control.answer(self, wait_id, value, storage=found)
+            return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
 
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""

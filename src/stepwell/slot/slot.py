@@ -280,13 +280,15 @@ class Slot:
         dropped_parts: Sequence[str] = (),
         force: bool = False,
         changes: Changes | None = None,
+        only_version: Version | None = None,
     ) -> bool:
         """Write all changes in one operation, and return whether there were any.
 
         The write releases the claim, unless ``keep`` is true. ``deadline`` and ``expiry`` are seconds from now. Memo,
         tags, deadline, expiry and queue are written only together with a change or parts, or with ``force``.
-        ``changes`` is the result of ``changes()``, if it was called before. If ``LeaseLost`` or ``RecordReplaced`` is
-        raised, nothing was written.
+        ``changes`` is the result of ``changes()``, if it was called before. ``only_version``: raise ``VersionChanged``
+        if the record has another version, because another writer has merged fields or added parts. If ``LeaseLost``,
+        ``RecordReplaced`` or ``VersionChanged`` is raised, nothing was written.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
@@ -332,7 +334,7 @@ class Slot:
             )  # fmt: skip
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = _new(Guard, (self._token, self.base, None, False))
+        guard = _new(Guard, (self._token, self.base, only_version, False))
         then = "keep" if keep else "release"
         applied: Applied = await self.storage.perform(
             _new(Apply, (self.address, change, guard, then, self._lease, False))
@@ -397,6 +399,17 @@ class Slot:
         except CorruptRecord as error:
             await self.quarantine(error)
             raise
+
+    async def parts_of_others(self, prefix: str) -> tuple[Version | None, dict[str, Any]]:
+        """Read the parts with this prefix, which other writers may have added, and the version that has them.
+
+        The version is ``None`` if the record was replaced or removed.
+        """
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
+        if stored is None or stored.base != self.base:
+            return None, {}
+        found = {name: text for name, text in (stored.parts or {}).items() if name.startswith(prefix)}
+        return stored.version, _decode_parts(self._seal, found)
 
     async def quarantine(self, error: CorruptRecord) -> None:
         """Copy the stored record with its parts to quarantine."""

@@ -8,25 +8,28 @@ table beside them (:meth:`Journal._fill`) has the rest of the position and is wr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import in_thread, is_large
-from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, Unstorable
+from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StorageError, Unstorable, VersionChanged
 from stepwell.nodes.engine.error_text import message_of, traceback_of
-from stepwell.nodes.engine.run_format import Retention, Status, packed
+from stepwell.nodes.engine.run_format import MAIL, Retention, Status, owner_of_part, packed, problem_of_part
 from stepwell.nodes.engine.shape import Shape, digest, shape_of
 from stepwell.nodes.engine.threads import settled
-from stepwell.nodes.engine.waits import asked_again, has_answer, parked, unanswered
-from stepwell.record import KEEP, Keep, Place
+from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, parked, unanswered
+from stepwell.record import KEEP, Keep, Place, Version
 from stepwell.slot import Sealed, Slot
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Program, Stage
 
 __all__ = ["Journal", "is_inside"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: How many of the last nodes and of the last errors are stored.
 TRAIL, ERRORS = 20, 5
@@ -66,6 +69,11 @@ class Journal:
         self.parts: dict[str, dict[str, Any]] = {}
         #: The waits whose deadline has passed.
         self.overdue: set[str] = set()
+        #: The mail that was read and is not used yet, by the name of its part.
+        self.mail: dict[str, Any] = {}
+        self._used_mail: set[str] = set()
+        #: The version up to which this runner knows the writes of others.
+        self._read: Version | None = slot.version
         self._noted: list[BaseException] = []
         #: The paths of the nodes that have failed here.
         self._failed: set[str] = set()
@@ -146,6 +154,12 @@ class Journal:
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters.clear()
+        version, read = self.slot.version, self._read
+        if read is None or (version is not None and version.number == read.number + 1):
+            self._read = version
+        else:
+            # Another writer has merged fields or sent mail.
+            await self.look_for_mail()
 
     async def save_whole(self, node: str) -> None:
         """Save, and complete the save even if the caller is cancelled.
@@ -162,15 +176,67 @@ class Journal:
                 saving.exception()
             raise
 
-    async def park(self) -> Parked:
-        """Commit that the run waits, release it, and return the exception to raise."""
-        waits = unanswered(self.open)
-        self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
-        times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
-        deadline = max(0.0, min(times) - self.now()) if times else None
-        self._fill()
-        await self._commit(next(iter(waits)), keep=False, deadline=deadline)
-        return parked(self)
+    async def park(self) -> Parked | None:
+        """Commit that the run waits, release it, and return the exception to raise.
+
+        Return ``None`` if mail has answered a wait meanwhile: the run is not released and must go on.
+        """
+        node = next(iter(unanswered(self.open)))
+        while not deliver(self):
+            waits = unanswered(self.open)
+            self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
+            times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
+            deadline = max(0.0, min(times) - self.now()) if times else None
+            self._fill()
+            try:
+                # Mail that is written after this commit has a deadline, so that a worker finds it.
+                await self._commit(node, keep=False, deadline=deadline, only_version=self._read)
+            except VersionChanged:
+                await self.read_mail()
+            else:
+                return parked(self)
+        self.status = "running"
+        await self.save(node)
+        await self.load_parts()
+        return None
+
+    async def load_parts(self) -> None:
+        """Load the parts as a resume would, because a journal does not keep the values of parts that it wrote."""
+        self.parts = {}
+        for name, value in (await self.slot.parts()).items():
+            if not name.startswith(MAIL):
+                self.parts.setdefault(owner_of_part(name), {})[name] = value
+
+    async def look_for_mail(self) -> None:
+        """Read mail. If the storage is unavailable, the next commit that succeeds looks again."""
+        try:
+            await self.read_mail()
+        except StorageError as error:
+            logger.warning("the mail of run %r could not be read (%s); retrying", self.flow_id, error)
+
+    async def read_mail(self) -> None:
+        """Read the mail that others have written since the run was loaded."""
+        version, mail = await self.slot.parts_of_others(MAIL)
+        if version is None:
+            # The record was replaced or removed, and the next commit raises.
+            return
+        if self._read is None or version.number > self._read.number:
+            self._read = version
+        # The mail has set the deadline to the past.
+        self._watched_until = 0.0
+        self.accept_mail(mail)
+
+    def accept_mail(self, mail: Mapping[str, Any]) -> None:
+        """Keep mail until it is used."""
+        for name in sorted(mail):
+            if name not in self._used_mail and problem_of_part(name, mail[name]) is None:
+                self.mail[name] = mail[name]
+
+    def use_mail(self, name: str) -> Any:
+        """Return the mail of this name, and drop it with the next commit."""
+        self._pending[name] = None
+        self._used_mail.add(name)
+        return self.mail.pop(name)
 
     async def fail(self) -> list[str]:
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
@@ -210,6 +276,7 @@ class Journal:
         self.status = "finished"
         self.positions, self.open = {"": ""}, {}
         self.drop("")
+        self._pending.update(dict.fromkeys(self.mail))
         self._fill()
         expiry = None if self.keep is True else float(self.keep)
         await self._commit(node, keep=False, deadline=None, expiry=expiry)
@@ -222,6 +289,7 @@ class Journal:
         deadline: float | Keep | None,
         expiry: float | Keep | None = KEEP,
         memo: Any = KEEP,
+        only_version: Version | None = None,
     ) -> None:
         pending, self._pending = self._pending, {}
         slot = self.slot
@@ -229,8 +297,17 @@ class Journal:
         dropped = [name for name, part in pending.items() if part is None] if pending else ()
         try:
             await slot.commit(
-                keep=keep, deadline=deadline, expiry=expiry, memo=memo, parts=parts, dropped_parts=dropped
+                keep=keep,
+                deadline=deadline,
+                expiry=expiry,
+                memo=memo,
+                parts=parts,
+                dropped_parts=dropped,
+                only_version=only_version,
             )
+        except VersionChanged:
+            self._pending = pending
+            raise
         except Exception as error:
             self.broken = self._explained(node, error)
             if self.broken is error:

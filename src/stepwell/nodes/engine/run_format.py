@@ -14,10 +14,13 @@ from stepwell.record import Address, Place
 
 __all__ = [
     "GRAPH",
+    "MAIL",
     "Retention",
     "Status",
     "flow_index",
     "flow_of_index",
+    "kind_of_mail",
+    "owner_of_part",
     "packed",
     "problem_of_part",
     "table_of",
@@ -30,6 +33,8 @@ Retention = bool | float
 
 #: The part that every run has until it has finished.
 GRAPH = "graph::"
+#: The prefix of the names of mail parts: ``mail:kind:id``. The ids of one kind are in the order of their writes.
+MAIL = "mail:"
 
 
 def table_of(place: Place, address: Address) -> dict[str, Any] | None:
@@ -84,6 +89,24 @@ _PARTS: Final[Mapping[str, Any]] = {
 }
 
 
+class _Answer(TypedDict):
+    """The mail with an answer to a wait."""
+
+    wait: str
+    value: Any
+    #: When it was sent, on the storage's clock; given if the wait has a timeout.
+    at: NotRequired[float]
+
+
+#: The forms of mail, by kind.
+_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer}
+
+
+def kind_of_mail(name: str) -> str:
+    """Return the kind of a mail part."""
+    return name.split(":", 2)[1]
+
+
 def _problem_inside(inside: Any) -> str | None:
     """Return what is wrong with a value of ``Journal.open``: a wait, a batch's progress, an action, or ``True``."""
     if isinstance(inside, dict):
@@ -95,9 +118,17 @@ def _problem_inside(inside: Any) -> str | None:
     return None if inside is None or isinstance(inside, str | bool) else "unknown kind of progress"
 
 
+def owner_of_part(name: str) -> str:
+    """Return the path of the node whose part this is."""
+    return name.partition(":")[2].rpartition(":")[0]
+
+
 def problem_of_part(name: str, value: Any) -> str | None:
     """Return what is wrong with the form of a part, or ``None``."""
     kind = name.partition(":")[0]
+    if kind == "mail":
+        form = _LETTERS.get(kind_of_mail(name)) if name.count(":") > 1 else None
+        return "unknown kind of mail" if form is None else conform(value, form)[1]
     problem = conform(value, _PARTS[kind])[1] if kind in _PARTS else None
     if problem is None and kind == "done":
         problem = next((problem for row in value if (problem := _problem_of_result(row))), None)

@@ -36,7 +36,7 @@ async def run_root(
     if journal is not None:
         cursor.branch = branch = Branch(journal, "", shared)
     token = enter(cursor)
-    if run.emit is not None:
+    if run.emit is not None and not run.began:
         run.began = run.emit("run.started", cursor)
     try:
         if root.graph is not None and root.bare:

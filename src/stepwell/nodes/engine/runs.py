@@ -41,7 +41,17 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Execution
     from stepwell.nodes.engine.plan import Program
 
-__all__ = ["LEASE", "IfExists", "check_unkept", "checked_retention", "resume", "start", "storage_for", "storage_of"]
+__all__ = [
+    "LEASE",
+    "IfExists",
+    "check_unkept",
+    "checked_retention",
+    "raise_missing",
+    "resume",
+    "start",
+    "storage_for",
+    "storage_of",
+]
 
 T = TypeVar("T")
 
@@ -128,9 +138,7 @@ async def _continue(
     # Some results below come from the record of an earlier runner, which must be durable before they are returned.
     await slot.confirm()
     if not slot.found:
-        if _finished_at(slot) is not None:
-            raise RunFinished(flow_id)
-        raise UnknownRun(flow_id)
+        raise _missing(slot, flow_id)
     async with _quarantine(slot):
         table = table_of(slot.place, slot.address)
     if table is None:
@@ -148,11 +156,17 @@ async def _continue(
         params = await load(journal)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
+    waits.deliver(journal)
     if value is not ...:
         waits.answer(journal, wait_id, value)
     answered = any(waits.has_answer(inside) for inside in journal.open.values())
     if journal.status in ("parked", "sleeping") and not journal.overdue and not answered:
-        raise waits.parked(journal)
+        if slot.deadline is None or slot.deadline > slot.now:
+            raise waits.parked(journal)
+        # Mail that answers no wait has set the deadline to the past, and must not wake workers again.
+        parked = await journal.park()
+        if parked is not None:
+            raise parked
     journal.status = "running"
     await journal.save(slot.state or "")
     return await _run(new_execution(program, flow_id), journal, params)
@@ -168,6 +182,17 @@ async def _quarantine(slot: Slot) -> AsyncIterator[None]:
     except CorruptRecord as error:
         await slot.quarantine(error)
         raise
+
+
+def _missing(slot: Slot, flow_id: str) -> RunFinished | UnknownRun:
+    return RunFinished(flow_id) if _finished_at(slot) is not None else UnknownRun(flow_id)
+
+
+async def raise_missing(storage: Storage, flow_id: str) -> None:
+    """Raise ``RunFinished`` or ``UnknownRun`` if the storage has no record of this run."""
+    async with hold(storage, flow_id, wait=LEASE + 2) as slot:
+        if not slot.found:
+            raise _missing(slot, flow_id)
 
 
 class _Finished(TypedDict):
@@ -187,6 +212,20 @@ def _finished_at(slot: Slot) -> float | None:
 
 async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from the position in the journal, and commit the end of the run."""
+    while True:
+        try:
+            await _run_to_end(run, journal, params)
+        except Park:
+            parked = await _last_commit(run, journal.park())
+            if parked is None:
+                # An answer has arrived meanwhile.
+                continue
+            run.end("run.parked", parked=parked)
+            raise parked from None
+        return journal.shared
+
+
+async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
     root = journal.program.root
     run.visits = journal.visits.copy()
     try:
@@ -195,9 +234,7 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
             apply_updates(root, result, journal.shared)
         await _last_commit(run, journal.finish())
     except Park:
-        parked = await _last_commit(run, journal.park())
-        run.end("run.parked", parked=parked)
-        raise parked from None
+        raise
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
             # Another runner has the record, or the storage is unavailable.
@@ -212,7 +249,6 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
             attach(error, [failure])
         raise
     run.end("run.finished")
-    return journal.shared
 
 
 async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:

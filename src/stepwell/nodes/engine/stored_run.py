@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunReplaced
-from stepwell.nodes.engine.run_format import GRAPH, problem_of_part, table_of, unpack
+from stepwell.nodes.engine.run_format import GRAPH, MAIL, owner_of_part, problem_of_part, table_of, unpack
 from stepwell.nodes.engine.shape import difference, digest
 from stepwell.nodes.engine.waits import unanswered
 
@@ -35,6 +35,7 @@ async def load(journal: Journal) -> dict[str, Any]:
         problem = problem_of_part(name, value)
         if problem is not None:
             raise _corrupt(journal, f"the part {name!r}", problem)
+    journal.accept_mail({name: parts.pop(name) for name in [name for name in parts if name.startswith(MAIL)]})
     if digest(parts[GRAPH]) != table["graph"]:
         raise _corrupt(journal, "its graph", "differs from its digest")
     if table["graph"] != journal.digest:
@@ -54,13 +55,13 @@ async def load(journal: Journal) -> dict[str, Any]:
     for path, count in zip(parts[GRAPH], visits, strict=False):
         journal.visits[indexes[path]] = count
     for name, value in parts.items():
-        owner = name.partition(":")[2].rpartition(":")[0]
-        journal.parts.setdefault(owner, {})[name] = value
+        journal.parts.setdefault(owner_of_part(name), {})[name] = value
     _check_position(journal)
     timed = {path: wait["until"] for path, wait in unanswered(journal.open).items() if wait["until"] is not None}
     latest = slot.now
-    if timed and journal.status != "running" and slot.deadline is not None and slot.deadline <= slot.now:
-        # The record's deadline is the earliest of them, on the storage's clock.
+    due = slot.deadline is not None and slot.deadline <= slot.now
+    if timed and journal.status != "running" and due and not journal.mail:
+        # Without mail, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
     journal.overdue = {path for path, until in timed.items() if until <= latest}
     params: dict[str, Any] = journal.parts.get("", {}).get("params::", {})

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import Parked, UsageError
 from stepwell.nodes.engine.ids import WaitId
+from stepwell.nodes.engine.run_format import kind_of_mail
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.journal import Journal
 
-__all__ = ["answer", "asked_again", "check_wait", "has_answer", "parked", "unanswered"]
+__all__ = [
+    "answer",
+    "asked_again",
+    "check_wait",
+    "deliver",
+    "has_answer",
+    "never_asked",
+    "parked",
+    "questions",
+    "unanswered",
+    "was_asked",
+]
 
 
 def unanswered(inside: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -41,11 +53,11 @@ def parked(journal: Journal) -> Parked:
 
 def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
     """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
-    open_ids = _questions(journal).values()
-    if wait_id in open_ids or (asked is not None and _was_asked(journal, asked)):
-        return
-    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
-    raise UsageError(f"run {journal.flow_id!r} never had the wait {wait_id!r}; {known}")
+    visits = {s.path: journal.visits[s.index] for s in journal.program.stages if s.node._shape == "wait"}
+    if wait_id not in questions(journal.open).values() and (
+        asked is None or not was_asked(journal.open, visits, asked)
+    ):
+        raise never_asked(journal.flow_id, wait_id, journal.open)
 
 
 def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
@@ -54,30 +66,59 @@ def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     An answer to an earlier question is ignored, and so is one after the deadline, even if no worker has fired the
     timeout yet.
     """
-    questions = _questions(journal)
-    if wait_id is None and not questions:
+    asked = questions(journal.open)
+    if wait_id is None and not asked:
         raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
-    path = next((path for path, known in questions.items() if wait_id in (None, known)), None)
+    path = next((path for path, known in asked.items() if wait_id in (None, known)), None)
     if path is None or path in journal.overdue:
         return
     journal.seal(path, "answer", value, "the answer{}".format)
+    _set_answer(journal, path, value)
+
+
+def deliver(journal: Journal) -> bool:
+    """Give the answers in the mail of a run to its waits; return whether a wait got one.
+
+    An answer whose wait has been answered before, or has timed out before it was sent, is dropped.
+    """
+    delivered = False
+    for name in [name for name in journal.mail if kind_of_mail(name) == "answer"]:
+        letter = journal.use_mail(name)
+        path = next((path for path, known in questions(journal.open).items() if known == letter["wait"]), None)
+        if path is None:
+            continue
+        until = journal.open[path]["until"]
+        if until is not None and letter.get("at", until) >= until:
+            continue
+        journal.overdue.discard(path)
+        _set_answer(journal, path, letter["value"])
+        delivered = True
+    return delivered
+
+
+def _set_answer(journal: Journal, path: str, value: Any) -> None:
     wait = {**journal.open[path], "answer": value}
     wait["id"] = wait.pop("again", wait["id"])
     journal.open[path] = wait
 
 
-def _questions(journal: Journal) -> dict[str, str]:
+def questions(opened: Mapping[str, Any]) -> dict[str, str]:
     """Return the ids that an answer may have now, by the path of their node; first those that are asked again."""
-    again = {path: wait["again"] for path, wait in journal.open.items() if has_answer(wait) and "again" in wait}
-    return again | {path: wait["id"] for path, wait in unanswered(journal.open).items() if wait["id"]}
+    again = {path: wait["again"] for path, wait in opened.items() if has_answer(wait) and "again" in wait}
+    return again | {path: wait["id"] for path, wait in unanswered(opened).items() if wait["id"]}
 
 
-def _was_asked(journal: Journal, asked: WaitId) -> bool:
-    inside = journal.open.get(asked.node)
+def was_asked(opened: Mapping[str, Any], visits: Mapping[str, int], asked: WaitId) -> bool:
+    """Return whether this is a current or an earlier wait of a run; ``visits`` are those of its wait nodes."""
+    inside = opened.get(asked.node)
     now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
     if now is not None and now.visit == asked.visit:
         return asked.attempt <= now.attempt
-    return any(
-        stage.path == asked.node and stage.node._shape == "wait" and 1 <= asked.visit <= journal.visits[stage.index]
-        for stage in journal.program.stages
-    )
+    return 1 <= asked.visit <= visits.get(asked.node, 0)
+
+
+def never_asked(flow_id: str, wait_id: str, opened: Mapping[str, Any]) -> UsageError:
+    """Return the error for the id of a wait that the run never had."""
+    open_ids = questions(opened).values()
+    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
+    return UsageError(f"run {flow_id!r} never had the wait {wait_id!r}; {known}")

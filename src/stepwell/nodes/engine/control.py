@@ -1,0 +1,93 @@
+"""Acts on a run from outside, whoever holds it: answers its waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import EncodeError, FlowChanged, RunFinished, UnknownRun, Unstorable, UsageError
+from stepwell.nodes.engine import mail, runs, waits
+from stepwell.nodes.engine.ids import WaitId, flow_of_wait
+from stepwell.nodes.engine.run_format import GRAPH, unpack
+from stepwell.record import RUNS, Address, Place
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+from stepwell.storage.operations import Claim, Get, Release
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
+
+__all__ = ["answer"]
+
+
+async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> None:
+    """Store the answer to a wait of a run, given by the id of the wait or of the run."""
+    flow_id = flow_of_wait(given) or given
+    wait_id = None if flow_id == given else given
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        if place.flow != flow._title():
+            raise FlowChanged(flow_id, [f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"])
+        asked = None if wait_id is None else WaitId.read(wait_id)
+        if asked is not None and asked.run != table.get("run", ""):
+            raise RunFinished(flow_id, wait_id)
+        if table["status"] == "finished":
+            if wait_id is None:
+                raise RunFinished(flow_id)
+            return None
+        opened: dict[str, Any] = table.get("open", {})
+        known = waits.questions(opened)
+        if wait_id is None and not known:
+            raise UsageError(f"run {flow_id!r} waits for no answer")
+        path = next((path for path, each in known.items() if wait_id in (None, each)), None)
+        if path is None:
+            assert wait_id is not None
+            if asked is None or not await _was_asked(storage, flow_id, table, asked):
+                raise waits.never_asked(flow_id, wait_id, opened)
+            return None
+        _check_storable(storage, flow_id, path, value)
+        letter = {"wait": known[path], "value": value}
+        until = opened[path]["until"]
+        if until is None:
+            return letter
+        now = await _now(storage, flow_id)
+        # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
+        return {**letter, "at": now} if now < until else None
+
+    try:
+        await mail.send(storage, flow_id, "answer", letter_of)
+    except UnknownRun as unknown:
+        if not unknown.state_only:
+            await runs.raise_missing(storage, flow_id)
+        raise
+
+
+async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], asked: WaitId) -> bool:
+    address = storage.address(RUNS, flow_id)
+    stored = await storage.perform(Get(address, parts=True))
+    if stored is None or GRAPH not in (stored.parts or {}):
+        return False
+    graph: dict[str, Any] = storage.seal(address).value("p", GRAPH, stored.parts[GRAPH])
+    counts = unpack(table["visits"], len(graph))
+    visits = {path: count for path, count in zip(graph, counts, strict=False) if graph[path][0] == "wait"}
+    return waits.was_asked(table.get("open", {}), visits, asked)
+
+
+def _check_storable(storage: Storage, flow_id: str, path: str, value: Any) -> None:
+    try:
+        Slot(storage, RUNS, flow_id).seal_part("answer", value)
+    except EncodeError as error:
+        inside = error.path.removeprefix("$answer")
+        raise Unstorable(path, f"the answer{inside}", error.type_name, error.why) from error
+
+
+async def _now(storage: Storage, flow_id: str) -> float:
+    """Return the time of the storage's clock."""
+    if storage.clock is not None:
+        return storage.clock()
+    token = storage.ids()
+    # No key is encoded like this. The lease of an unused address costs one row for a moment.
+    address = Address(RUNS, f"{storage.address(RUNS, flow_id).key} {token}")
+    claimed = await storage.perform(Claim(address, token, 1.0))
+    await storage.perform(Release(address, token))
+    return float(claimed.now)

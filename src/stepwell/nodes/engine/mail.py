@@ -1,0 +1,67 @@
+"""Mail to a run: parts that any process adds to the record of a run without a claim, and that its runner uses.
+
+A mail part is written together with a deadline in the past, so that a worker takes up a run that nobody holds. The
+runner of a busy run detects the write by the version numbers of its commits. It drops a mail part with the commit that
+uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
+
+from stepwell.errors import CorruptRecord, RecordReplaced, UnknownRun, VersionChanged
+from stepwell.nodes.engine.run_format import MAIL, table_of
+from stepwell.record import KEEP, RUNS, Change, Place
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+from stepwell.storage.operations import Apply, Get, Guard
+
+__all__ = ["Kind", "send"]
+
+Kind = Literal["answer"]
+
+#: The statuses of runs that nobody holds, and that mail may continue.
+_WAKES: Final = frozenset({"parked", "sleeping"})
+
+
+#: Returns the value of a mail part for a run at this place with this table, or ``None`` if there is nothing to send.
+LetterOf = Callable[[Place, dict[str, Any]], Awaitable[Mapping[str, Any] | None]]
+
+
+async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) -> bool:
+    """Add a mail part to a run, and return whether it was added; raise ``UnknownRun`` if there is no run."""
+    address = storage.address(RUNS, flow_id)
+    while True:
+        stored = await storage.perform(Get(address))
+        if stored is None:
+            raise UnknownRun(flow_id)
+        try:
+            place = storage.seal(address).open_head(stored.head)
+            table = table_of(place, address)
+        except CorruptRecord as error:
+            await storage.quarantine(address, stored, error)
+            raise
+        if table is None:
+            raise UnknownRun(flow_id, state_only=True)
+        letter = await letter_of(place, table)
+        if letter is None:
+            return False
+        # A later call reads a higher version, so its part comes after this one.
+        name = f"{MAIL}{kind}:{stored.version.number:020d}{storage.ids()}"
+        part = Slot(storage, RUNS, flow_id).seal_part(name, letter)
+        busy = table["status"] == "running"
+        change = Change(
+            storage.ids(),
+            deadline=0.0 if busy or table["status"] in _WAKES else KEEP,
+            expiry=storage.expiry_of(address),
+            parts={name: part.text},
+            limit=storage.seal(address).limit,
+        )
+        # A busy run writes often. Other runs change their status rarely, and the deadline depends on it.
+        guard = Guard(base=stored.base) if busy else Guard(version=stored.version)
+        try:
+            await storage.perform(Apply(address, change, guard))
+        except (VersionChanged, RecordReplaced):
+            continue
+        return True
