@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import SQLiteStorage, State
 from stepwell.slot import Slot
-from stepwell.storage.sqlite.columns import Row, update
+from stepwell.storage.sqlite.columns import Row, row_and_sizes, update
 from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, migrations, schema
 
 
@@ -164,12 +164,17 @@ def test_a_query_uses_the_index_that_was_made_for_it(name: str) -> None:
                 assert "(namespace=? AND key=?" in step or "(namespace=? AND tag=?" in step, steps
 
 
-def test_writing_a_record_searches_by_its_key() -> None:
+def test_reading_and_writing_a_record_searches_by_its_key() -> None:
     connection = apsw.Connection(":memory:")
     connection.execute(schema())
-    statement, values = update(Row(), Row(number=1, state="other"))
-    steps = connection.execute(f"EXPLAIN QUERY PLAN {statement}", (*values, "bot", "1"))
-    assert [row[3] for row in steps] == ["SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)"]
+    by_key = "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)"
+    assert [step for step in plan(connection, row_and_sizes(1)) if "SCALAR" not in step] == [
+        by_key,
+        "SEARCH field USING PRIMARY KEY (namespace=? AND key=? AND name=?)",
+    ]
+    statement, values = update(("bot", "1"), Row(), Row(number=1, state="other"))
+    steps = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+    assert [row[3] for row in steps] == [by_key]
 
 
 def plan(connection: apsw.Connection, query: str) -> list[str]:

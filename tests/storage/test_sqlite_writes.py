@@ -157,7 +157,7 @@ async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: P
             slot.state = "other"
             await slot.commit()
         execute = storage._file.writer.execute
-        sets = [re.findall(r"(\w+) = \?", sql) for sql in traced if sql.startswith("UPDATE record")]
+        sets = [re.findall(r"(\w+)=\?", sql) for sql in traced if sql.startswith("UPDATE record")]
         indexes = [row[1] for row in execute("PRAGMA index_list(record)")]
         columns = {row[2] for index in indexes for row in execute(f"PRAGMA index_info({index})")}
         columns -= {"namespace", "key"}

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from stepwell.record import KEEP, Change
 
-__all__ = ["Row", "checksum", "name_hash", "update", "written"]
+__all__ = ["Row", "checksum", "name_hash", "row_and_sizes", "sealed", "update", "written"]
 
 
 class Row(NamedTuple):
@@ -48,74 +48,68 @@ def name_hash(name: str) -> int:
     return crc32(name.encode()) + 1
 
 
-def checksum(address: Sequence[str], row: Row) -> int:
-    """Return the checksum of all other columns and of the address.
+def checksum(address: Sequence[str], columns: tuple[Any, ...]) -> int:
+    """Return the checksum of all other columns of a row and of the address.
 
     Raises ``struct.error`` if the type of a column is wrong, as it may be in a damaged file.
     """
     namespace, key = address
-    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, _ = row
+    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts = columns
+    # Formatting None takes much longer than formatting a text.
+    flow, state = "None" if flow is None else flow, "None" if state is None else state
+    head, tags = "None" if head is None else head, "None" if tags is None else tags
+    expires_at, deadline = -1.0 if expires_at is None else expires_at, -1.0 if deadline is None else deadline
     text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}"
-    numbers = _pack(
-        number,
-        written_at,
-        alive,
-        size,
-        -1.0 if expires_at is None else expires_at,
-        -1.0 if deadline is None else deadline,
-        names,
-        parts,
-    )
-    return crc32(numbers, crc32(text.encode()))
+    return crc32(text.encode() + _pack(number, written_at, alive, size, expires_at, deadline, names, parts))
+
+
+def sealed(address: Sequence[str], row: Row) -> Row:
+    """Return a row with its checksum."""
+    return _new(Row, (*row[:-1], checksum(address, row[:-1])))
 
 
 def written(
-    row: Row, change: Change, now: float, *, contents: tuple[int, int, int], held: bool, anew: bool = False
+    address: Sequence[str],
+    row: Row,
+    change: Change,
+    now: float,
+    contents: tuple[int, int, int],
+    *,
+    held: bool,
+    anew: bool = False,
 ) -> Row:
     """Return a row after a change that does not delete it. ``anew``: the old record has expired and is dropped.
 
     ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
     """
-    alive = row.alive
-    flow, state, head, tags, deadline = row.flow, row.state, row.head, row.tags, row.deadline
-    expires_at = row.expires_at if alive else None
+    number, _, base, _, alive, flow, state, head, tags, _, expires_at, deadline, _, _, _ = row
+    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, _ = change
+    number += 1
+    if not alive:
+        number, expires_at = max(number, int(now * 1e6)), None
     if anew:
         flow = state = head = tags = deadline = expires_at = None
-    if change.head is not KEEP:
-        flow, state, head = change.head
-    if change.tags is not KEEP:
-        tags = json.dumps(change.tags, ensure_ascii=False) if change.tags else None
-    if change.deadline is not KEEP:
-        deadline = None if change.deadline is None else now + change.deadline
-    if change.expiry is not KEEP:
-        expires_at = None if change.expiry is None else now + change.expiry
+    if replace or anew:
+        base = write
+    if new_head is not KEEP:
+        flow, state, head = new_head
+    if new_tags is not KEEP:
+        tags = json.dumps(new_tags, ensure_ascii=False) if new_tags else None
+    if new_deadline is not KEEP:
+        deadline = None if new_deadline is None else now + new_deadline
+    if expiry is not KEEP:
+        expires_at = None if expiry is None else now + expiry
     elif held and expires_at is not None and expires_at <= now:
         expires_at = None
-    number = row.number + 1
     size, names, part_names = contents
     columns = (
-        number if alive else max(number, int(now * 1e6)),
-        change.write,
-        change.write if change.replace or anew else row.base,
-        now,
-        1,
-        flow,
-        state,
-        head,
-        tags,
-        size,
-        expires_at,
-        deadline,
-        names,
-        part_names,
-        None,
-    )
-    # Much faster than calling the class.
-    return tuple.__new__(Row, columns)
+        number, write, base, now, 1, flow, state, head, tags, size, expires_at, deadline, names, part_names,
+    )  # fmt: skip
+    return _new(Row, (*columns, checksum(address, columns)))
 
 
-def update(old: Row, new: Row) -> tuple[str, Sequence[Any]]:
-    """Return the statement that writes the columns that differ, and their values.
+def update(address: Sequence[str], old: Row, new: Row) -> tuple[str, Sequence[Any]]:
+    """Return the statement that writes the columns that differ, and its bindings.
 
     SQLite writes every index of a column that a statement names, so an indexed column is named only if it differs.
     """
@@ -123,17 +117,28 @@ def update(old: Row, new: Row) -> tuple[str, Sequence[Any]]:
         new
     )
     if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline):
-        return _UPDATE_UNINDEXED, (number, write, base, written_at, head, tags, size, names, parts, check)
+        values = (number, write, base, written_at, head, tags, size, names, parts, check, *address)
+        return _UPDATE_UNINDEXED, values
     changed = tuple(map(ne, old, new))
-    return _update_of(changed), tuple(compress(new, changed))
+    return _update_of(changed), (*compress(new, changed), *address)
 
 
 @cache
 def _update_of(changed: tuple[bool, ...]) -> str:
-    columns = ", ".join([f"{name} = ?" for name in compress(Row._fields, changed)])
+    columns = ",".join([f"{name}=?" for name in compress(Row._fields, changed)])
     # Only names of columns are formatted in; values are always bound.
-    return f"UPDATE record SET {columns} WHERE namespace = ? AND key = ?"  # noqa: S608
+    return f"UPDATE record SET {columns} WHERE namespace=? AND key=?"  # noqa: S608
 
 
+@cache
+def row_and_sizes(count: int) -> str:
+    """Return the query for a row and the sizes of this many fields, whose names are bound after the address."""
+    size = "(SELECT octet_length(name)+octet_length(value) FROM field WHERE namespace=?1 AND key=?2 AND name=?{})"
+    columns = ",".join([*Row._fields, *[size.format(3 + number) for number in range(count)]])
+    return f"SELECT {columns} FROM record WHERE namespace=?1 AND key=?2"  # noqa: S608
+
+
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
 _INDEXED = ("alive", "flow", "state", "expires_at", "deadline")
 _UPDATE_UNINDEXED = _update_of(tuple([name not in _INDEXED for name in Row._fields]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.record import Address
 from stepwell.storage.listing import ANY, Due, Page, Query, Swept
-from stepwell.storage.sqlite.columns import Row
+from stepwell.storage.sqlite.columns import Row, sealed
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
 from stepwell.storage.sqlite.schema import QUERIES
 
@@ -93,7 +93,7 @@ class Listing:
                 self._rows.drop_contents(address)
             if remembered:
                 # A memo is kept for a day, even after its record has expired.
-                self._rows.put(address, row, Row(tags=row.tags, expires_at=memo_until))
+                self._rows.put(address, row, sealed(address, Row(tags=row.tags, expires_at=memo_until)))
             else:
                 self._execute(QUERIES["drop_record"], address)
                 self._execute(QUERIES["drop_memo"], address)

@@ -1,7 +1,7 @@
 -- The statements of the backend by name, except UPDATEs of records, which columns.py builds. @columns@ stands for the
 -- columns of a Row, and @name@ for the statement of that name above.
 
--- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part, 3 memo.
+-- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part.
 
 -- name: get
 SELECT 0 AS kind, @columns@
@@ -16,21 +16,17 @@ UNION ALL
 SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
--- name: get_with_memo
-@get@
-UNION ALL
-SELECT 3, value, until, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM memo WHERE namespace = ?1 AND key = ?2;
-
 -- name: lease
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
 
--- name: record
-SELECT 0, @columns@
-FROM record WHERE namespace = ?1 AND key = ?2;
-
 -- name: fields
-SELECT 1, name, value FROM field WHERE namespace = ?1 AND key = ?2;
+SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
+
+-- name: fields_and_memo
+-- The row of the memo is the last one and has no name.
+@fields@
+UNION ALL
+SELECT NULL, value FROM memo WHERE namespace = ?1 AND key = ?2 AND until > ?3;
 
 -- name: part_names
 SELECT name FROM part WHERE namespace = ?1 AND key = ?2;

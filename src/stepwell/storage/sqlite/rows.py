@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from stepwell.storage.operations import (
     refuse_queues,
 )
 from stepwell.storage.reference import weight
-from stepwell.storage.sqlite.columns import Row, checksum, name_hash, update, written
+from stepwell.storage.sqlite.columns import Row, checksum, name_hash, row_and_sizes, sealed, update, written
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.schema import QUERIES
 
@@ -53,11 +53,12 @@ class Rows:
     def run(self, operations: Sequence[Operation], now: float) -> list[Result]:
         """Run these operations. An error is returned, not raised, and then its operation has changed nothing."""
         results: list[Result] = []
+        lease_now = self.lease_clock()
         for operation in operations:
             if isinstance(operation, Apply):
-                results.append(self._apply(operation, now))
+                results.append(self._apply(operation, now, lease_now))
             elif isinstance(operation, Claim):
-                results.append(self._claim(operation, now))
+                results.append(self._claim(operation, now, lease_now))
             elif isinstance(operation, Get):
                 results.append(self.get(operation, now))
             else:
@@ -73,17 +74,14 @@ class Rows:
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """Return all fields of a record."""
-        return _contents(self.read(QUERIES["fields"], address))[1]
+        return _texts(self.read(QUERIES["fields"], address))
 
-    def put(self, address: Sequence[str], old: Row | None, new: Row) -> Row:
-        """Write the columns of a record that differ, and its checksum; return the row as written."""
-        new = _new(Row, (*new[:-1], checksum(address, new)))
+    def put(self, address: Sequence[str], old: Row | None, new: Row) -> None:
+        """Write the columns of a record that differ. ``new`` has its checksum."""
         if old is None:
             self._execute(QUERIES["add_record"], (*new, *address))
         else:
-            statement, values = update(old, new)
-            self._execute(statement, (*values, *address))
-        return new
+            self._execute(*update(address, old, new))
 
     def read(self, query: str, bindings: Any) -> list[Any]:
         """Return all rows of a query. Damaged UTF-8 is returned with replaced characters: its checksum fails."""
@@ -125,25 +123,29 @@ class Rows:
         except UnicodeDecodeError:
             return self.read(query, address)
 
-    def _claim(self, claim: Claim, now: float) -> Result:
+    def _claim(self, claim: Claim, now: float, lease_now: float) -> Result:
         address, token, lease, renew = claim
-        at = self.lease_clock()
+        namespace, key = address
         self._execute(
-            QUERIES["extend_lease"] if renew else QUERIES["take_lease"], (*address, token, at + lease, lease, at)
+            QUERIES["extend_lease"] if renew else QUERIES["take_lease"],
+            (namespace, key, token, lease_now + lease, lease, lease_now),
         )
         if not self._connection.changes():
             if renew:
                 return LeaseLost(address.text)
-            return Taken(self.read(QUERIES["lease"], (*address, at))[0][1] - at)
-        rows = self._read_record(QUERIES["get_with_memo"], address)
+            return Taken(self.read(QUERIES["lease"], (namespace, key, lease_now))[0][1] - lease_now)
+        found = self.read(row_and_sizes(0), address)
+        row = _new(Row, found[0]) if found else None
+        if self._most is not None and row is not None and isinstance(row.bytes, int) and row.bytes > self._most:
+            raise LargeRecord
+        # Only this writer changes the file in its transaction, so two queries see the same record.
+        texts = self.read(QUERIES["fields_and_memo"], (namespace, key, now))
         memo = None
-        if rows and rows[-1][0] == _IS_MEMO:
-            _, memo, until, *_ = rows.pop()
-            if type(memo) is not str or (type(until) is float and until <= now):
-                memo = None
-        row, fields, _ = _contents(rows)
+        if texts and texts[-1][0] is None:
+            memo = texts.pop()[1]
+            memo = memo if type(memo) is str else None
         base = row.base if row is not None and type(row.base) is str else ""
-        return _new(Claimed, (stored(address, row, fields, now), base, memo, now))
+        return _new(Claimed, (stored(address, row, _texts(texts), now), base, memo, now))
 
     def _release(self, release: Release, now: float) -> None:
         address, token = release
@@ -151,10 +153,12 @@ class Rows:
         if self._connection.changes():
             self._execute(QUERIES["drop_mark"], (*address, now))
 
-    def _apply(self, apply: Apply, now: float) -> Result:
+    def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
         refuse_queues(apply, "SQLiteStorage")
         address, change, guard, _, _, returning = apply
-        old, fields, _ = _contents(self.read(QUERIES["get"] if returning else QUERIES["record"], address))
+        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _ = change
+        names = tuple(dict.fromkeys((*texts, *unset))) if unset else tuple(texts)
+        old, fields, sizes = self._read_before(address, names, returning)
         row = old or _NOTHING
         refused: StepwellError | None = None
         damage = token = None
@@ -163,66 +167,101 @@ class Rows:
         elif not row.alive and self.read(QUERIES["has_contents"], address)[0][0]:
             damage = _MISSING
         if damage is not None:
-            if not change.delete and (not change.replace or change.head is KEEP):
+            if not delete and (not replace or head is KEEP):
                 return CorruptRecord(address.text, *damage)
             # A write that replaces or removes the whole record is allowed: it repairs the damage.
             row = _salvaged(row)
-        expired = row.expires_at is not None and row.expires_at <= now
+        alive, expires_at = row.alive, row.expires_at
+        expired = expires_at is not None and expires_at <= now
         if guard is not None:
             token, base, version, _ = guard
             if base is not None and base != row.base:
                 refused = RecordReplaced(address.text)
-            elif version is not None and (version != (row.number, row.write) or not row.alive or expired):
+            elif version is not None and (version != (row.number, row.write) or not alive or expired):
                 refused = VersionChanged(address.text)
         # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-        anew = bool(row.alive) and expired and (change.fresh or token is None)
-        drops = change.replace or anew or not row.alive
+        anew = bool(alive) and expired and (fresh or token is None)
+        drops = replace or anew or not alive
         contents = (0, 0, 0)
-        if refused is None and not change.delete:
-            known = fields if returning else None
-            contents = _new_contents(change) if drops else self._contents_after(address, change, row, known)
-            if contents[0] > change.limit and contents[0] > row.bytes:
-                refused = TooLarge("the record", contents[0], change.limit)
-        if token is not None and not self._holds(apply, token, refused is not None):
+        if refused is None and not delete:
+            contents = _new_contents(change) if drops else self._contents_after(address, change, row, names, sizes)
+            if contents[0] > limit and contents[0] > row.bytes:
+                refused = TooLarge("the record", contents[0], limit)
+        if token is not None and not self._holds(apply, token, lease_now, refused is not None):
             return LeaseLost(address.text)
         if refused is not None:
             return refused
-        if change.delete:
-            return self._delete(apply, old, row, now)
-        new = self.put(address, old, written(row, change, now, contents=contents, anew=anew, held=token is not None))
-        if drops and row.alive:
+        if delete:
+            return self._delete(apply, old, row, now, lease_now)
+        new = written(address, row, change, now, contents, anew=anew, held=token is not None)
+        self.put(address, old, new)
+        if drops and alive:
             self.drop_contents(address)
         if new.tags != row.tags:
             self.retag(address, row.tags, _tags(new.tags))
-        self._write_contents(address, change)
-        if change.memo is not KEEP:
-            self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
+        execute = self._execute
+        namespace, key = address
+        for name in unset:
+            execute(QUERIES["unset_field"], (namespace, key, name))
+        for name, text in texts.items():
+            execute(QUERIES["set_field"], (namespace, key, name, text))
+        if parts:
+            self._write_parts(address, parts)
+        if memo is not KEEP:
+            execute(QUERIES["set_memo"], (namespace, key, memo, now + DAY))
         record = None
         if returning:
             if drops:
                 fields.clear()
-            for name in change.unset:
+            for name in unset:
                 fields.pop(name, None)
-            fields.update(change.set)
-            # As written, even if it has expired by now.
-            record = stored(address, new, fields, float("-inf"))
-        return _new(Applied, (_new(Version, (new.number, new.write)), new.base, now, record))
+            fields.update(texts)
+            damage = None if sum(map(name_hash, fields)) == new.names else _FIELDS_DIFFER
+            record = _record(new, fields, damage=damage)
+        return _new(Applied, (_new(Version, (new.number, write)), new.base, now, record))
 
-    def _holds(self, apply: Apply, token: str, refused: bool) -> bool:
+    def _read_before(
+        self, address: Address, names: tuple[str, ...], returning: bool
+    ) -> tuple[Row | None, dict[str, str], tuple[int | None, ...]]:
+        """Return the row before a change, all fields if they are returned after it, and the sizes of these fields."""
+        if returning:
+            found = self.read(row_and_sizes(0), address)
+            fields = self.fields(address)
+            return (
+                _new(Row, found[0]) if found else None,
+                fields,
+                tuple([weight(name, fields.get(name)) for name in names]),
+            )
+        first = names[:_SIZES]
+        found = self.read(row_and_sizes(len(first)), (*address, *first))
+        if not found:
+            return None, {}, ()
+        row = found[0]
+        sizes = row[_COLUMNS:]
+        if len(names) > _SIZES:
+            execute = self._execute
+            sizes += tuple([execute(QUERIES["field_size"], (*address, name)).get for name in names[_SIZES:]])
+        return _new(Row, row[:_COLUMNS]), {}, sizes
+
+    def _holds(self, apply: Apply, token: str, lease_now: float, refused: bool) -> bool:
         """Return whether the token's lease runs; end or extend it, unless the write is refused."""
-        address, at = apply.address, self.lease_clock()
+        address, _, _, then, lease, _ = apply
+        namespace, key = address
         if refused:
-            return any(holder == token for holder, _ in self.read(QUERIES["lease"], (*address, at)))
-        if apply.then == "keep":
-            self._execute(QUERIES["extend_lease"], (*address, token, at + apply.lease, apply.lease, at))
+            return any(holder == token for holder, _ in self.read(QUERIES["lease"], (namespace, key, lease_now)))
+        if then == "keep":
+            self._execute(QUERIES["extend_lease"], (namespace, key, token, lease_now + lease, lease, lease_now))
         else:
-            self._execute(QUERIES["end_running_lease"], (*address, token, at))
+            self._execute(QUERIES["end_running_lease"], (namespace, key, token, lease_now))
         return bool(self._connection.changes())
 
-    def _delete(self, apply: Apply, old: Row | None, row: Row, now: float) -> Applied:
+    def _delete(self, apply: Apply, old: Row | None, row: Row, now: float, lease_now: float) -> Applied:
         address, change, guard, then, _, _ = apply
         held = guard is not None and guard.token is not None
-        row = self._forget(apply, row, held, now) if change.forget else self._bury(apply, old, row, now)
+        if change.forget:
+            row = self._forget(apply, row, held, now, lease_now)
+        else:
+            row = self._bury(apply, old, row, now)
         if held and then == "release" and not row.number:
             self._execute(QUERIES["drop_mark"], (*address, now))
         return Applied(Version(row.number, row.write), row.base, now)
@@ -238,10 +277,10 @@ class Rows:
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
             self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
         if row is not _NOTHING and row != old:
-            self.put(address, old, row)
+            self.put(address, old, sealed(address, row))
         return row
 
-    def _forget(self, apply: Apply, old: Row, held: bool, now: float) -> Row:
+    def _forget(self, apply: Apply, old: Row, held: bool, now: float, lease_now: float) -> Row:
         """Remove a record without a tombstone."""
         address = apply.address
         self.drop_contents(address)
@@ -250,49 +289,39 @@ class Rows:
             self._execute(QUERIES["unset_tag"], (*address, tag))
         self._execute(QUERIES["drop_record"], address)
         self._execute(QUERIES["drop_memo"], address)
-        if held or not self.read(QUERIES["lease"], (*address, self.lease_clock())):
+        if held or not self.read(QUERIES["lease"], (*address, lease_now)):
             return _NOTHING
         # The base shows the current holder that its record was removed. This row is dropped with the lease.
         row = _NOTHING._replace(base=apply.change.write, expires_at=now)
-        self.put(address, None, row)
+        self.put(address, None, sealed(address, row))
         return row
 
-    def _write_contents(self, address: Address, change: Change) -> None:
-        execute = self._execute
-        namespace, key = address
-        for name in change.unset:
-            execute(QUERIES["unset_field"], (namespace, key, name))
-        for name, text in change.set.items():
-            execute(QUERIES["set_field"], (namespace, key, name, text))
-        for name, part in change.parts.items():
+    def _write_parts(self, address: Address, parts: Mapping[str, str | None]) -> None:
+        for name, part in parts.items():
             if part is None:
-                execute(QUERIES["unset_part"], (namespace, key, name))
+                self._execute(QUERIES["unset_part"], (*address, name))
             else:
-                execute(QUERIES["set_part"], (namespace, key, name, part))
+                self._execute(QUERIES["set_part"], (*address, name, part))
 
     def _contents_after(
-        self, address: Address, change: Change, row: Row, fields: dict[str, str] | None
+        self, address: Address, change: Change, row: Row, changed: tuple[str, ...], sizes: tuple[int | None, ...]
     ) -> tuple[int, int, int]:
         """Return the columns ``bytes``, ``names`` and ``part_names`` of a record after a change.
 
-        ``fields``: all fields before the change, if they were read.
+        ``sizes``: the sizes of the changed fields before it.
         """
-        execute = self._execute
         size, names, part_names = row.bytes, row.names, row.part_names
         if names is None or part_names is None:
-            names = sum(map(name_hash, self.fields(address) if fields is None else fields))
+            names = sum(map(name_hash, self.fields(address)))
             part_names = sum(map(name_hash, [name for (name,) in self.read(QUERIES["part_names"], address)]))
-        for name in {*change.unset, *change.set}:
-            text = change.set.get(name)
-            if fields is None:
-                before = execute(QUERIES["field_size"], (*address, name)).get or 0
-            else:
-                before = weight(name, fields.get(name))
-            size += weight(name, text) - before
+        texts, parts = change.set, change.parts
+        for name, before in zip(changed, sizes, strict=True):
+            text = texts.get(name)
+            size += weight(name, text) - (before or 0)
             if (text is None) == bool(before):
                 names += name_hash(name) if text is not None else -name_hash(name)
-        for name, part in change.parts.items():
-            before = execute(QUERIES["part_size"], (*address, name)).get or 0
+        for name, part in parts.items():
+            before = self._execute(QUERIES["part_size"], (*address, name)).get or 0
             size += weight(name, part) - before
             if (part is None) == bool(before):
                 part_names += name_hash(name) if part is not None else -name_hash(name)
@@ -327,13 +356,20 @@ def stored(
         return None
     if parts is not None and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
         parts = {**parts, DAMAGED: Damage(*_PARTS_DIFFER)}
-    head: str | None = row.head
+    return _record(row, fields, parts, damage)
+
+
+def _record(
+    row: Row, fields: dict[str, str], parts: dict[str, str] | None = None, damage: tuple[str, str] | None = None
+) -> Stored:
+    """Return the record of a row, even if it has expired."""
+    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, _ = row
     if damage is not None:
         # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[DAMAGED] = Damage(*damage)
-    version, tags = _new(Version, (row.number, row.write)), _tags(row.tags)
-    return Stored(version, row.base, row.written_at, head, fields, tags, row.expires_at, row.deadline, parts)
+    version = _new(Version, (number, write))
+    return Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline, parts)
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
@@ -341,7 +377,7 @@ def is_sound(address: Sequence[str], row: Row) -> bool:
     if row.checksum is None and row.names is None and row.part_names is None:
         return all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
     try:
-        return row.checksum == checksum(address, row)
+        return row[-1] == checksum(address, row[:-1])
     except struct.error:
         return False
 
@@ -377,6 +413,18 @@ def _contents(rows: list[Any]) -> tuple[Row | None, dict[str, str], dict[str, st
     return row, fields, parts
 
 
+def _texts(rows: list[Any]) -> dict[str, str]:
+    """Return names and texts in the result of a query for them."""
+    texts: dict[str, str] = {}
+    for found in rows:
+        name, text = found
+        if type(name) is not str or type(text) is not str:
+            # Such a value fails its checksum.
+            name, text = str(_text(name)), str(_text(text))
+        texts[name] = text
+    return texts
+
+
 @lru_cache(maxsize=4096)
 def _tags(text: str | None) -> tuple[str, ...]:
     try:
@@ -407,8 +455,11 @@ _PARTS_DIFFER = ("its parts", "are not the ones that were written")
 #: A limit for version numbers of damaged rows.
 _LARGEST = 1 << 62
 #: The first column of the queries for whole records, and the position of ``bytes`` in their first row.
-_IS_RECORD, _IS_FIELD, _IS_PART, _IS_MEMO = range(4)
+_IS_RECORD, _IS_FIELD, _IS_PART = range(3)
 _BYTES = 1 + Row._fields.index("bytes")
+_COLUMNS = len(Row._fields)
+#: A query for a row reads the sizes of this many fields too.
+_SIZES = 4
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 _TEXT = frozenset({str})

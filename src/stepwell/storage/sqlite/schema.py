@@ -17,6 +17,7 @@ APPLICATION = int.from_bytes(b"Swll", "big")
 
 _FOLDER = files("stepwell.storage.sqlite")
 _INSERTED = re.compile(r"@(\w+)@")
+_COMMENT = re.compile(r"--.*")
 
 
 def migrations() -> list[str]:
@@ -31,10 +32,12 @@ def schema() -> str:
 
 
 def _queries() -> dict[str, str]:
-    found = {"columns": ", ".join(Row._fields)}
+    found = {"columns": ",".join(Row._fields)}
     for block in (_FOLDER / "queries.sql").read_text("utf-8").split("-- name: ")[1:]:
         name, _, text = block.partition("\n")
-        found[name.strip()] = _INSERTED.sub(lambda inserted: found[inserted[1]], text.strip().rstrip(";"))
+        # apsw finds a prepared statement by a hash of its text, which is computed with every call: keep it short.
+        text = " ".join(_COMMENT.sub("", text).rstrip(" \n;").split())
+        found[name.strip()] = _INSERTED.sub(lambda inserted: found[inserted[1]], text)
     del found["columns"]
     return found
 
