@@ -252,7 +252,7 @@ async def test_no_patience_is_longer_than_the_life_of_a_journal(clock: Clock) ->
         clock.advance(10)
         raise StorageUnavailable("the connection broke", sent=True)
 
-    lane = Lane(run, ids=iter("abcd").__next__, clock=clock, patience=3600, pauses=[0.0])
+    lane = Lane(run, ids=iter("abcd").__next__, clock=clock, patience=3600, pauses=(0.0, 0.0))
     with pytest.raises(OutcomeUnknown):
         await lane.submit(Apply(Address("bot", "1"), Change(write="w")))
     assert 200 < last - started < JOURNAL_LIFE

@@ -12,6 +12,7 @@ import json
 import logging
 from typing import Any, NamedTuple, TypeAlias
 
+from stepwell._backoff import backoff
 from stepwell.codec.json import to_json
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, StorageError
 from stepwell.fsm.base import Machine
@@ -80,7 +81,7 @@ async def take(slot: Slot) -> Unsent:
 
 def _take_first(slot: Slot) -> Unsent:
     (_, attempts, text), *others = slot.place.outbox
-    entry = (float(slot.now + min(RETRY * 2**attempts, LONGEST_PAUSE)), attempts + 1, text)
+    entry = (float(slot.now + backoff(attempts + 1, RETRY, LONGEST_PAUSE)), attempts + 1, text)
     slot.place = slot.place._replace(outbox=(entry, *others))
     return Unsent(entry, json.loads(text))
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stepwell import _portal
+from stepwell._backoff import backoff
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
@@ -162,7 +163,7 @@ class Router:
                     assert on_error is not None
                     await _portal.call(on_error, ctx, error)
                     return
-            await asyncio.sleep(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
+            await asyncio.sleep(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
 
     def _find(self, ctx: Context) -> tuple[Route | None, ErrorHandler | None]:
         """Return the first handler whose filters match, and the error handler of its router or the router around it."""

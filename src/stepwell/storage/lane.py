@@ -16,6 +16,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from stepwell._backoff import backoff
 from stepwell.errors import (
     InvalidOption,
     OutcomeUnknown,
@@ -93,7 +94,7 @@ class Lane:
         *,
         ids: Callable[[], str],
         patience: float = 10.0,
-        pauses: Sequence[float] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5),
+        pauses: tuple[float, float] = (0.02, 0.5),
         clock: Callable[[], float] = elapsed,
     ) -> None:
         self._run = run
@@ -220,7 +221,8 @@ class Lane:
                 return results
             except StorageUnavailable as error:
                 sent = error.sent = sent or error.sent
-                pause = self._pauses[min(attempt, len(self._pauses) - 1)]
+                # The first retry is immediate: a connection that the server has closed is the usual cause.
+                pause = backoff(attempt, *self._pauses) if attempt else 0.0
                 if error.final or self._clock() + pause >= deadline:
                     raise
                 last = error

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from stepwell._backoff import backoff
 from stepwell.errors import StorageError, Unsupported
 from stepwell.record import Address
 from stepwell.storage.contract import Storage
@@ -63,8 +64,8 @@ class DueTasks:
         self._running: dict[Address, asyncio.Task[bool]] = {}
         self._free = asyncio.Event()
         self._free.set()
-        #: For each failed address: the length of its pause, and its end in loop time.
-        self._pauses: dict[Address, tuple[float, float]] = {}
+        #: For each failed address: the failures in a row, and the end of its pause in loop time.
+        self._pauses: dict[Address, tuple[int, float]] = {}
 
     def start(self) -> None:
         """Start polling."""
@@ -126,9 +127,8 @@ class DueTasks:
     def pause(self, address: Address, pauses: tuple[float, float] | None = None) -> None:
         """Ignore an address for a while, longer each time. ``pauses`` overrides the usual ones."""
         first, longest = pauses or (self._first_pause, self._longest_pause)
-        last = self._pauses.pop(address, (0.0, 0.0))[0]
-        pause = min(max(first, 2 * last), longest)
-        self._pauses[address] = (pause, asyncio.get_running_loop().time() + pause)
+        failures = self._pauses.pop(address, (0, 0.0))[0] + 1
+        self._pauses[address] = (failures, asyncio.get_running_loop().time() + backoff(failures, first, longest))
         if len(self._pauses) > MOST_PAUSES:
             del self._pauses[next(iter(self._pauses))]
 

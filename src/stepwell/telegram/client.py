@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import re
 from collections.abc import Coroutine
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
@@ -141,7 +141,7 @@ class BotClient:
                 link.queue.hold(None if turn is None else turn.chat.id, pause)
                 logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
             elif answer.code is None or answer.code >= 500:
-                pause = min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+                pause = jittered(backoff(failures + 1, FIRST_PAUSE, LONGEST_PAUSE))
                 link.failed(call.method, answer.text)
             else:
                 raise self._refused(call, answer)

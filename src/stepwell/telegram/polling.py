@@ -8,8 +8,10 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
+from stepwell._backoff import backoff
 from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, TooLarge, UsageError
 from stepwell.fsm import Router, Update, keys
 from stepwell.telegram.client import TELEGRAM, BotClient
@@ -221,13 +223,14 @@ class Poller:
         params: dict[str, Any] = {"offset": offset, "limit": BATCH, "timeout": poll}
         if self._allowed is not None:
             params["allowed_updates"] = self._allowed
-        pauses = _pauses()
+        failures = 0
         while True:
+            failures += 1
             try:
                 found = await self._client.call("getUpdates", **params)
             except BotUnavailable as error:
                 logger.warning("Telegram is unavailable, retrying: %s", error)
-                await asyncio.sleep(next(pauses))
+                await asyncio.sleep(backoff(failures, *PAUSES))
             except BotApiError as error:
                 raise _polling_error(error) from None
             else:
@@ -235,17 +238,17 @@ class Poller:
                 if updates or found == []:
                     return updates
                 logger.warning("the reply to getUpdates has no updates that can be read, retrying")
-                await asyncio.sleep(next(pauses))
+                await asyncio.sleep(backoff(failures, *PAUSES))
 
     async def _keep(self, updates: list[dict[str, Any]]) -> None:
         """Keep a batch in the inbox. At a stop, give up: Telegram sends a batch again that was not confirmed."""
-        for pause in _pauses():
+        for failures in count(1):
             try:
                 await self._inbox.keep(updates)
                 return
             except (StorageError, TooLarge) as error:
                 logger.warning("fetched updates cannot be stored, retrying: %s", error)
-            if await self._stopped_within(pause):
+            if await self._stopped_within(backoff(failures, *PAUSES)):
                 return
 
     def _start(self, update: dict[str, Any]) -> None:
@@ -313,7 +316,7 @@ class Poller:
     async def _process(self, update: Update) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
         calls: deque[dict[str, Any]] | None = None
-        pauses: Iterator[float] | None = None
+        failures = 0
         while True:
             try:
                 if calls is None:
@@ -324,8 +327,8 @@ class Poller:
                 return True
             except TEMPORARY as error:
                 logger.warning("retrying update %s: %s", update.update_id, error)
-            pauses = pauses or _pauses()
-            if await self._stopped_within(next(pauses)):
+            failures += 1
+            if await self._stopped_within(backoff(failures, *PAUSES)):
                 return False
 
     async def _stopped_within(self, seconds: float) -> bool:
@@ -359,13 +362,6 @@ def _chat_of(update: Update) -> Any:
     if update.chat is not None:
         return update.chat.id
     return ("user", update.user.id) if update.user is not None else ("update", update.update_id)
-
-
-def _pauses() -> Iterator[float]:
-    pause, longest = PAUSES
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)
 
 
 def _polling_error(error: BotApiError) -> Exception:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
+from stepwell._backoff import backoff
 from stepwell.errors import EncodeError, StorageUnavailable, Unsupported
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
@@ -28,8 +29,8 @@ _URL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "connect_timeout": float,
     "prepared_statements": lambda text: _BOOLEANS[text.lower()],
 }
-#: Seconds between attempts to open.
-_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+#: Seconds between attempts to open: the first pause, and the longest.
+_PAUSES = (0.02, 0.5)
 
 
 class PostgresStorage(Storage):
@@ -90,7 +91,7 @@ class PostgresStorage(Storage):
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience
-        attempt = 0
+        failures = 0
         while True:
             try:
                 return await self._other.call(self._migrate)
@@ -99,10 +100,10 @@ class PostgresStorage(Storage):
                 if not isinstance(error, StorageUnavailable):
                     raise
                 # The server may still be starting.
-                pause = _PAUSES[min(attempt, len(_PAUSES) - 1)]
+                failures += 1
+                pause = backoff(failures, *_PAUSES)
                 if error.final or loop.time() + pause >= give_up:
                     raise
-                attempt += 1
             await asyncio.sleep(pause)
 
     async def _migrate(self, connection: Any) -> None:
