@@ -225,8 +225,8 @@ class FSM(Machine):
         """Do not warn that no timers run, because the caller uses ``tick()``."""
         self._warned = True
 
-    def hold_timers(self, held: bool) -> None:
-        """Fire no timers in the background while ``held``."""
+    def hold_timers(self, held: Callable[[Address], bool] | None) -> None:
+        """Do not fire the timers of addresses for which ``held`` returns ``True``."""
         if self._timers is not None:
             self._timers.hold(held)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -88,7 +89,10 @@ class Timers:
     def __init__(self, fsm: Machine) -> None:
         self._fsm = fsm
         namespace = encode_namespace(fsm.bot, fsm.storage.limits)
-        self._due = DueTasks(fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES)
+        self._held: Callable[[Address], bool] | None = None
+        self._due = DueTasks(
+            fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES, skip=self._is_held
+        )
 
     def check(self) -> None:
         """Raise ``Unsupported`` if timers are needed and the storage cannot find deadlines."""
@@ -126,9 +130,12 @@ class Timers:
         """Stop polling, and let running timers finish for a while. After that, one is either committed or stays due."""
         await self._due.stop(timeout=outbox.STOP_TIMEOUT)
 
-    def hold(self, held: bool) -> None:
-        """Start no timers in the background while ``held``."""
-        self._due.hold(held)
+    def hold(self, held: Callable[[Address], bool] | None) -> None:
+        """Do not fire the timers of addresses for which ``held`` returns ``True``."""
+        self._held = held
+
+    def _is_held(self, address: Address) -> bool:
+        return self._held is not None and self._held(address)
 
     async def tick(self) -> int:
         """Fire all timers that are due now, and wait for them. Return how many were fired."""

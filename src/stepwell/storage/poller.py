@@ -62,8 +62,6 @@ class DueTasks:
         self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
-        self._free = asyncio.Event()
-        self._free.set()
         #: For each failed address: the failures in a row, and the end of its pause in loop time.
         self._pauses: dict[Address, tuple[int, float]] = {}
 
@@ -72,13 +70,6 @@ class DueTasks:
         if self._looking is None or self._looking.done():
             looking = self._poll()
             self._looking = asyncio.get_running_loop().create_task(looking, name=f"stepwell-{self._what}")
-
-    def hold(self, held: bool) -> None:
-        """Do not poll while ``held``."""
-        if held:
-            self._free.clear()
-        else:
-            self._free.set()
 
     async def stop(self, *, timeout: float = 0.0) -> None:
         """Stop polling, wait for running tasks, and cancel them after the timeout, in seconds.
@@ -144,7 +135,6 @@ class DueTasks:
         failed_at = 0.0
         tick = TICK
         while True:
-            await self._free.wait()
             try:
                 # A slow task delays its own key only, so the tasks are not awaited.
                 await self.look()

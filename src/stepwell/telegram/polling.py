@@ -12,8 +12,18 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from stepwell._backoff import backoff
-from stepwell.errors import BotApiError, BotUnavailable, InsideLoop, InvalidOption, StorageError, TooLarge, UsageError
+from stepwell.errors import (
+    BotApiError,
+    BotUnavailable,
+    InsideLoop,
+    InvalidOption,
+    StepwellError,
+    StorageError,
+    TooLarge,
+    UsageError,
+)
 from stepwell.fsm import Router, Update, keys
+from stepwell.record import Address
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.inbox import Inbox
 from stepwell.telegram.limits import SendLimits
@@ -134,7 +144,6 @@ class Poller:
         #: The task of each chat with a queue.
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._unfinished = 0
-        self._catching_up: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -149,7 +158,8 @@ class Poller:
         """Fetch and handle updates until ``stop``."""
         self._stopped = stopped = asyncio.create_task(self._stopping.wait())
         try:
-            for update in await self._inbox.load():
+            loaded = await self._inbox.load()
+            for update in loaded:
                 self._start(update)
             offset, poll = 0, 0
             while await _first(self._room.wait(), stopped):
@@ -157,19 +167,17 @@ class Poller:
                 if not await _first(fetched, stopped):
                     break
                 updates = fetched.result()
+                for update in self._inbox.select(updates):
+                    self._start(update)
+                if not poll:
+                    self._hold_timers_of([*loaded, *updates])
+                    poll = POLL
                 if updates:
-                    for update in self._inbox.select(updates):
-                        self._start(update)
                     await self._keep(updates)
                     offset = updates[-1]["update_id"] + 1
-                if not poll:
-                    self._catching_up = asyncio.create_task(self._catch_up())
-                    poll = POLL
         finally:
             self._stopping.set()
             stopped.cancel()
-            if self._catching_up is not None:
-                self._catching_up.cancel()
             await self._end()
 
     async def _end(self) -> None:
@@ -197,26 +205,33 @@ class Poller:
 
     @contextlib.contextmanager
     def holding_timers(self) -> Iterator[None]:
-        """Let timers wait until the updates that a killed process has handled and not answered are answered.
+        """Hold the timers of keys with updates of the previous process until these updates are answered.
 
-        The answer of a timer would otherwise overtake the answer to such an update.
+        A killed process may have handled an update without answering it, and the answer of a timer would overtake
+        that answer.
         """
         fsm = self._router.fsm
         assert fsm is not None
-        fsm.hold_timers(True)
-        late = asyncio.get_running_loop().call_later(CATCH_UP, fsm.hold_timers, False)
+        # The updates are not known yet.
+        fsm.hold_timers(lambda address: True)
+        release = asyncio.get_running_loop().call_later(CATCH_UP, fsm.hold_timers, None)
         try:
             yield
         finally:
-            late.cancel()
-            fsm.hold_timers(False)
+            release.cancel()
+            fsm.hold_timers(None)
 
-    async def _catch_up(self) -> None:
-        """Release the timers when all updates of the previous process are answered."""
-        if running := self._running():
-            await asyncio.wait(running)
-        assert self._router.fsm is not None
-        self._router.fsm.hold_timers(False)
+    def _hold_timers_of(self, updates: list[dict[str, Any]]) -> None:
+        """Hold only the timers of these updates' keys, until the task of their chat has ended."""
+        fsm = self._router.fsm
+        assert fsm is not None
+        held: dict[Address, asyncio.Task[None]] = {}
+        for update in map(Update.of, updates):
+            task, key = self._tasks.get(_chat_of(update)), self._key_of(update)
+            if task is not None and key is not None:
+                with contextlib.suppress(StepwellError):
+                    held[fsm.storage.address(fsm.bot, key)] = task
+        fsm.hold_timers(lambda address: address in held and not held[address].done())
 
     async def _fetch(self, offset: int, poll: int) -> list[dict[str, Any]]:
         """Fetch a batch; wait ``poll`` seconds for the first update."""
