@@ -14,6 +14,7 @@ __all__ = [
     "KEEP",
     "NOTHING",
     "NOWHERE",
+    "PARTITIONS",
     "QUARANTINE",
     "RUNS",
     "Address",
@@ -51,6 +52,8 @@ class ReservedNamespace(str):
 
 #: All runs of node flows, with the flow id as key.
 RUNS: Final = ReservedNamespace('"runs"')
+#: The run that has each partition of a flow, with (flow, partition) as key.
+PARTITIONS: Final = ReservedNamespace('"partitions"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

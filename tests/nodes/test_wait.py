@@ -27,7 +27,6 @@ from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, w
 from stepwell.nodes.engine import runs as runs_module
 from stepwell.record import RUNS
 from stepwell.slot import Slot
-from stepwell.storage import Get
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
@@ -568,7 +567,7 @@ async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
     async with worker([NodeFlow(name="other")], storage=storage), asyncio.timeout(20):
         while looks < 40:
             await asyncio.sleep(0.01)
-    assert watching.kinds().count(Get) == 50
+    assert watching.kinds() == []
     # A worker that knows the flow runs them at once.
     async with worker([unknown], storage=storage):
         await until(lambda: gone(unknown))

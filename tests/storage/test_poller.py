@@ -173,7 +173,7 @@ async def test_a_pause_never_exceeds_the_longest(clock: Clock) -> None:
         tasks = DueTasks(storage, "bot", attend, what="things", waits=False, pauses=(1.0, 300.0))
         for _ in range(2000):
             tasks.pause(address)
-        assert tasks._pauses[address][1] <= asyncio.get_running_loop().time() + 300.0
+        assert tasks._pauses._ends[address][1] <= asyncio.get_running_loop().time() + 300.0
         assert await tasks.look() == []
 
 

@@ -37,13 +37,18 @@ class RunReplaced(CorruptRecord):
 class RunBusy(Busy):
     """Another runner holds the run; nothing was changed, and an answer was not stored."""
 
-    def __init__(self, flow_id: str, waited: float, *, answer: bool = False) -> None:
+    def __init__(self, flow_id: str, waited: float, *, answer: bool = False, partition: str | None = None) -> None:
         super().__init__(flow_id, waited)
         self.flow_id = flow_id
         #: Whether the call had an answer to a wait, which was not stored.
         self.answer = answer
+        #: The partition that another run has, if this run waits for it.
+        self.partition: str | None = partition
         self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; "
+            f"run {flow_id!r} waits for its partition {partition}, in which another run comes before it; a worker "
+            "starts it when that run has ended"
+            if partition is not None
+            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; "
             "flow.answer() stores it while the run is busy"
             if answer
             else f"run {flow_id!r} is still running elsewhere after {waited:g} s, longer than the lease of a dead "
@@ -208,13 +213,15 @@ def _until(deadline: float | None) -> str:
 class RunExists(NodeFlowError, ValueError):
     """The id belongs to an existing run, or to a state that is not a run; nothing was changed."""
 
-    def __init__(self, flow_id: str, *, state_only: bool = False) -> None:
+    def __init__(self, flow_id: str, *, state_only: bool = False, flow: str | None = None) -> None:
         self.flow_id = flow_id
         #: There is a state, but no run.
         self.state_only = state_only
         super().__init__(
             f"{_only_a_state(flow_id)}, or give another flow_id"
             if state_only
+            else f"run {flow_id!r} exists already, as a run of flow {flow!r}; give another flow_id"
+            if flow is not None
             else f"run {flow_id!r} exists already; continue it with flow.resume({flow_id!r}) or "
             "run(if_exists='resume'), or give another flow_id"
         )

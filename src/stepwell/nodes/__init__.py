@@ -52,6 +52,7 @@ from stepwell.nodes.engine.position import Step, step
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
+from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
@@ -95,6 +96,7 @@ __all__ = [
     "RunExists",
     "RunFailed",
     "RunFinished",
+    "RunHandle",
     "RunReplaced",
     "RunStuck",
     "Sleep",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
 from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, RunBusy, UsageError
-from stepwell.nodes.engine import control, monitor, runs
+from stepwell.nodes.engine import control, monitor, queue, runs
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution, check_concurrency
@@ -20,6 +20,7 @@ from stepwell.nodes.engine.runner import drive, run_root
 from stepwell.nodes.engine.runs import IfExists, checked_retention
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
+from stepwell.nodes.handle import RunHandle
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
@@ -159,6 +160,73 @@ class NodeFlow(NodeGraph):
                 keep=keep,
                 concurrency=concurrency,
                 on_event=on_event,
+            )
+        )
+
+    async def submit(
+        self,
+        shared: dict[str, Any] | None = None,
+        *,
+        flow_id: str | None = None,
+        partition: str | int | None = None,
+        after: float | None = None,
+        priority: int = 0,
+        params: Mapping[str, Any] | None = None,
+        keep: Retention | None = None,
+        storage: Storage | str | None = None,
+    ) -> RunHandle:
+        """Put a run into the queue of this flow with one write, and return its handle. A worker runs it::
+
+            handle = await flow.submit({"order": 42}, flow_id="order-42", partition="customer-7")
+            final = await handle.result(timeout=60)
+
+        If a run of this id exists, nothing is written, and the handle is that of the existing run.
+
+        :param partition: runs of one partition (a user, a tenant) run one after the other, across all workers, in
+            the order of their submission. A run that waits or sleeps keeps its partition.
+        :param after: the seconds before which no worker takes it.
+        :param priority: runs of higher priority are taken first.
+        :param params: values for the nodes' ``params``.
+        :param keep: overrides the flow's ``keep``. If that is ``False``, the run is kept for a day after its end, so
+            that :meth:`RunHandle.result` can read it.
+        """
+        async with runs.storage_for(self, storage) as found:
+            submitted = await queue.submit(
+                self,
+                _checked_shared(shared),
+                storage=found,
+                flow_id=flow_id,
+                partition=partition,
+                after=after,
+                priority=priority,
+                params=params or {},
+                keep=self.keep if keep is None else checked_retention(keep),
+            )
+        return RunHandle(submitted, self, storage)
+
+    def submit_sync(
+        self,
+        shared: dict[str, Any] | None = None,
+        *,
+        flow_id: str | None = None,
+        partition: str | int | None = None,
+        after: float | None = None,
+        priority: int = 0,
+        params: Mapping[str, Any] | None = None,
+        keep: Retention | None = None,
+        storage: Storage | str | None = None,
+    ) -> RunHandle:
+        """:meth:`submit` without an event loop, on the library's background loop."""
+        return sync(
+            self.submit(
+                shared,
+                flow_id=flow_id,
+                partition=partition,
+                after=after,
+                priority=priority,
+                params=params,
+                keep=keep,
+                storage=storage,
             )
         )
 

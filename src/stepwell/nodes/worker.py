@@ -1,7 +1,8 @@
-"""A worker: resumes runs whose runner died, and runs whose sleep or timeout has ended."""
+"""A worker: runs submitted runs, runs whose runner died, and runs whose sleep or timeout has ended."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -17,15 +18,20 @@ from stepwell.errors import (
     StorageError,
     StoredDataError,
     UnknownRun,
+    Unsupported,
 )
-from stepwell.nodes.engine import runs
+from stepwell.nodes.dispatcher import PAUSES, Dispatcher, Source
+from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.execution import check_concurrency
+from stepwell.nodes.engine.run_format import flow_index
 from stepwell.record import RUNS, Address
 from stepwell.storage.operations import Get
-from stepwell.storage.poller import DueTasks
+from stepwell.storage.poller import DueTasks, poll
 from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.execution import Execution
+    from stepwell.nodes.engine.plan import Program
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
@@ -33,18 +39,19 @@ __all__ = ["worker"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is retried.
-PAUSES = (0.5, 8.0)
-#: The same for a run that this worker cannot run, because it does not have the flow or has it with another graph.
+#: The first and the longest pause, in seconds, before a run is retried that this worker cannot run, because it has the
+#: flow with another graph.
 FOREIGN_PAUSES = (8.0, 300.0)
+#: Seconds between two checks of the partitions, and the most partitions of one check.
+REPAIR_EVERY, MOST_REPAIRED = 5.0, 200
 
 
 class RunWorker:
-    """A worker that resumes the runs of these flows: ``async with worker([flow], storage=storage):``.
+    """A worker that runs submitted runs of these flows: ``async with worker([flow], storage=storage):``.
 
-    It resumes runs whose runner died, and fires sleeps and the timeouts of waits. Any number of workers, in any
-    number of processes, may have the same flows: each run has one runner at a time. It does not resume a run that
-    has failed: fix the cause, then call ``flow.resume()``.
+    It takes queued runs, resumes runs whose runner died, and fires sleeps and the timeouts of waits. Any number of
+    workers, in any number of processes, may have the same flows: each run has one runner at a time. It does not resume
+    a run that has failed: fix the cause, then call ``flow.resume()``.
 
     :param storage: the storage of the runs; by default that of the flows, else the configured one. A URL is opened
         and closed with the block.
@@ -69,70 +76,105 @@ class RunWorker:
         self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a worker for each storage")
+        self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, most={})
+        # For storages without queues: they find deadlines only.
         self._due = DueTasks(
             self._storage,
             RUNS,
-            self._handle,
+            self._resume_due,
             what="runs",
             waits=False,
             pauses=PAUSES,
-            # This process runs them already.
             skip=self._storage.waiters.__contains__,
             at_once=concurrency,
         )
+        self._repairing: asyncio.Task[None] | None = None
+        #: The last partition that was checked, by the prefix of its queue.
+        self._repaired: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         await self._storage.open()
-        # Raises here if the storage does not support deadlines.
+        # Raises here if the storage does not support deadlines or queues.
         await self._storage.due(RUNS, limit=1)
-        self._due.start()
+        try:
+            await self._storage.queued(RUNS, "-", limit=1)
+        except Unsupported:
+            self._due.start()
+            return self
+        self._dispatcher.start()
+        repairing = poll(self._repair, self._rest, "partitions")
+        self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
         return self
 
     async def __aexit__(self, *error: object) -> None:
         """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.wait([self._repairing])
+        await self._dispatcher.stop()
         await self._due.stop()
         if self._closes:
             await self._storage.close()
 
-    async def _handle(self, address: Address) -> bool:
-        pauses = await self._resume(address)
-        if pauses is None:
-            self._due.unpause(address)
-        else:
-            self._due.pause(address, pauses)
-        return pauses is None
+    async def _resume_due(self, address: Address) -> bool:
+        stored = await self._storage.perform(Get(address))
+        name = None if stored is None else (await self._storage.read_place(address, stored)).flow
+        flow = None if name is None else self._flows.get(name)
+        if flow is not None:
+            source = Source(self._storage, flow, 1, queued=False)
+            await self._handle(source, address)
+            if address not in source.pauses:
+                self._due.unpause(address)
+                return True
+        self._due.pause(address, FOREIGN_PAUSES if flow is None else None)
+        return False
 
-    async def _resume(self, address: Address) -> tuple[float, float] | None:
-        """Resume a run; return the pauses before the next attempt, or ``None`` if there is nothing left to do."""
+    async def _handle(self, source: Source, address: Address) -> None:
+        """Run one run to its end or its next wait, and log why it could not be."""
         flow_id: Any = address.key
+        flow = source.flow
+
+        def new_execution(program: Program, flow_id: str) -> Execution:
+            # The run has started, so reads of the source do not return it any more.
+            source.taking.discard(address)
+            return flow._new_execution(program, flow_id)
+
         try:
             flow_id = decode_key(address.key)
-            flow = await self._flow_at(address)
-            if flow is None:
-                return FOREIGN_PAUSES
-            await runs.resume(flow, flow_id, ..., storage=self._storage, new_execution=flow._new_execution, wait=0)
+            await runs.resume(flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0)
         except (Parked, RunFinished, UnknownRun):
-            return None
-        except RunBusy:
-            # Its runner is alive, in the middle of a long node.
-            return PAUSES
+            pass
+        except RunBusy as busy:
+            # Another worker has just taken it, or its runner is in the middle of a long node.
+            if busy.partition is None:
+                source.pauses.add(address)
+            return
         except (FlowChanged, StoredDataError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
-            return FOREIGN_PAUSES
+            source.pauses.add(address, FOREIGN_PAUSES)
+            return
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
-            return PAUSES
+            source.pauses.add(address)
+            return
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
             logger.warning("run %r failed with %s; see flow.status()", flow_id, type(error).__name__)
-            return PAUSES
-        return None
+            source.pauses.add(address)
+            return
+        source.pauses.remove(address)
 
-    async def _flow_at(self, address: Address) -> NodeFlow | None:
-        stored = await self._storage.perform(Get(address))
-        if stored is None:
-            return None
-        name = (await self._storage.read_place(address, stored)).flow
-        return None if name is None else self._flows.get(name)
+    async def _repair(self) -> None:
+        """Start the next run of partitions that a killed process has left without one."""
+        for flow in self._flows.values():
+            for revision in range(1, flow.revision + 1):
+                prefix = partitions.queue_prefix(flow_index(flow._title(), revision))
+                after = self._repaired.get(prefix, "")
+                names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=MOST_REPAIRED)
+                self._repaired[prefix] = names[-1] if len(names) == MOST_REPAIRED else ""
+                await partitions.repair(self._storage, flow._title(), revision, names)
+
+    async def _rest(self, pause: float) -> None:
+        await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))
 
 
 worker = RunWorker

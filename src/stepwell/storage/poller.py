@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 from stepwell._backoff import backoff
@@ -14,7 +14,7 @@ from stepwell.record import Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Due
 
-__all__ = ["DueTasks"]
+__all__ = ["DueTasks", "Pauses", "poll"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -29,6 +29,77 @@ MOST_PAUSES = 100_000
 _WARN_EVERY = (5.0, 300.0)
 #: The longest interval between polls that fail with an unexpected error, in seconds.
 LONGEST_TICK = 30.0
+
+
+async def poll(look: Callable[[], Awaitable[object]], rest: Callable[[float], Awaitable[object]], what: str) -> None:
+    """Call ``look`` and ``rest`` in turn, until cancelled. Errors are logged; what ``look`` handles stays stored.
+
+    ``rest`` gets the seconds to wait after an error, or 0 after a success.
+    """
+    loop = asyncio.get_running_loop()
+    #: The time of the next warning about an unavailable storage, and the interval to the one after it.
+    warn_at, warn_every = 0.0, _WARN_EVERY[0]
+    failing_since: float | None = None
+    failed_at = 0.0
+    tick = TICK
+    while True:
+        pause = 0.0
+        try:
+            await look()
+            tick = TICK
+            if failing_since is not None and loop.time() - failed_at >= _WARN_EVERY[0]:
+                logger.warning("%s can be read again, after %.0f s", what, failed_at - failing_since)
+                warn_at, warn_every, failing_since = 0.0, _WARN_EVERY[0], None
+        except StorageError as error:
+            # Nothing is lost while the storage is unavailable: the records stay due.
+            pause = TICK
+            failed_at = loop.time()
+            failing_since = failed_at if failing_since is None else failing_since
+            if failed_at >= warn_at:
+                logger.warning("%s cannot be read: %s", what, error)
+                warn_at, warn_every = failed_at + warn_every, min(2 * warn_every, _WARN_EVERY[1])
+        except Unsupported:
+            # The storage does not support deadlines, so polling is pointless.
+            logger.exception("stopped polling for %s in this process", what)
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            pause = tick = min(2 * tick, max(TICK, LONGEST_TICK))
+            logger.exception("polling for %s failed; next attempt in %.1f s", what, tick)
+        await rest(pause)
+
+
+class Pauses:
+    """The addresses to ignore for a while after a failure, longer each time."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        #: For each failed address: the failures in a row, and the end of its pause in loop time.
+        self._ends: dict[Address, tuple[int, float]] = {}
+
+    def __contains__(self, address: Address) -> bool:
+        return address in self._ends and self._ends[address][1] > asyncio.get_running_loop().time()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, address: Address, pauses: tuple[float, float] | None = None) -> None:
+        """Ignore an address for a while. ``pauses`` overrides the first and the longest pause."""
+        first, longest = pauses or (self._first, self._longest)
+        failures = self._ends.pop(address, (0, 0.0))[0] + 1
+        self._ends[address] = (failures, asyncio.get_running_loop().time() + backoff(failures, first, longest))
+        if len(self._ends) > MOST_PAUSES:
+            del self._ends[next(iter(self._ends))]
+
+    def remove(self, address: Address) -> None:
+        """Reset the pause of an address after a success."""
+        self._ends.pop(address, None)
+
+    def keep(self, seen: Collection[Address]) -> None:
+        """Remove the addresses that are not in ``seen``."""
+        self._ends = {address: pause for address, pause in self._ends.items() if address in seen}
 
 
 class DueTasks:
@@ -59,16 +130,15 @@ class DueTasks:
         self._waits = waits
         self._skip = skip
         self._at_once = AT_ONCE if at_once is None else at_once
-        self._first_pause, self._longest_pause = pauses
         self._looking: asyncio.Task[None] | None = None
         self._running: dict[Address, asyncio.Task[bool]] = {}
-        #: For each failed address: the failures in a row, and the end of its pause in loop time.
-        self._pauses: dict[Address, tuple[int, float]] = {}
+        self._pauses = Pauses(*pauses)
 
     def start(self) -> None:
         """Start polling."""
         if self._looking is None or self._looking.done():
-            looking = self._poll()
+            # A slow task delays its own key only, so the tasks are not awaited.
+            looking = poll(self.look, _sleep, self._what)
             self._looking = asyncio.get_running_loop().create_task(looking, name=f"stepwell-{self._what}")
 
     async def stop(self, *, timeout: float = 0.0) -> None:
@@ -112,54 +182,16 @@ class DueTasks:
                     begun.append(self._begin(address))
             if len(page) < PAGE:
                 break
-        self._pauses = {address: pause for address, pause in self._pauses.items() if address in seen}
+        self._pauses.keep(seen)
         return begun
 
     def pause(self, address: Address, pauses: tuple[float, float] | None = None) -> None:
         """Ignore an address for a while, longer each time. ``pauses`` overrides the usual ones."""
-        first, longest = pauses or (self._first_pause, self._longest_pause)
-        failures = self._pauses.pop(address, (0, 0.0))[0] + 1
-        self._pauses[address] = (failures, asyncio.get_running_loop().time() + backoff(failures, first, longest))
-        if len(self._pauses) > MOST_PAUSES:
-            del self._pauses[next(iter(self._pauses))]
+        self._pauses.add(address, pauses)
 
     def unpause(self, address: Address) -> None:
         """Reset the pause of an address after a success."""
-        self._pauses.pop(address, None)
-
-    async def _poll(self) -> None:
-        loop = asyncio.get_running_loop()
-        #: The time of the next warning about an unavailable storage, and the interval to the one after it.
-        warn_at, warn_every = 0.0, _WARN_EVERY[0]
-        failing_since: float | None = None
-        failed_at = 0.0
-        tick = TICK
-        while True:
-            try:
-                # A slow task delays its own key only, so the tasks are not awaited.
-                await self.look()
-                tick = TICK
-                if failing_since is not None and loop.time() - failed_at >= _WARN_EVERY[0]:
-                    logger.warning("%s can be read again, after %.0f s", self._what, failed_at - failing_since)
-                    warn_at, warn_every, failing_since = 0.0, _WARN_EVERY[0], None
-            except StorageError as error:
-                # Nothing is lost while the storage is unavailable: the records stay due.
-                failed_at = loop.time()
-                failing_since = failed_at if failing_since is None else failing_since
-                if failed_at >= warn_at:
-                    logger.warning("%s cannot be read: %s", self._what, error)
-                    warn_at, warn_every = failed_at + warn_every, min(2 * warn_every, _WARN_EVERY[1])
-            except Unsupported:
-                # The storage does not support deadlines, so polling is pointless.
-                logger.exception("stopped polling for %s in this process", self._what)
-                return
-            except (Exception, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
-                    raise
-                tick = min(2 * tick, max(TICK, LONGEST_TICK))
-                logger.exception("polling for %s failed; next attempt in %.1f s", self._what, tick)
-            await asyncio.sleep(tick * random.uniform(0.8, 1.2))
+        self._pauses.remove(address)
 
     def _begin(self, address: Address) -> asyncio.Task[bool]:
         name = f"stepwell-{self._what} {address.key}"
@@ -176,6 +208,8 @@ class DueTasks:
 
     def _ignores(self, address: Address) -> bool:
         """Return whether to ignore an address: it is running, skipped, or paused."""
-        if address in self._running or self._skip(address):
-            return True
-        return address in self._pauses and self._pauses[address][1] > asyncio.get_running_loop().time()
+        return address in self._running or self._skip(address) or address in self._pauses
+
+
+async def _sleep(pause: float) -> None:
+    await asyncio.sleep(max(pause, TICK) * random.uniform(0.8, 1.2))

@@ -26,6 +26,8 @@ class BaseFlow(BaseNode):
     concurrency: int | None = None
     #: The storage of its runs.
     storage: Storage | None = None
+    #: The revision of the flow, which its runs are stored with.
+    revision: int = 1
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Choose the edge of the enclosing flow; by default the last action inside."""

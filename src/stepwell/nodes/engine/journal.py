@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StorageError, Unstorable, VersionChanged
 from stepwell.nodes.engine.error_text import message_of, traceback_of
-from stepwell.nodes.engine.run_format import MAIL, Retention, Status, owner_of_part, packed, problem_of_part
+from stepwell.nodes.engine.run_format import MAIL, PARAMS, Retention, Status, owner_of_part, packed, problem_of_part
 from stepwell.nodes.engine.shape import Shape, digest, shape_of
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, parked, unanswered
@@ -55,6 +55,8 @@ class Journal:
         self.started_at: float = 0.0
         #: Part of the ids of its waits, to distinguish runs of the same id.
         self.mark: str = ""
+        #: The partition and the priority of a submitted run, as they are stored.
+        self.submitted: dict[str, Any] = {}
         assert program.root.graph is not None
         assert program.root.graph.start is not None
         #: The path of the next node of each branch. The main branch is "".
@@ -90,15 +92,17 @@ class Journal:
         self.shape: Shape = program.shape
         self.digest: str = program.digest
 
-    async def begin(self, params: Mapping[str, Any], keep: Retention) -> None:
-        """Write the start row."""
+    async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:
+        """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
         self.keep, self.started_at = keep, self.now()
         if self.program.want_storage is not None:
             self.mark = self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self.shape)
-        if params:
+        if params and queued:
+            self.parts[""][PARAMS] = params
+        elif params:
             self.put("", "params", "", dict(params))
-        await self.save("", memo=KEEP if self.slot.memo is None else None)
+        await self.save("", memo=KEEP if self.slot.memo is None else None, queue=None if queued else KEEP)
 
     def _fill(self) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""
@@ -116,6 +120,8 @@ class Journal:
             table["base"] = slot.base
         if self.keep:
             table["keep"] = self.keep
+        if self.submitted:
+            table.update(self.submitted)
         if self.open:
             table["open"] = dict(self.open)
         if len(self.positions) > 1:
@@ -125,7 +131,7 @@ class Journal:
         slot.data = dict(self.shared)
         slot.place = Place(self.flow, self.positions[""] or None, None, tuple(self.trail), (table,))
 
-    async def save(self, node: str, *, memo: Any = KEEP) -> None:
+    async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP) -> None:
         """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start."""
         self._changes += 1
         mine = self._changes
@@ -146,7 +152,7 @@ class Journal:
             if now + WATCH / 2 >= self._watched_until:
                 self._watched_until, deadline = now + WATCH, WATCH
             self._fill()
-            await self._commit(node, keep=True, deadline=deadline, memo=memo)
+            await self._commit(node, keep=True, deadline=deadline, memo=memo, queue=queue)
             self._saved = saving
         finally:
             self._saving = False
@@ -290,6 +296,7 @@ class Journal:
         expiry: float | Keep | None = KEEP,
         memo: Any = KEEP,
         only_version: Version | None = None,
+        queue: Keep | None = KEEP,
     ) -> None:
         pending, self._pending = self._pending, {}
         slot = self.slot
@@ -300,6 +307,7 @@ class Journal:
                 keep=keep,
                 deadline=deadline,
                 expiry=expiry,
+                queue=queue,
                 memo=memo,
                 parts=parts,
                 dropped_parts=dropped,

@@ -70,7 +70,7 @@ class Run:
     progress: Mapping[str, Progress]
     #: The waits that need an answer or a deadline.
     waits: tuple[OpenWait, ...]
-    #: Times are seconds since 1970 on the storage's clock.
+    #: Times are seconds since 1970 on the storage's clock; 0 for a queued run.
     started_at: float
     #: When it was last written.
     updated_at: float
@@ -96,7 +96,7 @@ async def status(storage: Storage, flow_id: str) -> Run:
         raise
     if run is None:
         raise UnknownRun(flow_id, state_only=True)
-    if run.status != "finished" and stored.parts is not None and GRAPH not in stored.parts:
+    if run.status not in ("queued", "finished") and stored.parts is not None and GRAPH not in stored.parts:
         raise RunReplaced(address.text, flow_id)
     return run
 
@@ -119,7 +119,7 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
 def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
     """Return whether only runners have written the record, as far as its base shows."""
     table = table_of(place, address)
-    return table is None or table["status"] == "finished" or table.get("base", "") == base
+    return table is None or table["status"] in ("queued", "finished") or table.get("base", "") == base
 
 
 def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -> Run | None:

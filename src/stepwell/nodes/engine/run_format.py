@@ -15,6 +15,7 @@ from stepwell.record import Address, Place
 __all__ = [
     "GRAPH",
     "MAIL",
+    "PARAMS",
     "Retention",
     "Status",
     "flow_index",
@@ -23,6 +24,7 @@ __all__ = [
     "owner_of_part",
     "packed",
     "problem_of_part",
+    "submitted_of",
     "table_of",
     "unpack",
 ]
@@ -31,10 +33,12 @@ Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", 
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
-#: The part that every run has until it has finished.
+#: The part that every run has from its first node until it has finished.
 GRAPH = "graph::"
 #: The prefix of the names of mail parts: ``mail:kind:id``. The ids of one kind are in the order of their writes.
 MAIL = "mail:"
+#: The part with the params of a run.
+PARAMS = "params::"
 
 
 def table_of(place: Place, address: Address) -> dict[str, Any] | None:
@@ -54,6 +58,11 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
     return table
 
 
+def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the partition and the priority of a submitted run, as they are stored."""
+    return {name: table[name] for name in ("partition", "priority") if name in table}
+
+
 class _Table(TypedDict):
     """The form of :meth:`~stepwell.nodes.engine.journal.Journal._fill`."""
 
@@ -67,6 +76,10 @@ class _Table(TypedDict):
     open: NotRequired[dict[str, Any]]
     lines: NotRequired[dict[str, str]]
     errors: NotRequired[list[list[Any]]]
+    partition: NotRequired[str]
+    priority: NotRequired[int]
+    #: A queued run has params.
+    params: NotRequired[bool]
 
 
 class _Wait(TypedDict):

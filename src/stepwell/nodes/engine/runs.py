@@ -19,17 +19,19 @@ from stepwell.errors import (
     RunReplaced,
     StorageError,
     UnknownRun,
+    UsageError,
 )
-from stepwell.nodes.engine import waits
+from stepwell.nodes.engine import partitions, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.engine.notices import wake_waiters
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import Retention, table_of
 from stepwell.nodes.engine.runner import run_root
-from stepwell.nodes.engine.stored_run import load
+from stepwell.nodes.engine.stored_run import load, load_queued
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -99,6 +101,8 @@ async def start(
             journal = Journal(slot, program, flow._title(), flow_id, shared)
             await journal.begin(params, keep)
             return await _run(run, journal, params)
+    except RunBusy:
+        raise
     except Busy as busy:
         raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, wait)) from busy
 
@@ -121,6 +125,8 @@ async def resume(
     try:
         async with hold(storage, flow_id, wait=wait) as slot:
             return await _continue(flow, slot, flow_id, wait_id=wait_id, value=value, new_execution=new_execution)
+    except RunBusy:
+        raise
     except Busy as busy:
         raise RunBusy(flow_id, wait, answer=value is not ...) from busy
 
@@ -152,6 +158,8 @@ async def _continue(
         return dict(slot.data)
     program = program_of(flow, without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
+    if table["status"] == "queued":
+        return await _take(flow, journal, table, value, new_execution)
     async with _quarantine(slot):
         params = await load(journal)
     if wait_id is not None:
@@ -167,9 +175,26 @@ async def _continue(
         parked = await journal.park()
         if parked is not None:
             raise parked
+    if "partition" in table and table["status"] not in partitions.HOLDING:
+        await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
     journal.status = "running"
     await journal.save(slot.state or "")
     return await _run(new_execution(program, flow_id), journal, params)
+
+
+async def _take(
+    flow: BaseFlow, journal: Journal, table: dict[str, Any], value: Any, new_execution: NewExecution
+) -> dict[str, Any]:
+    """Start a queued run."""
+    if value is not ...:
+        raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
+    async with _quarantine(journal.slot):
+        params = await load_queued(journal, table)
+    if "partition" in table:
+        revision = journal.slot.place.revision or 1
+        await partitions.acquire(journal.slot, journal.flow_id, journal.flow, revision, table)
+    await journal.begin(params, journal.keep, queued=True)
+    return await _run(new_execution(journal.program, journal.flow_id), journal, params)
 
 
 @asynccontextmanager
@@ -211,18 +236,21 @@ def _finished_at(slot: Slot) -> float | None:
 
 
 async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Run from the position in the journal, and commit the end of the run."""
-    while True:
-        try:
-            await _run_to_end(run, journal, params)
-        except Park:
-            parked = await _last_commit(run, journal.park())
-            if parked is None:
-                # An answer has arrived meanwhile.
-                continue
-            run.end("run.parked", parked=parked)
-            raise parked from None
-        return journal.shared
+    """Run from the position in the journal, commit the end of the run, and wake the calls that wait for it."""
+    try:
+        while True:
+            try:
+                await _run_to_end(run, journal, params)
+            except Park:
+                parked = await _last_commit(run, journal.park())
+                if parked is None:
+                    # An answer has arrived meanwhile.
+                    continue
+                run.end("run.parked", parked=parked)
+                raise parked from None
+            return journal.shared
+    finally:
+        wake_waiters(journal.slot.storage, journal.flow_id)
 
 
 async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
@@ -247,8 +275,19 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
                 )
         except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
             attach(error, [failure])
+        await _hand_over(journal)
         raise
+    await _hand_over(journal)
     run.end("run.finished")
+
+
+async def _hand_over(journal: Journal) -> None:
+    """Let the next run of the partition start, if the run has one."""
+    if "partition" in journal.submitted:
+        graph = journal.program.root.graph
+        revision = 1 if graph is None else graph.flow.revision
+        partition = journal.submitted["partition"]
+        await partitions.hand_over(journal.slot.storage, journal.flow, revision, partition, journal.flow_id)
 
 
 async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:

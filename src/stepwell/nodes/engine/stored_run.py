@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunReplaced
-from stepwell.nodes.engine.run_format import GRAPH, MAIL, owner_of_part, problem_of_part, table_of, unpack
+from stepwell.nodes.engine.run_format import (
+    GRAPH,
+    MAIL,
+    PARAMS,
+    owner_of_part,
+    problem_of_part,
+    submitted_of,
+    table_of,
+    unpack,
+)
 from stepwell.nodes.engine.shape import difference, digest
 from stepwell.nodes.engine.waits import unanswered
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.journal import Journal
 
-__all__ = ["load"]
+__all__ = ["load", "load_queued"]
 
 _POSITION = "the position of its run"
 
@@ -22,8 +31,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     slot = journal.slot
     table = table_of(slot.place, slot.address)
     assert table is not None
-    if slot.flow != journal.flow:
-        raise FlowChanged(journal.flow_id, [f"it is a run of flow {slot.flow!r}, not of {journal.flow!r}"])
+    _check_flow(journal)
     try:
         parts = await slot.parts()
     except (LeaseLost, RecordReplaced) as lost:
@@ -42,6 +50,7 @@ async def load(journal: Journal) -> dict[str, Any]:
         raise FlowChanged(journal.flow_id, difference(parts[GRAPH], journal.shape))
     journal.status, journal.started_at = table["status"], table["started"]
     journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
+    journal.submitted = submitted_of(table)
     journal.positions = {"": slot.state or "", **table.get("lines", {})}
     journal.open = dict(table.get("open", {}))
     journal.errors.extend(reversed(table.get("errors", ())))
@@ -64,7 +73,29 @@ async def load(journal: Journal) -> dict[str, Any]:
         # Without mail, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
     journal.overdue = {path for path, until in timed.items() if until <= latest}
-    params: dict[str, Any] = journal.parts.get("", {}).get("params::", {})
+    params: dict[str, Any] = journal.parts.get("", {}).get(PARAMS, {})
+    return params
+
+
+def _check_flow(journal: Journal) -> None:
+    """Raise ``FlowChanged`` if this is a run of another flow."""
+    found = journal.slot.flow
+    if found != journal.flow:
+        raise FlowChanged(journal.flow_id, [f"it is a run of flow {found!r}, not of {journal.flow!r}"])
+
+
+async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the journal of a queued run, and return its params. It has no position yet, and fits any graph."""
+    slot = journal.slot
+    _check_flow(journal)
+    journal.keep, journal.submitted = table.get("keep", False), submitted_of(table)
+    if "params" not in table:
+        return {}
+    parts = await slot.parts()
+    problem = "is missing" if PARAMS not in parts else problem_of_part(PARAMS, parts[PARAMS])
+    if problem is not None:
+        raise _corrupt(journal, f"the part {PARAMS!r}", problem)
+    params: dict[str, Any] = parts[PARAMS]
     return params
 
 

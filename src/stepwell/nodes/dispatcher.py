@@ -1,0 +1,211 @@
+"""Finds the runs that a worker can take, and starts one task for each.
+
+A source is a list of runs in the storage: the queue of one revision of a flow, or its runs with a deadline in the
+past. A source is read again when a wake-up names its flow, when its last read left runs behind, and with every tick.
+While no place is free nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepwell.nodes.engine.notices import workers_topic
+from stepwell.nodes.engine.run_format import flow_index
+from stepwell.record import RUNS, Address
+from stepwell.storage import poller
+from stepwell.storage.poller import Pauses
+
+if TYPE_CHECKING:
+    from stepwell.nodes.flow import NodeFlow
+    from stepwell.storage import Storage
+
+__all__ = ["Dispatcher", "Source"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is retried.
+PAUSES = (0.5, 8.0)
+#: The same for a queued run: another worker has just claimed it, or has died since then.
+QUEUED_PAUSES = (0.05, 4.0)
+#: The most records that one read asks for.
+LONGEST_READ = 10_000
+
+
+class Source:
+    """The queued or the due runs of one revision of a flow."""
+
+    __slots__ = ("again_at", "flow", "hot", "index", "pauses", "queued", "storage", "taking", "wakes")
+
+    def __init__(self, storage: Storage, flow: NodeFlow, revision: int, *, queued: bool) -> None:
+        self.storage: Storage = storage
+        self.flow: NodeFlow = flow
+        self.index: str = flow_index(flow._title(), revision)
+        self.queued: bool = queued
+        #: Whether there may be runs to take.
+        self.hot: bool = True
+        #: When to read it again without a wake-up, in loop time.
+        self.again_at: float = 0.0
+        self.wakes: int = 0
+        #: The runs that this worker is about to start. Reads still return them.
+        self.taking: set[Address] = set()
+        #: The runs to ignore for a while. Reads still return them.
+        self.pauses: Pauses = Pauses(*(QUEUED_PAUSES if queued else PAUSES))
+
+    def wake(self) -> None:
+        """Read it again as soon as a place is free."""
+        self.hot = True
+        self.wakes += 1
+
+    async def find(self, count: int, ignored: Callable[[Address], bool]) -> list[Address]:
+        """Return up to ``count`` runs to take; if there are no more, the source rests until the next tick."""
+        wakes, limit = self.wakes, count + len(self.taking) + len(self.pauses)
+        while True:
+            found = await self._read(limit)
+            fresh = [address for address in found if not (address in self.taking or ignored(address))]
+            fresh = [address for address in fresh if address not in self.pauses]
+            if len(found) < limit:
+                self.pauses.keep(set(found))
+            if fresh or len(found) < limit or limit >= LONGEST_READ:
+                break
+            limit = min(4 * limit, LONGEST_READ)
+        if (len(found) < limit and len(fresh) <= count) or not fresh:
+            self._rest(wakes)
+        return fresh[:count]
+
+    async def _read(self, limit: int) -> list[Address]:
+        if self.queued:
+            return await self.storage.queued(RUNS, self.index, limit=limit)
+        return [due.address for due in await self.storage.due(RUNS, flow=self.index, limit=limit)]
+
+    def _rest(self, wakes: int) -> None:
+        if self.wakes == wakes:
+            self.hot = False
+            self.again_at = asyncio.get_running_loop().time() + poller.TICK * self.storage.rng.uniform(0.8, 1.2)
+
+
+class Dispatcher:
+    """Starts ``handle(source, address)`` for each run that it finds, at most ``concurrency`` at once.
+
+    The sources take turns, and share the free places. ``most``: the most runs of single flows at once, by name.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        flows: Iterable[NodeFlow],
+        handle: Callable[[Source, Address], Coroutine[Any, Any, None]],
+        *,
+        concurrency: int,
+        most: dict[str, int],
+    ) -> None:
+        self._storage = storage
+        self._handle = handle
+        self._concurrency = concurrency
+        self._most = most
+        #: The sources in the order of their turns.
+        self._sources: deque[Source] = deque(
+            Source(storage, flow, revision, queued=queued)
+            for flow in flows
+            for revision in range(1, flow.revision + 1)
+            for queued in (False, True)
+        )
+        self._running: dict[Address, asyncio.Task[None]] = {}
+        #: The number of running runs of each flow.
+        self._of_flow: Counter[NodeFlow] = Counter()
+        self._awake = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._unlisten: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Start taking runs."""
+        for index in {source.index for source in self._sources}:
+            self._unlisten.append(self._storage.listen(workers_topic(index), partial(self.wake, index)))
+        looking = poller.poll(self.look, self._rest, "runs")
+        self._looking = asyncio.get_running_loop().create_task(looking, name="stepwell-runs")
+
+    async def stop(self) -> None:
+        """Stop, and cancel the running tasks. Their runs are either committed or stay due."""
+        for unlisten in self._unlisten:
+            unlisten()
+        self._unlisten.clear()
+        looking, self._looking = self._looking, None
+        ending = [task for task in (looking, *self._running.values()) if task is not None]
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
+
+    def wake(self, index: str) -> None:
+        """Read the sources of one revision of a flow as soon as a place is free."""
+        for source in self._sources:
+            if source.index == index:
+                source.wake()
+        self._awake.set()
+
+    async def look(self) -> None:
+        """Start runs until all places are taken or no source has more."""
+        now = asyncio.get_running_loop().time()
+        for source in self._sources:
+            if source.again_at <= now:
+                source.hot = True
+        while (free := self._free()) > 0:
+            hot = [source for source in self._sources if source.hot and self._room(source) > 0]
+            if not hot:
+                return
+            source = hot[0]
+            self._sources.remove(source)
+            self._sources.append(source)
+            # Rounded up, so that each of them gets a place when there are fewer places than sources.
+            share = -(-free // len(hot))
+            for address in await source.find(min(share, self._room(source)), self._ignores):
+                self._begin(source, address)
+
+    def _free(self) -> int:
+        return self._concurrency - len(self._running)
+
+    def _room(self, source: Source) -> int:
+        """Return how many runs of its flow may start, as far as the limits of the flow go."""
+        most = self._most.get(source.flow._title())
+        return self._concurrency if most is None else most - self._of_flow[source.flow]
+
+    def _ignores(self, address: Address) -> bool:
+        # This process may run it already, without this worker.
+        return address in self._running or address in self._storage.waiters
+
+    async def _rest(self, pause: float) -> None:
+        """Wait until there may be something to do."""
+        if pause:
+            await asyncio.sleep(pause * self._storage.rng.uniform(0.8, 1.2))
+            return
+        ready = [source.again_at for source in self._sources if self._room(source) > 0]
+        loop = asyncio.get_running_loop()
+        timer = None
+        if ready and self._free() > 0:
+            timer = loop.call_at(min(ready), self._awake.set)
+        try:
+            await self._awake.wait()
+        finally:
+            self._awake.clear()
+            if timer is not None:
+                timer.cancel()
+
+    def _begin(self, source: Source, address: Address) -> None:
+        source.taking.add(address)
+        self._of_flow[source.flow] += 1
+        task = asyncio.get_running_loop().create_task(self._handle(source, address), name=f"stepwell-run {address.key}")
+        self._running[address] = task
+        task.add_done_callback(lambda task: self._ended(source, address, task))
+
+    def _ended(self, source: Source, address: Address, task: asyncio.Task[None]) -> None:
+        source.taking.discard(address)
+        self._of_flow[source.flow] -= 1
+        del self._running[address]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("handling the run at %s failed", address.text, exc_info=task.exception())
+            source.pauses.add(address)
+        self._awake.set()

@@ -1,0 +1,191 @@
+"""Partitions of queues: runs of one partition run one after the other, in the order of their queue.
+
+A lock record for each partition names the run that has it. The waiting runs are in a queue of the partition. The first
+of them has a deadline, by which workers find it; the others have none. After the end of a run the next one gets a
+deadline. Workers repair partitions whose next run has none, because a process was killed between two writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from stepwell.codec.keys import encode_key
+from stepwell.errors import InvalidOption, RecordExists, RunBusy, StepwellError, VersionChanged
+from stepwell.nodes.engine.notices import wake_workers
+from stepwell.nodes.engine.run_format import flow_index, table_of
+from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
+from stepwell.storage.operations import Apply, Get, Guard, check_queue
+
+if TYPE_CHECKING:
+    from stepwell.slot import Slot
+    from stepwell.storage import Storage
+
+__all__ = ["acquire", "activate_if_first", "encode", "hand_over", "queue_name", "repair"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The statuses in which a run keeps its partition.
+HOLDING = frozenset({"running", "parked", "sleeping"})
+#: How often a write is tried again after another writer was faster.
+ATTEMPTS = 10
+
+
+def encode(partition: str | int) -> str:
+    """Return a partition as text; raise ``InvalidOption`` unless it is a non-empty str or an int."""
+    if type(partition) is not int and not (isinstance(partition, str) and partition):
+        raise InvalidOption(f"partition={partition!r}: give a non-empty str or an int, or None")
+    return encode_key(partition)
+
+
+def queue_name(index: str, partition: str) -> str:
+    """Return the name of a partition's queue; ``index`` is the index text of a revision of the flow."""
+    name = queue_prefix(index) + partition
+    check_queue(Queue(name))
+    return name
+
+
+def queue_prefix(index: str) -> str:
+    """Return how the names of all queues of partitions of a flow begin."""
+    # Names of flows have no "/".
+    return f"{index}/"
+
+
+async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dict[str, Any]) -> None:
+    """Give a run its partition. If another run has it or is before it, release the slot and raise ``RunBusy``."""
+    storage, partition = slot.storage, table["partition"]
+    queued = table["status"] == "queued"
+    if queued and slot.queue is None:
+        # Its delay has ended, so it enters the queue.
+        queue = Queue(queue_name(flow_index(flow, revision), partition), table.get("priority", 0))
+        await slot.commit(keep=True, queue=queue, force=True)
+    lock = storage.address(PARTITIONS, (flow, partition))
+    while True:
+        stored: Stored | None = await storage.perform(Get(lock))
+        holder = None if stored is None else storage.seal(lock).data(stored.fields).get("run")
+        if holder == flow_id:
+            # An earlier runner was killed before it could start the run.
+            return
+        before = None if holder is None else await _holder(storage, holder, partition)
+        if before is None and queued:
+            first = await _first(storage, flow, revision, partition)
+            before = None if first == slot.address else first
+        if before is not None:
+            await _step_back(slot, queued)
+            await _activate(storage, before)
+            raise RunBusy(flow_id, 0.0, partition=partition)
+        seal = storage.seal(lock)
+        change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
+        try:
+            guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+            await storage.perform(Apply(lock, change, guard))
+        except (RecordExists, VersionChanged):
+            continue
+        return
+
+
+async def hand_over(storage: Storage, flow: str, revision: int, partition: str, flow_id: str) -> None:
+    """Let the next run of a partition start, after the end of a run. Best effort: workers repair partitions."""
+    try:
+        for _ in range(ATTEMPTS):
+            first = await _first(storage, flow, revision, partition)
+            if first is None:
+                break
+            # Written even if it has a deadline: a worker that has taken it too early is about to remove that.
+            if await _activate(storage, first, always=True):
+                wake_workers(storage, flow_index(flow, revision))
+                return
+        lock = storage.address(PARTITIONS, (flow, partition))
+        stored: Stored | None = await storage.perform(Get(lock))
+        if stored is not None and storage.seal(lock).data(stored.fields).get("run") == flow_id:
+            # If a run has got the partition meanwhile, the version has changed.
+            change = Change(write=storage.ids(), delete=True, forget=True)
+            await storage.perform(Apply(lock, change, Guard(version=stored.version)))
+    except VersionChanged:
+        pass
+    except StepwellError as error:
+        logger.warning("the next run of partition %s could not be started yet: %s", partition, error)
+
+
+async def activate_if_first(storage: Storage, name: str, address: Address) -> None:
+    """Give a run of a partition a deadline if it is the first of its queue."""
+    if await storage.queued(RUNS, name, limit=1) == [address]:
+        await _activate(storage, address)
+
+
+async def repair(storage: Storage, flow: str, revision: int, names: list[str]) -> int:
+    """Start the next run of each of these queues if nothing else will; return how many were started."""
+    prefix = len(queue_prefix(flow_index(flow, revision)))
+    repaired = await asyncio.gather(
+        *(_repair(storage, flow, revision, name, name[prefix:]) for name in names), return_exceptions=True
+    )
+    for problem in repaired:
+        if isinstance(problem, BaseException):
+            raise problem
+    return sum(map(bool, repaired))
+
+
+async def _repair(storage: Storage, flow: str, revision: int, name: str, partition: str) -> bool:
+    first = next(iter(await storage.queued(RUNS, name, limit=1)), None)
+    stored: Stored | None = None if first is None else await storage.perform(Get(first))
+    if first is None or stored is None or stored.deadline is not None:
+        return False
+    lock = storage.address(PARTITIONS, (flow, partition))
+    locked: Stored | None = await storage.perform(Get(lock))
+    holder = None if locked is None else storage.seal(lock).data(locked.fields).get("run")
+    before = None if holder is None else await _holder(storage, holder, partition)
+    return before in (None, first) and await _activate(storage, first)
+
+
+async def _first(storage: Storage, flow: str, revision: int, partition: str) -> Address | None:
+    """Return the first waiting run of a partition; older revisions come first."""
+    for each in range(1, revision + 1):
+        name = queue_name(flow_index(flow, each), partition)
+        for address in await storage.queued(RUNS, name, limit=1):
+            return address
+    return None
+
+
+async def _holder(storage: Storage, flow_id: str, partition: str) -> Address | None:
+    """Return the address of the run that a lock names if the run still has its partition, or will start with it."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        return None
+    try:
+        table = table_of(await storage.read_place(address, stored), address)
+    except StepwellError as error:
+        logger.warning("run %r cannot be read, so it loses its partition: %s", flow_id, error)
+        return None
+    if table is None or table.get("partition") != partition:
+        return None
+    holds = table["status"] in HOLDING or (table["status"] == "queued" and stored.queue is not None)
+    return address if holds else None
+
+
+async def _activate(storage: Storage, address: Address, *, always: bool = False) -> bool:
+    """Give a waiting run a deadline, so that a worker takes it; return whether it is there."""
+    for _ in range(ATTEMPTS):
+        stored: Stored | None = await storage.perform(Get(address))
+        if stored is None or stored.queue is None:
+            return False
+        if stored.deadline is not None and not always:
+            return True
+        try:
+            change = Change(write=storage.ids(), deadline=0.0, limit=storage.seal(address).limit)
+            await storage.perform(Apply(address, change, Guard(version=stored.version)))
+        except VersionChanged:
+            continue
+        return True
+    return False
+
+
+async def _step_back(slot: Slot, queued: bool) -> None:
+    """Release a run that has to wait for its partition."""
+    if queued:
+        try:
+            await slot.commit(deadline=None, force=True, only_version=slot.version)
+        except VersionChanged:
+            # The holder has ended meanwhile and has activated this run.
+            await slot.commit(deadline=0.0, force=True)

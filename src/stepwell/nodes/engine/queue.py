@@ -1,0 +1,120 @@
+"""Submits runs: writes them to a queue, from which workers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepwell.codec.large import seal_data
+from stepwell.errors import (
+    EncodeError,
+    InvalidOption,
+    RecordExists,
+    RunExists,
+    Unstorable,
+)
+from stepwell.nodes.engine import partitions
+from stepwell.nodes.engine.ids import flow_of_wait, new_flow_id
+from stepwell.nodes.engine.notices import wake_workers
+from stepwell.nodes.engine.plan import program_of
+from stepwell.nodes.engine.run_format import PARAMS, Retention, flow_index, table_of
+from stepwell.record import DAY, NOTHING, RUNS, Change, Place, Queue
+from stepwell.slot import Slot
+from stepwell.storage.operations import Apply, Get, Guard
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
+    from stepwell.storage import Storage
+
+__all__ = ["submit"]
+
+#: Seconds for which a submitted run is kept after its end if its flow keeps none, for ``RunHandle.result()``.
+KEPT = DAY
+
+
+async def submit(
+    flow: BaseFlow,
+    shared: Mapping[Any, Any],
+    *,
+    storage: Storage,
+    flow_id: str | None,
+    partition: str | int | None,
+    after: float | None,
+    priority: int,
+    params: Mapping[str, Any],
+    keep: Retention,
+) -> str:
+    """Write a queued run, unless there is a run of this id already, and return its id."""
+    # An invalid graph is found here, not by a worker.
+    program_of(flow, without_loop=False, durable=True)
+    title, revision = flow._title(), flow.revision
+    flow_id = new_flow_id(title) if flow_id is None else flow_id
+    _check(flow_id, after, priority)
+    index = flow_index(title, revision)
+    slot = Slot(storage, RUNS, flow_id)
+    table: dict[str, Any] = {"status": "queued", "graph": "", "visits": "", "started": 0.0, "keep": keep or KEPT}
+    if priority:
+        table["priority"] = priority
+    name = index
+    if partition is not None:
+        table["partition"] = partitions.encode(partition)
+        name = partitions.queue_name(index, table["partition"])
+    if params:
+        table["params"] = True
+    queue: Queue | None = Queue(name, priority)
+    # The first of a partition has a deadline, so that its place among the partitions is that of its activation.
+    deadline, is_first = after, True
+    if after is not None:
+        queue = None
+    elif partition is not None:
+        is_first = not await storage.queued(RUNS, name, limit=1)
+        deadline = 0.0 if is_first else None
+    seal = storage.seal(slot.address)
+    try:
+        fields = await seal_data(seal, shared)
+        parts = {PARAMS: slot.seal_part(PARAMS, dict(params)).text} if params else NOTHING
+    except EncodeError as error:
+        raise Unstorable("", error.path, error.type_name, error.why) from error
+    change = Change(
+        write=storage.ids(),
+        fresh=True,
+        head=seal.head(Place(title, None, revision if revision > 1 else None, (), (table,))),
+        set=fields,
+        deadline=deadline,
+        expiry=storage.expiry_of(slot.address),
+        parts=parts,
+        limit=seal.limit,
+        queue=queue,
+    )
+    try:
+        await storage.perform(Apply(slot.address, change, Guard(absent=True)))
+    except RecordExists:
+        await _check_same(storage, slot, flow_id, title)
+        return flow_id
+    if not is_first:
+        await partitions.activate_if_first(storage, name, slot.address)
+    if after is None:
+        wake_workers(storage, index)
+    return flow_id
+
+
+def _check(flow_id: object, after: object, priority: object) -> None:
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or leave it out for a new id")
+    if flow_of_wait(flow_id) is not None:
+        raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another id")
+    if after is not None and not (isinstance(after, int | float) and 0 <= after < float("inf")):
+        raise InvalidOption(f"after={after!r}: give a number of seconds, or None")
+    if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:
+        raise InvalidOption(f"priority={priority!r}: give an int of at most 32 bits; higher ones are taken first")
+
+
+async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) -> None:
+    """Raise ``RunExists`` unless the record of this id is a run of this flow."""
+    stored = await storage.perform(Get(slot.address))
+    if stored is None:
+        return
+    place = await storage.read_place(slot.address, stored)
+    table = table_of(place, slot.address)
+    if table is None or place.flow != title:
+        raise RunExists(flow_id, state_only=table is None, flow=None if table is None else place.flow)

@@ -1,0 +1,92 @@
+"""A handle of a submitted run: its status and its result."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from stepwell.codec.large import open_data
+from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
+from stepwell.nodes.engine import monitor, runs
+from stepwell.nodes.engine.notices import run_topic
+from stepwell.nodes.engine.run_format import table_of
+from stepwell.record import RUNS, Stored
+from stepwell.storage.operations import Get
+from stepwell.storage.wakeups import add_listener
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
+    from stepwell.storage import Storage
+
+__all__ = ["RunHandle"]
+
+#: The first and the longest pause between two reads of a run in another process, in seconds.
+FIRST_POLL, LONGEST_POLL = 0.01, 1.0
+
+
+class RunHandle:
+    """A run that was submitted. ``RunHandle(flow_id, flow)`` is the handle of any run that is known by its id."""
+
+    __slots__ = ("_flow", "_storage", "id")
+
+    def __init__(self, id: str, flow: BaseFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
+        #: The id of the run.
+        self.id: str = id
+        self._flow = flow
+        self._storage = storage
+
+    def __repr__(self) -> str:
+        return f"RunHandle({self.id!r})"
+
+    async def status(self) -> monitor.Run:
+        """Return the status of the run, from its storage; raise ``UnknownRun`` if it was removed."""
+        async with runs.storage_for(self._flow, self._storage) as storage:
+            return await monitor.status(storage, self.id)
+
+    async def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until the run has finished, and return its final state. It waits while the run waits or sleeps.
+
+        :param timeout: the seconds after which ``TimeoutError`` is raised; the run goes on.
+
+        Raises ``RunFailed`` with the last error, ``RunStuck`` or ``RunCancelled`` if the run ends without a result,
+        and ``UnknownRun`` if it has ended and was not kept long enough.
+        """
+        async with asyncio.timeout(timeout), runs.storage_for(self._flow, self._storage) as storage:
+            await storage.ensure_open()
+            ended = asyncio.Event()
+            end = add_listener(storage.wake_key, run_topic(self.id), ended.set)
+            pause = FIRST_POLL
+            try:
+                while True:
+                    final = await self._final(storage)
+                    if final is not None:
+                        return final
+                    try:
+                        async with asyncio.timeout(pause * storage.rng.uniform(0.8, 1.2)):
+                            await ended.wait()
+                        ended.clear()
+                    except TimeoutError:
+                        pause = min(1.5 * pause, LONGEST_POLL)
+            finally:
+                end()
+
+    async def _final(self, storage: Storage) -> dict[str, Any] | None:
+        """Return the final state of the run, or ``None`` if it has not ended."""
+        address = storage.address(RUNS, self.id)
+        stored: Stored | None = await storage.perform(Get(address))
+        if stored is None:
+            raise UnknownRun(self.id)
+        table = table_of(await storage.read_place(address, stored), address)
+        if table is None:
+            raise UnknownRun(self.id, state_only=True)
+        match table["status"]:
+            case "finished":
+                return await open_data(storage.seal(address), stored.fields)
+            case "failed":
+                _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
+                raise RunFailed(self.id, node, kind, message)
+            case "stuck":
+                raise RunStuck(self.id, table.get("stuck", "see flow.status()"))
+            case "cancelled":
+                raise RunCancelled(self.id, table.get("cancelled"))
+        return None

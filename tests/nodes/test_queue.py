@@ -1,0 +1,398 @@
+"""Submitted runs: their handles, and the workers that take them in order, each once, and share their places fairly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, StateStorage, Storage
+from stepwell.errors import (
+    InvalidGraph,
+    InvalidOption,
+    RunBusy,
+    RunExists,
+    RunFailed,
+    UnknownRun,
+    Unstorable,
+    Unsupported,
+    UsageError,
+)
+from stepwell.nodes import Node, NodeFlow, RunHandle, Wait, linear, worker
+from stepwell.record import PARTITIONS, RUNS
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.nodes.test_durable import Boom, Say
+
+pytestmark = pytest.mark.every_backend
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    await check_queues(storage)
+    return storage
+
+
+async def check_queues(storage: Storage) -> None:
+    try:
+        await storage.queued(RUNS, "-", limit=1)
+    except Unsupported:
+        pytest.skip("no queues yet")
+
+
+class Seen:
+    """The starts and the ends of runs, by the names in their shared state."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.at_once = self.most = 0
+
+    @property
+    def started(self) -> list[str]:
+        return [name for what, name in self.log if what == "start"]
+
+
+class Log(Node):
+    """Records the start and the end of each run, and awaits ``during`` between them."""
+
+    def __init__(self, during: Callable[[str], Any] | None = None) -> None:
+        super().__init__(name="log")
+        self.seen = Seen()
+        self.during = during
+
+    def prep(self, shared: dict[str, Any]) -> Any:
+        return shared["name"]
+
+    async def exec(self, name: str) -> str:
+        seen = self.seen
+        seen.log.append(("start", name))
+        seen.at_once += 1
+        seen.most = max(seen.most, seen.at_once)
+        try:
+            await asyncio.sleep(0)
+            if self.during is not None:
+                await self.during(name)
+        finally:
+            seen.at_once -= 1
+            seen.log.append(("end", name))
+        return name
+
+    def post(self, shared: dict[str, Any], name: str, result: str) -> None:
+        shared["done"] = result
+
+
+def logged(storage: Storage, during: Callable[[str], Any] | None = None, name: str = "logged") -> tuple[NodeFlow, Seen]:
+    node = Log(during)
+    return linear(node, name=name, storage=storage), node.seen
+
+
+async def results(handles: list[RunHandle]) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(handle.result(timeout=60) for handle in handles))
+
+
+# Submitting
+
+
+async def test_a_submitted_run_is_queued_until_a_worker_runs_it(storage: Storage) -> None:
+    flow, seen = logged(storage)
+    handle = await flow.submit({"name": "a"}, flow_id="r")
+    assert handle.id == "r"
+    run = await handle.status()
+    assert (run.status, run.node, run.flow, run.started_at) == ("queued", None, "logged", 0)
+    assert [run.flow_id async for run in flow.runs("queued")] == ["r"]
+    assert seen.log == []
+    async with worker([flow]):
+        assert await handle.result(timeout=60) == {"name": "a", "done": "a"}
+    run = await handle.status()
+    assert run.status == "finished"
+    assert run.started_at > 0
+    assert 86_000 < (run.expires_at or 0) - run.updated_at < 87_000
+    assert await storage.queued(RUNS, "logged", limit=10) == []
+
+
+async def test_an_id_is_submitted_once(storage: Storage) -> None:
+    flow, seen = logged(storage)
+    handles = await asyncio.gather(*(flow.submit({"name": f"a{number}"}, flow_id="r") for number in range(5)))
+    async with worker([flow]):
+        finals = await results(list(handles))
+    assert len({str(final) for final in finals}) == 1
+    assert len(seen.log) == 2
+    again = await flow.submit({"name": "later"}, flow_id="r")
+    assert (await again.result(timeout=60))["name"] != "later"
+    other, _ = logged(storage, name="other")
+    with pytest.raises(RunExists, match="as a run of flow 'logged'"):
+        await other.submit({}, flow_id="r")
+    await StateStorage(storage).update_state("s", {"x": 1})
+    with pytest.raises(RunExists, match="only a state"):
+        await flow.submit({}, flow_id="s")
+
+
+async def test_what_cannot_be_run_is_refused_when_it_is_submitted(storage: Storage) -> None:
+    flow, _ = logged(storage)
+    with pytest.raises(Unstorable, match="at the start"):
+        await flow.submit({"x": object()})
+    with pytest.raises(Unstorable, match="at the start"):
+        await flow.submit(params={"x": object()})
+    with pytest.raises(InvalidGraph):
+        await NodeFlow(name="empty", storage=storage).submit()
+    wrong: list[dict[str, Any]] = [
+        *({"after": -1}, {"after": "soon"}, {"priority": "high"}, {"priority": 1 << 40}, {"keep": -1}),
+        *({"partition": ""}, {"partition": 1.5}, {"partition": "x" * 600}),
+        *({"flow_id": ""}, {"flow_id": "wait:1:x/y/1"}),
+    ]
+    for options in wrong:
+        with pytest.raises(InvalidOption):
+            await flow.submit({}, **options)
+    with pytest.raises(UsageError):
+        await flow.submit(["no dict"])  # type: ignore[arg-type]
+    assert [run async for run in flow.runs()] == []
+
+
+async def test_params_and_keep_of_a_submitted_run(storage: Storage) -> None:
+    class Params(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["seen"] = self.params
+
+    flow = linear(Params, Say([], "b", fails=[Boom()]), storage=storage, keep=True)
+    handle = await flow.submit({}, params={"size": 3})
+    async with worker([flow]):
+        with pytest.raises(RunFailed, match="failed at node 'b' with Boom") as failed:
+            await handle.result(timeout=60)
+    assert (failed.value.flow_id, failed.value.node, failed.value.type_name) == (handle.id, "b", "Boom")
+    assert (await flow.resume(handle.id))["seen"] == {"size": 3}
+    assert (await handle.status()).expires_at is None
+    assert (await handle.result())["said"] == ["b"]
+
+
+async def test_a_result_waits_through_waits_and_gives_up_after_its_timeout(storage: Storage) -> None:
+    flow = linear(Wait("ask"), storage=storage)
+    handle = await flow.submit({})
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=0.05)
+    async with worker([flow]):
+        waiting = asyncio.create_task(handle.result(timeout=60))
+        async with asyncio.timeout(60):
+            while not (await handle.status()).waits:
+                await asyncio.sleep(0.01)
+        await flow.resume(handle.id, "yes")
+        assert await waiting == {"ask": "yes"}
+    await StateStorage(storage).cleanup(handle.id)
+    with pytest.raises(UnknownRun):
+        await handle.result(timeout=60)
+
+
+async def test_a_queued_run_can_be_resumed_here_and_is_not_run_twice(storage: Storage) -> None:
+    flow, seen = logged(storage)
+    handle = await flow.submit({"name": "a"})
+    with pytest.raises(UsageError, match="is queued"):
+        await flow.resume(handle.id, "an answer")
+    with pytest.raises(RunExists):
+        await flow.run({}, flow_id=handle.id)
+    assert (await flow.resume(handle.id))["done"] == "a"
+    async with worker([flow]):
+        after = await flow.submit({"name": "b"})
+        await after.result(timeout=60)
+    assert seen.started == ["a", "b"]
+
+
+@pytest.mark.skip("SQLite has no queues yet")
+def test_submit_without_a_loop(tmp_path: Any) -> None:
+    flow, _ = logged(MemoryStorage())
+    url = f"sqlite:///{tmp_path}/runs.db"
+    handle = flow.submit_sync({"name": "a"}, storage=url)
+
+    async def run() -> Any:
+        async with worker([flow], storage=url):
+            return await handle.result(timeout=60)
+
+    assert asyncio.run(run())["done"] == "a"
+
+
+# Order
+
+
+async def test_runs_are_taken_by_priority_and_then_in_the_order_of_submission(storage: Storage) -> None:
+    flow, seen = logged(storage)
+    handles = [
+        await flow.submit({"name": f"{number}"}, priority=priority)
+        for number, priority in enumerate([0, 0, 5, -1, 5, 0])
+    ]
+    async with worker([flow], concurrency=1):
+        await results(handles)
+    assert seen.started == ["2", "4", "0", "1", "5", "3"]
+
+
+async def test_a_delayed_run_is_taken_after_its_delay(backend: Backend, clock: Clock) -> None:
+    storage = backend.storage(clock=clock)
+    await check_queues(storage)
+    flow, seen = logged(storage)
+    late = await flow.submit({"name": "late"}, after=60)
+    late_too = await flow.submit({"name": "late too"}, after=60, partition="p")
+    soon = await flow.submit({"name": "soon"})
+    async with worker([flow]):
+        await soon.result(timeout=60)
+        assert seen.started == ["soon"]
+        assert (await late.status()).status == "queued"
+        clock.advance(61)
+        await results([late, late_too])
+    assert set(seen.started[1:]) == {"late", "late too"}
+
+
+# Partitions
+
+
+def check_partitions(log: list[tuple[str, str]]) -> None:
+    """Check that the runs of each partition ran one after the other, in order. Names are ``partition/number``."""
+    running: dict[str, str] = {}
+    last: Counter[str] = Counter()
+    for what, name in log:
+        partition, _, number = name.partition("/")
+        if what == "start":
+            assert partition not in running, f"{name} started beside {running[partition]}"
+            assert int(number) == last[partition], f"{name} started instead of number {last[partition]}"
+            running[partition], last[partition] = name, last[partition] + 1
+        else:
+            del running[partition]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_runs_of_a_partition_run_one_after_the_other_in_order(backend: Backend, workers: int) -> None:
+    storage = backend.storage()
+    await check_queues(storage)
+    flow, seen = logged(storage, lambda name: asyncio.sleep(0.001))
+    handles = [
+        await flow.submit({"name": f"p{partition}/{number}"}, partition=f"p{partition}")
+        for number in range(6)
+        for partition in range(4)
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(workers):
+            await stack.enter_async_context(worker([flow]))
+        # More of them arrive while others run.
+        handles += [
+            await flow.submit({"name": f"p{partition}/{number}"}, partition=f"p{partition}")
+            for number in range(6, 10)
+            for partition in range(4)
+        ]
+        await results(handles)
+    check_partitions(seen.log)
+    assert len(seen.started) == 40
+    assert seen.most > 1 or workers == 1
+    # Nothing is left of a partition without runs.
+    assert [entry async for entry in storage.scan(PARTITIONS)] == []
+    assert await storage.queues(RUNS, limit=10) == []
+
+
+async def test_partitions_and_flows_with_similar_names_are_different(storage: Storage) -> None:
+    both = asyncio.Barrier(4)
+    names = ["a", "a@2", 'a@@"b"']
+    flows = [logged(storage, lambda name: both.wait(), name=name)[0] for name in names]
+    handles = [await flow.submit({"name": "x"}, partition="b" if flow is flows[0] else None) for flow in flows]
+    handles.append(await flows[0].submit({"name": "y"}))
+    async with worker(flows):
+        await results(handles)
+
+
+async def test_a_waiting_run_keeps_its_partition_and_a_failed_one_does_not(storage: Storage) -> None:
+    node = Log()
+    seen, flow = node.seen, linear(Wait("ask"), node, storage=storage)
+    first = await flow.submit({"name": "p/0"}, partition="p")
+    second = await flow.submit({"name": "p/1"}, partition="p")
+    async with worker([flow]):
+        async with asyncio.timeout(60):
+            while not (await first.status()).waits:
+                await asyncio.sleep(0.01)
+        with pytest.raises(RunBusy, match=r"waits for its partition .*another run comes before it"):
+            await flow.resume(second.id)
+        assert (await second.status()).status == "queued"
+        await flow.resume(first.id, "yes")
+        async with asyncio.timeout(60):
+            while not (await second.status()).waits:
+                await asyncio.sleep(0.01)
+        await flow.resume(second.id, "yes")
+    check_partitions(seen.log)
+
+
+async def test_a_failed_run_lets_the_next_of_its_partition_start(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom()]), storage=storage)
+    handles = [await flow.submit({}, partition=7) for _ in range(3)]
+    async with worker([flow]):
+        outcomes = await asyncio.gather(*(handle.result(timeout=60) for handle in handles), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [RunFailed, dict, dict]
+    assert (await flow.resume(handles[0].id))["said"] == ["a"]
+    assert [entry async for entry in storage.scan(PARTITIONS)] == []
+
+
+async def test_priorities_within_a_partition_do_not_start_a_run_beside_another(storage: Storage) -> None:
+    go = asyncio.Event()
+    flow, seen = logged(storage, lambda name: go.wait())
+    async with worker([flow]):
+        first = await flow.submit({"name": "low"}, partition="p")
+        async with asyncio.timeout(60):
+            while not seen.started:
+                await asyncio.sleep(0.001)
+        others = [await flow.submit({"name": name}, partition="p") for name in ("later", "last")]
+        others.append(await flow.submit({"name": "high"}, partition="p", priority=9))
+        await asyncio.sleep(0.05)
+        assert seen.started == ["low"]
+        go.set()
+        await results([first, *others])
+    assert seen.started == ["low", "high", "later", "last"]
+    assert seen.most == 1
+
+
+# Fairness
+
+
+async def test_a_long_queue_of_one_partition_does_not_delay_another(storage: Storage) -> None:
+    flow, seen = logged(storage, lambda name: asyncio.sleep(0.002))
+    crowd = [await flow.submit({"name": f"crowd/{number}"}, partition="crowd") for number in range(30)]
+    async with worker([flow], concurrency=1):
+        async with asyncio.timeout(60):
+            while len(seen.started) < 2:
+                await asyncio.sleep(0.001)
+        before = len(seen.started)
+        await (await flow.submit({"name": "other/0"}, partition="other")).result(timeout=60)
+        position = seen.started.index("other/0")
+        await results(crowd[:1])
+    # One run was running, and one more may have been taken while this one was being submitted.
+    assert position - before <= 3
+    check_partitions(seen.log)
+
+
+async def test_a_long_queue_of_one_flow_does_not_delay_another_flow(storage: Storage) -> None:
+    order: list[str] = []
+
+    async def short(name: str) -> None:
+        order.append(name)
+        await asyncio.sleep(0.002)
+
+    busy, _ = logged(storage, short, name="busy")
+    quiet, _ = logged(storage, short, name="quiet")
+    crowd = [await busy.submit({"name": "busy"}) for _ in range(40)]
+    others = [await quiet.submit({"name": "quiet"}), await busy.submit({"name": "slept"}, after=0)]
+    async with worker([busy, quiet], concurrency=1):
+        await results(others)
+        assert order.count("busy") < 15
+        await results(crowd[:1])
+
+
+async def test_every_submitted_run_is_run_once_by_several_workers(backend: Backend) -> None:
+    url = backend.place()
+    storages = [
+        backend.storage(url) if backend.shared else backend.storage() for _ in range(3 if backend.shared else 1)
+    ]
+    await check_queues(storages[0])
+    flow, seen = logged(storages[0])
+    handles = await asyncio.gather(*(flow.submit({"name": f"{number}"}) for number in range(60)))
+    async with contextlib.AsyncExitStack() as stack:
+        for storage in storages:
+            await stack.enter_async_context(worker([flow], storage=storage, concurrency=8))
+        await results(list(handles))
+    assert sorted(seen.started, key=int) == [str(number) for number in range(60)]
