@@ -66,6 +66,25 @@ async def test_operations_that_arrive_during_a_batch_form_the_next_batch() -> No
     assert {batch.lane for batch in run.batches} == {"a"}
 
 
+@pytest.mark.parametrize("yields", [False, True])
+async def test_a_task_that_got_its_result_may_join_the_next_batch(yields: bool) -> None:
+    run = Recorder()
+    lane = run.lane(yields=yields)
+    run.gate.clear()
+
+    async def both() -> None:
+        await lane.submit(get(0))
+        await lane.submit(get(2))
+
+    first = asyncio.create_task(both())
+    await settle()
+    second = await start(lane, [get(1)])
+    run.gate.set()
+    await asyncio.gather(first, *second)
+    expected = [[get(0)], [get(1), get(2)]] if yields else [[get(0)], [get(1)], [get(2)]]
+    assert [list(batch) for batch in run.batches] == expected
+
+
 async def test_a_single_operation_is_sent_at_once() -> None:
     run = Recorder()
     lane = run.lane()

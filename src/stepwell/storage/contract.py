@@ -86,6 +86,8 @@ class Storage(Facade):
 
     #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True
+    #: Whether ``run`` works in this process, and not on a server.
+    _in_process: ClassVar[bool] = False
 
     # Methods of a backend
 
@@ -310,7 +312,7 @@ class Storage(Facade):
         return (self._lanes.get(name) or self._new_lane(name, self.run)).submit(operation)
 
     def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
-        lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience)
+        lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience, yields=self._in_process)
         return lane
 
     async def _open_and_perform(self, operation: Operation) -> Any:

@@ -86,6 +86,10 @@ class Lane:
     If the connection breaks, the lane retries the batch under the same number for ``patience`` seconds. It never
     retries after the journal may have expired, even if the process was stopped or suspended. Every waiter gets a
     result or an error, whatever ``run`` raises.
+
+    With ``yields``, tasks that have just got a result may add their next operation to the next batch. That is for a
+    backend in this process: such a task and the batch would take turns for the GIL anyway, and one more batch would be
+    one more wait for the disk. A server works meanwhile.
     """
 
     def __init__(
@@ -96,8 +100,10 @@ class Lane:
         patience: float = 10.0,
         pauses: tuple[float, float] = (0.02, 0.5),
         clock: Callable[[], float] = elapsed,
+        yields: bool = False,
     ) -> None:
         self._run = run
+        self._yields = yields
         self._patience = min(patience, REPEATABLE)
         self._clock = clock
         self._pauses = pauses
@@ -177,6 +183,8 @@ class Lane:
                             future.set_result(result)
                         else:
                             self._discard(operation, result)
+                    if self._yields and self._queue:
+                        await asyncio.sleep(0)
         finally:
             self._runner = None
             # These remain only if the event loop is shutting down.

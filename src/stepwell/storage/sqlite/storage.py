@@ -48,6 +48,8 @@ class SQLiteStorage(Storage):
     the process, and commits are faster. ``patience``: how many seconds to wait for the lock of another program.
     """
 
+    _in_process = True
+
     def __init__(
         self,
         path: str,
