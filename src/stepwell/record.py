@@ -16,6 +16,7 @@ __all__ = [
     "NOWHERE",
     "PARTITIONS",
     "QUARANTINE",
+    "RATES",
     "RUNS",
     "Address",
     "Change",
@@ -54,6 +55,8 @@ class ReservedNamespace(str):
 RUNS: Final = ReservedNamespace('"runs"')
 #: The run that has each partition of a flow, with (flow, partition) as key.
 PARTITIONS: Final = ReservedNamespace('"partitions"')
+#: The last starts of runs of a flow with a rate, with the flow's name as key.
+RATES: Final = ReservedNamespace('"rates"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

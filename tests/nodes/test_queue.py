@@ -22,11 +22,11 @@ from stepwell.errors import (
     Unsupported,
     UsageError,
 )
-from stepwell.nodes import Node, NodeFlow, RunHandle, Wait, linear, worker
+from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, worker
 from stepwell.record import PARTITIONS, RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
-from tests.nodes.test_durable import Boom, Say
+from tests.nodes.test_durable import Boom, Say, Watching
 
 pytestmark = pytest.mark.every_backend
 
@@ -180,7 +180,7 @@ async def test_a_result_waits_through_waits_and_gives_up_after_its_timeout(stora
         async with asyncio.timeout(60):
             while not (await handle.status()).waits:
                 await asyncio.sleep(0.01)
-        await flow.resume(handle.id, "yes")
+        await handle.answer("yes")
         assert await waiting == {"ask": "yes"}
     await StateStorage(storage).cleanup(handle.id)
     with pytest.raises(UnknownRun):
@@ -396,3 +396,86 @@ async def test_every_submitted_run_is_run_once_by_several_workers(backend: Backe
             await stack.enter_async_context(worker([flow], storage=storage, concurrency=8))
         await results(list(handles))
     assert sorted(seen.started, key=int) == [str(number) for number in range(60)]
+
+
+# Limits
+
+
+async def test_a_limit_of_one_flow_leaves_the_other_places_to_other_flows(storage: Storage) -> None:
+    go = asyncio.Event()
+    slow, seen_slow = logged(storage, lambda name: go.wait(), name="slow")
+    other, seen = logged(storage, name="other")
+    handles = [await slow.submit({"name": "slow"}) for _ in range(6)]
+    delayed = [await slow.submit({"name": "slow"}, after=0) for _ in range(3)]
+    async with worker([slow, other], concurrency=4, limits={slow: Limit(concurrency=2)}):
+        others = [await other.submit({"name": "other"}) for _ in range(20)]
+        await results(others)
+        assert len(seen_slow.started) == 2
+        go.set()
+        await results([*handles, *delayed])
+    assert seen_slow.most == 2
+    assert 1 <= seen.most <= 2
+
+
+def most_in(times: list[float], seconds: float) -> int:
+    """Return the most times in any period of this length."""
+    return max(sum(start <= other < start + seconds for other in times) for start in times)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_a_rate_holds_for_all_workers_together(backend: Backend, partitioned: bool) -> None:
+    url = backend.place()
+    storages = [backend.storage(url) for _ in range(2 if backend.shared else 1)]
+    await check_queues(storages[0])
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+
+    async def start(name: str) -> None:
+        times.append(loop.time())
+
+    flow, _ = logged(storages[0], start)
+    handles = [
+        await flow.submit({"name": f"{number}"}, partition=f"p{number}" if partitioned else None)
+        for number in range(20)
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        for storage in storages:
+            await stack.enter_async_context(worker([flow], storage=storage, limits={"logged": Limit(rate=(8, 0.4))}))
+        await results(handles)
+    assert len(times) == 20
+    # A permit may be used a little later than it was taken.
+    assert most_in(times, 0.3) <= 8
+    assert 0.7 <= max(times) - min(times) < 20
+
+
+async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = MemoryStorage()
+    flow = linear(Wait("ask"), storage=storage)
+    handles = [await flow.submit({}) for _ in range(50)]
+    handles += [await flow.submit({}, partition=number) for number in range(50)]
+    limits = {flow: Limit(rate=(10, 3600))}
+    async with worker([flow], limits=limits):
+        async with asyncio.timeout(60):
+            while len(parked := [run async for run in flow.runs("parked")]) < 10:
+                await asyncio.sleep(0.01)
+        watching = Watching(storage, monkeypatch)
+        await asyncio.sleep(0.3)
+        assert watching.kinds() == []
+        # Runs that have started go on.
+        for run in parked:
+            await flow.answer(run.waits[0].id, "yes")
+        async with asyncio.timeout(60):
+            while len([run async for run in flow.runs("finished")]) < 10:
+                await asyncio.sleep(0.01)
+    assert len([run async for run in flow.runs("queued")]) == 90
+    wrong: list[Any] = [{"other": Limit()}, {flow: 5}]
+    for limits in wrong:
+        with pytest.raises(InvalidOption, match="limits="):
+            worker([flow], limits=limits)
+    for rate in [(0, 1), (1, 0), (1.5, 1), 5, (1, 2, 3), (1, float("inf"))]:
+        with pytest.raises(InvalidOption, match="rate="):
+            Limit(rate=rate)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="concurrency"):
+        Limit(concurrency=0)

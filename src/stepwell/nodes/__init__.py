@@ -53,6 +53,7 @@ from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.limits import Limit
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
@@ -78,6 +79,7 @@ __all__ = [
     "InvalidOption",
     "KeptError",
     "LeaseLost",
+    "Limit",
     "MergeConflict",
     "MissingExtra",
     "Node",

@@ -8,20 +8,25 @@ While no place is free nothing is read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stepwell.errors import StoredDataError
 from stepwell.nodes.engine.notices import workers_topic
-from stepwell.nodes.engine.run_format import flow_index
+from stepwell.nodes.engine.rates import Rate
+from stepwell.nodes.engine.run_format import flow_index, table_of
 from stepwell.record import RUNS, Address
 from stepwell.storage import poller
+from stepwell.storage.operations import Get
 from stepwell.storage.poller import Pauses
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.limits import Limit
     from stepwell.storage import Storage
 
 __all__ = ["Dispatcher", "Source"]
@@ -91,7 +96,7 @@ class Source:
 class Dispatcher:
     """Starts ``handle(source, address)`` for each run that it finds, at most ``concurrency`` at once.
 
-    The sources take turns, and share the free places. ``most``: the most runs of single flows at once, by name.
+    The sources take turns, and share the free places. ``limits``: the limits of single flows, by name.
     """
 
     def __init__(
@@ -101,12 +106,17 @@ class Dispatcher:
         handle: Callable[[Source, Address], Coroutine[Any, Any, None]],
         *,
         concurrency: int,
-        most: dict[str, int],
+        limits: Mapping[str, Limit],
     ) -> None:
         self._storage = storage
         self._handle = handle
         self._concurrency = concurrency
-        self._most = most
+        self._limits = limits
+        self._rates = {
+            name: Rate(storage, name, *limit.rate) for name, limit in limits.items() if limit.rate is not None
+        }
+        #: The runs that were started with a permit of their flow's rate.
+        self._permitted: set[Address] = set()
         #: The sources in the order of their turns.
         self._sources: deque[Source] = deque(
             Source(storage, flow, revision, queued=queued)
@@ -162,7 +172,8 @@ class Dispatcher:
             self._sources.append(source)
             # Rounded up, so that each of them gets a place when there are fewer places than sources.
             share = -(-free // len(hot))
-            for address in await source.find(min(share, self._room(source)), self._ignores):
+            found = await source.find(min(share, self._room(source)), self._ignores)
+            for address in await self._permit(source, found):
                 self._begin(source, address)
 
     def _free(self) -> int:
@@ -170,8 +181,41 @@ class Dispatcher:
 
     def _room(self, source: Source) -> int:
         """Return how many runs of its flow may start, as far as the limits of the flow go."""
-        most = self._most.get(source.flow._title())
+        name = source.flow._title()
+        limit, rate = self._limits.get(name), self._rates.get(name)
+        if source.queued and rate is not None and rate.free_at > asyncio.get_running_loop().time():
+            return 0
+        most = None if limit is None else limit.concurrency
         return self._concurrency if most is None else most - self._of_flow[source.flow]
+
+    async def _permit(self, source: Source, found: list[Address]) -> list[Address]:
+        """Return the runs that the rate of the flow allows to start now."""
+        rate = self._rates.get(source.flow._title())
+        if rate is None or not found:
+            return found
+        # A rate limits starts: a run that has started before needs no permit.
+        starts = found if source.queued else await self._not_started(found)
+        permitted = set(starts[: await rate.take(len(starts))] if starts else ())
+        self._permitted |= permitted
+        refused = {address for address in starts if address not in permitted}
+        if refused and source.queued:
+            source.wake()
+        until = max(rate.free_at - asyncio.get_running_loop().time(), 0.01)
+        for address in refused:
+            if not source.queued:
+                source.pauses.add(address, (until, until))
+        return [address for address in found if address not in refused]
+
+    async def _not_started(self, found: list[Address]) -> list[Address]:
+        records = await asyncio.gather(*(self._storage.perform(Get(address)) for address in found))
+        waiting = []
+        for address, stored in zip(found, records, strict=True):
+            # A record that is damaged is reported when it is taken.
+            with contextlib.suppress(StoredDataError):
+                table = None if stored is None else table_of(await self._storage.read_place(address, stored), address)
+                if table is not None and table["status"] == "queued":
+                    waiting.append(address)
+        return waiting
 
     def _ignores(self, address: Address) -> bool:
         # This process may run it already, without this worker.
@@ -182,8 +226,9 @@ class Dispatcher:
         if pause:
             await asyncio.sleep(pause * self._storage.rng.uniform(0.8, 1.2))
             return
-        ready = [source.again_at for source in self._sources if self._room(source) > 0]
         loop = asyncio.get_running_loop()
+        ready = [source.again_at for source in self._sources if self._room(source) > 0]
+        ready += [rate.free_at for rate in self._rates.values() if rate.free_at > loop.time()]
         timer = None
         if ready and self._free() > 0:
             timer = loop.call_at(min(ready), self._awake.set)
@@ -202,6 +247,11 @@ class Dispatcher:
         task.add_done_callback(lambda task: self._ended(source, address, task))
 
     def _ended(self, source: Source, address: Address, task: asyncio.Task[None]) -> None:
+        if address in self._permitted:
+            self._permitted.discard(address)
+            if address in source.taking:
+                # Another worker has started it.
+                self._rates[source.flow._title()].give_back()
         source.taking.discard(address)
         self._of_flow[source.flow] -= 1
         del self._running[address]

@@ -15,7 +15,7 @@ from stepwell.storage.operations import Get
 from stepwell.storage.wakeups import add_listener
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.base_flow import BaseFlow
+    from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
 __all__ = ["RunHandle"]
@@ -29,7 +29,7 @@ class RunHandle:
 
     __slots__ = ("_flow", "_storage", "id")
 
-    def __init__(self, id: str, flow: BaseFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
+    def __init__(self, id: str, flow: NodeFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
         #: The id of the run.
         self.id: str = id
         self._flow = flow
@@ -42,6 +42,10 @@ class RunHandle:
         """Return the status of the run, from its storage; raise ``UnknownRun`` if it was removed."""
         async with runs.storage_for(self._flow, self._storage) as storage:
             return await monitor.status(storage, self.id)
+
+    async def answer(self, value: Any, wait_id: str | None = None) -> None:
+        """Store the answer to a wait of the run, by default to its current one; a worker continues the run."""
+        await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait until the run has finished, and return its final state. It waits while the run waits or sleeps.

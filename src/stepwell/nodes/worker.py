@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
@@ -24,6 +24,7 @@ from stepwell.nodes.dispatcher import PAUSES, Dispatcher, Source
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.run_format import flow_index
+from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
 from stepwell.storage.operations import Get
 from stepwell.storage.poller import DueTasks, poll
@@ -56,16 +57,23 @@ class RunWorker:
     :param storage: the storage of the runs; by default that of the flows, else the configured one. A URL is opened
         and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
+    :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
     """
 
     def __init__(
-        self, flows: Iterable[NodeFlow], *, storage: Storage | str | None = None, concurrency: int = 32
+        self,
+        flows: Iterable[NodeFlow],
+        *,
+        storage: Storage | str | None = None,
+        concurrency: int = 32,
+        limits: Mapping[str | NodeFlow, Limit] | None = None,
     ) -> None:
         check_concurrency(concurrency)
         known = list(flows)
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
             raise InvalidOption("worker() needs at least one flow, and flows with different names")
+        named = limits_by_name(limits, self._flows)
         unstored = [name for name, flow in self._flows.items() if flow.storage is None]
         if storage is None and unstored and not is_configured():
             raise InvalidOption(
@@ -76,7 +84,7 @@ class RunWorker:
         self._closes = isinstance(storage, str)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a worker for each storage")
-        self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, most={})
+        self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
         # For storages without queues: they find deadlines only.
         self._due = DueTasks(
             self._storage,

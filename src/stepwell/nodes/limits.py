@@ -1,0 +1,51 @@
+"""The limits of a worker for single flows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from stepwell.errors import InvalidOption
+from stepwell.nodes.engine.execution import check_concurrency
+
+if TYPE_CHECKING:
+    from stepwell.nodes.flow import NodeFlow
+
+__all__ = ["Limit", "limits_by_name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How many runs of a flow a worker runs at once, and how many all workers start in a time."""
+
+    #: The most runs at once in this worker.
+    concurrency: int | None = None
+    #: ``(100, 60)``: all workers together start at most 100 queued runs in any 60 seconds.
+    rate: tuple[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            check_concurrency(self.concurrency)
+        if self.rate is None:
+            return
+        valid = isinstance(self.rate, tuple) and len(self.rate) == 2
+        count, seconds = self.rate if valid else (0, 0.0)
+        if type(count) is not int or count < 1 or not isinstance(seconds, int | float) or isinstance(seconds, bool):
+            valid = False
+        if not (valid and seconds > 0 and isfinite(seconds)):
+            raise InvalidOption(f"rate={self.rate!r}: give (runs, seconds), such as rate=(100, 60)")
+
+
+def limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mapping[str, NodeFlow]) -> dict[str, Limit]:
+    """Return the limits by the names of their flows; raise ``InvalidOption`` for an unknown flow."""
+    found: dict[str, Limit] = {}
+    for given, limit in (limits or {}).items():
+        name = given if isinstance(given, str) else given._title()
+        if name not in flows or not isinstance(limit, Limit):
+            raise InvalidOption(
+                f"limits={{{name!r}: {limit!r}}}: give flows of this worker, or their names, with Limit(...)"
+            )
+        found[name] = limit
+    return found
