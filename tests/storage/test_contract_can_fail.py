@@ -6,6 +6,7 @@ import asyncio
 import copy
 import inspect
 import math
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from examples.file_storage import FileStorage
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import StepwellError, TooLarge
-from stepwell.record import KEEP, Address, Version
+from stepwell.errors import RecordExists, StepwellError, TooLarge
+from stepwell.record import KEEP, Address, Queue, Version
 from stepwell.storage import ANY, Due, Get, Page, Query
 from stepwell.storage.listing import Any_
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
 from stepwell.storage.reference import NEVER, Cell
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
+from stepwell.testing.contract.queues import SharedQueuePromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 
 
@@ -508,6 +510,168 @@ class FindsTracesOfLongerNames(FaultyStorage):
         return found
 
 
+class CreatesTwice(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            return super()._refused(guard._replace(absent=False), address, now)
+
+
+class FindsExpiredRecordsPresent(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            if guard.absent and self.alive:
+                return RecordExists(address.text)
+            return super()._refused(guard, address, now)
+
+
+class CreatesOnlyFreeRecords(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            if guard.absent and self.leased(now):
+                return RecordExists(address.text)
+            return super()._refused(guard, address, now)
+
+
+class CreatesByReadingFirst(FaultyStorage):
+    async def perform(self, operation: Operation) -> Any:
+        if isinstance(operation, Apply) and operation.guard is not None and operation.guard.absent:
+            if await super().perform(Get(operation.address)) is not None:
+                raise RecordExists(operation.address.text)
+            operation = operation._replace(guard=operation.guard._replace(absent=False))
+        return await super().perform(operation)
+
+
+class QueuesByTime(FaultyStorage):
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        found = await super().queued(namespace, name, limit=10**9)
+        return sorted(found, key=lambda address: self._cells[address].queued_at)[:limit]
+
+
+class QueuesByKey(FaultyStorage):
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        return sorted(await super().queued(namespace, name, limit=10**9))[:limit]
+
+
+class QueuesLowPrioritiesFirst(FaultyStorage):
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        found = await super().queued(namespace, name, limit=10**9)
+        return sorted(found, key=lambda address: getattr(self._cells[address].queue, "priority", 0))[:limit]
+
+
+class QueuesByLastWrite(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            return super()._write(change._replace(queue=self.queue) if change.queue is KEEP else change, held, now)
+
+
+class StaysAtItsFirstPlace(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            return super()._write(change._replace(queue=KEEP) if change.queue == self.queue else change, held, now)
+
+
+class HidesClaimedRecordsInQueues(FaultyStorage):
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        found = await super().queued(namespace, name, limit=limit)
+        return [address for address in found if not self._cells[address].leased(self._now())]
+
+
+class KeepsTheQueueOfExpiredRecords(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            queue = self.queue
+            refused = super()._write(change, held, now)
+            if change.queue is KEEP and refused is None:
+                self.queue = queue
+            return refused
+
+
+class QueuesExpiredRecords(FaultyStorage):
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        return [Address(namespace, key) for *_, key in self._queued.get((namespace, name), ())][:limit]
+
+
+class QueuesRefusedRecords(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            if change.queue is not KEEP:
+                self.queue = change.queue
+            return super()._write(change, held, now)
+
+
+class MatchesPrefixesAsPatterns(FaultyStorage):
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        pattern = re.escape(prefix).replace("%", ".*").replace("_", ".")
+        return [name for name in await super().queues(namespace, after=after) if re.match(pattern, name)][:limit]
+
+
+class ListsTheLastQueueAgain(FaultyStorage):
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        found = await super().queues(namespace, prefix=prefix, limit=10**9)
+        return [name for name in found if name >= after][:limit]
+
+
+class ListsQueuesWithoutCase(FaultyStorage):
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        return sorted(await super().queues(namespace, prefix=prefix, after=after, limit=limit), key=str.lower)
+
+
+class CutsNamesOfQueues(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            if isinstance(change.queue, Queue):
+                change = change._replace(queue=change.queue._replace(name=change.queue.name[:255]))
+            return super()._write(change, held, now)
+
+
+class FindsDeadlinesOfAllFlows(FaultyStorage):
+    async def due(self, namespace: str, **options: Any) -> list[Due]:
+        return await super().due(namespace, **options | {"flow": ANY})
+
+
+class FindsDeadlinesOfNoFlowInAll(FaultyStorage):
+    async def due(self, namespace: str, **options: Any) -> list[Due]:
+        return await super().due(
+            namespace, **options | {"flow": ANY if options.get("flow") is None else options["flow"]}
+        )
+
+
+class SkipsEqualDeadlinesOfOneFlow(FaultyStorage):
+    async def due(self, namespace: str, *, after: Due | None = None, **options: Any) -> list[Due]:
+        found = await super().due(namespace, **options | {"limit": 10**9})
+        return [each for each in found if after is None or each.deadline > after.deadline][: options.get("limit", 100)]
+
+
+class KeepsTheFlowOfDeadlines(FaultyStorage):
+    async def due(self, namespace: str, *, flow: Any = ANY, **options: Any) -> list[Due]:
+        found = await super().due(namespace, **options)
+        self.flows: dict[Address, Any] = getattr(self, "flows", {})
+        for each in found:
+            head = self._cells[each.address].head
+            self.flows.setdefault(each.address, head and head.flow)
+        return [each for each in found if flow is ANY or self.flows[each.address] == flow]
+
+
+class NotifiesEveryTopic(FaultyStorage):
+    async def notify(self, topic: str) -> None:
+        for each in ("a", "b"):
+            await super().notify(each)
+
+
+class ListensForever(FaultyStorage):
+    def listen(self, topic: str, callback: Any) -> Any:
+        super().listen(topic, callback)
+        return lambda: None
+
+
+class KeepsQueuesInTheObject(FaultyStorage):
+    @classmethod
+    def reopened(cls, storage: Any) -> Storage:
+        other = reopened(storage)
+        other._queued = {}  # type: ignore[attr-defined]
+        return other
+
+
 class LeasesOneInstantTooLong(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
@@ -651,6 +815,30 @@ CAUGHT_BY = {
     CutsExpiriesToSeconds: "test_a_record_is_invisible_from_its_expiry_time_on",
     SweepsOneInstantTooLate: "test_an_expired_record_is_in_no_list_from_its_expiry_time_on",
     CutsDeadlinesToSeconds: "test_deadlines_within_one_second_are_distinguished",
+    CreatesTwice: "test_a_guard_on_absence_allows_only_to_create_a_record",
+    FindsExpiredRecordsPresent: "test_a_guard_on_absence_replaces_an_expired_record",
+    CreatesOnlyFreeRecords: "test_a_guard_on_absence_allows_a_write_to_a_claimed_address",
+    CreatesByReadingFirst: "test_of_many_concurrent_creations_one_succeeds",
+    QueuesByTime: "test_a_queue_is_ordered_by_priority_then_time_then_key",
+    QueuesByKey: "test_a_queue_is_ordered_by_priority_then_time_then_key",
+    QueuesLowPrioritiesFirst: "test_a_queue_is_ordered_by_priority_then_time_then_key",
+    QueuesByLastWrite: "test_a_write_keeps_moves_or_removes_the_queue",
+    StaysAtItsFirstPlace: "test_a_write_keeps_moves_or_removes_the_queue",
+    HidesClaimedRecordsInQueues: "test_the_holder_of_a_record_keeps_and_removes_its_queue",
+    KeepsTheQueueOfExpiredRecords: "test_a_merge_into_an_expired_record_leaves_its_queue",
+    QueuesExpiredRecords: "test_a_cleared_replaced_or_expired_record_is_in_no_queue",
+    QueuesRefusedRecords: "test_a_queue_refused_with_its_write_does_not_change",
+    MatchesPrefixesAsPatterns: "test_names_of_queues_are_listed_in_order_and_paged",
+    ListsTheLastQueueAgain: "test_names_of_queues_are_listed_in_order_and_paged",
+    ListsQueuesWithoutCase: "test_names_of_queues_are_listed_in_order_and_paged",
+    CutsNamesOfQueues: "test_the_longest_names_and_priorities_are_kept",
+    FindsDeadlinesOfAllFlows: "test_deadlines_of_one_flow_are_found",
+    FindsDeadlinesOfNoFlowInAll: "test_deadlines_of_one_flow_are_found",
+    SkipsEqualDeadlinesOfOneFlow: "test_equal_deadlines_of_one_flow_are_paged",
+    KeepsTheFlowOfDeadlines: "test_a_deadline_moves_with_its_flow",
+    NotifiesEveryTopic: "test_listeners_are_called_after_a_notice_of_their_topic",
+    ListensForever: "test_listeners_are_called_after_a_notice_of_their_topic",
+    KeepsQueuesInTheObject: "test_queues_are_seen_by_a_second_object",
 }
 
 
@@ -716,5 +904,5 @@ def test_a_storage_in_memory_has_no_tests_of_reopening() -> None:
         return {name for name in dir(suite) if name.startswith("test_") and getattr(suite, name) is not None}
 
     left_out = tests(StorageContract) - tests(InMemory)
-    assert left_out == {name for cls in (ReopenPromises, SharingPromises) for name in tests(cls)}
-    assert len(left_out) == 10
+    assert left_out == {name for cls in (ReopenPromises, SharingPromises, SharedQueuePromises) for name in tests(cls)}
+    assert len(left_out) == 11

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import StepwellError
-from stepwell.record import DAY, KEEP, Address, Change, Head
+from stepwell.record import DAY, KEEP, Address, Change, Head, Queue
 from stepwell.storage import ANY, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -21,13 +21,16 @@ TEXTS = ["00000000 1", 'abcdef01 "é\U0001f600"', "12345678 " + "y" * 300, "0000
 
 
 TOKENS = ["t1", "t2"]
+QUEUES = [Queue("q"), Queue("q", 5), Queue("q/1", -5), Queue("q/ü"), Queue("Q")]
 
 
 class Script:
     """Random operations that often conflict: few addresses, few tokens, guards that were valid once."""
 
-    def __init__(self, random: random.Random) -> None:
+    def __init__(self, random: random.Random, queues: bool) -> None:
         self.random = random
+        #: Whether the backend has queues.
+        self.queues = queues
         self.writes = 0
         self.bases = [""]
         self.versions: list[Any] = []
@@ -60,6 +63,7 @@ class Script:
             token if pick.random() < 0.7 else None,
             pick.choice(self.bases[-4:]) if pick.random() < 0.3 else None,
             pick.choice(self.versions[-4:]) if self.versions and pick.random() < 0.2 else None,
+            absent=self.queues and pick.random() < 0.15,
         )
 
     def change(self) -> Change:
@@ -83,6 +87,7 @@ class Script:
             memo=memo,
             parts={name: pick.choice([None, *TEXTS]) for name in pick.sample(["p1", "p2", "ö"], pick.randrange(2))},
             limit=pick.choice([2000, 6000, 100_000]),
+            queue=pick.choice([None, *QUEUES]) if self.queues and pick.random() < 0.3 else KEEP,
         )
 
     def learn(self, result: Any) -> None:
@@ -101,7 +106,8 @@ async def test_any_sequence_of_operations_has_the_results_of_memory(backend: Bac
         clock = Clock()
         theirs = backend.storage(clock=clock, sweep_every=None)
         async with MemoryStorage(clock=clock, sweep_every=None) as ours, theirs:
-            succeeded += await play(Script(random.Random(seed + number)), clock, ours, theirs)
+            queues = type(theirs).queued is not Storage.queued
+            succeeded += await play(Script(random.Random(seed + number), queues), clock, ours, theirs)
     assert succeeded > ROUNDS * STEPS / 2
 
 
@@ -121,7 +127,7 @@ async def play(script: Script, clock: Clock, ours: Storage, theirs: Storage) -> 
             script.learn(one)
             succeeded += not isinstance(one, StepwellError)
         if script.random.random() < 0.05:
-            await compare_lists(script.random, ours, theirs)
+            await compare_lists(script.random, ours, theirs, script.queues)
         if script.random.random() < 0.03:
             clock.advance(script.random.choice([0.0, 100.0, DAY + 1]))
             await compare_sweeps(ours, theirs)
@@ -144,7 +150,7 @@ async def performed(storage: Storage, operation: Operation) -> Any:
         return error
 
 
-async def compare_lists(pick: random.Random, ours: Storage, theirs: Storage) -> None:
+async def compare_lists(pick: random.Random, ours: Storage, theirs: Storage, queues: bool) -> None:
     namespace = pick.choice(ADDRESSES).namespace
     query = Query(
         namespace,
@@ -160,10 +166,19 @@ async def compare_lists(pick: random.Random, ours: Storage, theirs: Storage) -> 
     assert traces >= set(await ours.traces(namespace, tag))
     before = pick.choice([None, 1_700_000_050.0, 2e9])
     after = None
-    while expected := await ours.due(namespace, before=before, limit=2, after=after):
-        assert expected == await theirs.due(namespace, before=before, limit=2, after=after)
+    flow = pick.choice([ANY, None, "f"]) if queues else ANY
+    while expected := await ours.due(namespace, before=before, limit=2, after=after, flow=flow):
+        assert expected == await theirs.due(namespace, before=before, limit=2, after=after, flow=flow)
         after = expected[-1]
-    assert await theirs.due(namespace, before=before, limit=2, after=after) == []
+    assert await theirs.due(namespace, before=before, limit=2, after=after, flow=flow) == []
+    if queues:
+        name, prefix, limit = pick.choice(QUEUES).name, pick.choice(["", "q", "q/"]), pick.choice([1, 2, 100])
+        assert await ours.queued(namespace, name, limit=limit) == await theirs.queued(namespace, name, limit=limit)
+        for after_name in ("", "q"):
+            names = [
+                await each.queues(namespace, prefix=prefix, after=after_name, limit=limit) for each in (ours, theirs)
+            ]
+            assert names[0] == names[1]
 
 
 async def pages(storage: Storage, query: Query, size: int) -> list[Any]:

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from stepwell import State
-from stepwell.errors import LeaseLost, RecordReplaced
-from stepwell.record import Change, Place
+from stepwell import State, Storage
+from stepwell.errors import LeaseLost, RecordExists, RecordReplaced
+from stepwell.record import Change, Place, Queue
 from stepwell.storage import Apply, Claim, Claimed, Guard, Release, Taken
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -46,6 +46,8 @@ class Model:
     def __init__(self) -> None:
         self.state: State | None = None
         self.expires: float | None = None
+        #: Priority (negated) and number of the write that set the queue.
+        self.queue: tuple[int, int] | None = None
         #: Counts the writes that make a holder's commit fail.
         self.replaced = 0
         self.holder: tuple[str, float, int, bool] | None = None
@@ -64,6 +66,8 @@ class Machine(RuleBasedStateMachine):
         self.storage = self.backend.storage(clock=self.clock, sweep_every=None)
         self.model: dict[tuple[str, Any], Model] = {}
         self.tokens = 0
+        self.writes = 0
+        self.has_queues = type(self.storage).queued is not Storage.queued
 
     def do(self, awaitable: Any) -> Any:
         async def run() -> Any:
@@ -76,7 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     def written_from_outside(self, model: Model) -> None:
         if model.state is not None and model.seen(self.clock()) is None:
-            model.state, model.expires = None, None
+            model.state, model.expires, model.queue = None, None, None
             model.replaced += 1
 
     @rule(bot=BOTS, key=KEYS, flow=NAMED, state=NAMED, data=DATA)
@@ -84,6 +88,7 @@ class Machine(RuleBasedStateMachine):
         self.do(self.storage.set_state(bot, key, State(flow, state, data)))
         model = self.at(bot, key)
         model.state, model.expires, model.replaced = State(flow, state, dict(data)), None, model.replaced + 1
+        model.queue = None
 
     @rule(bot=BOTS, key=KEYS, data=DATA)
     def set_data(self, bot: str, key: Any, data: dict[Any, Any]) -> None:
@@ -108,6 +113,7 @@ class Machine(RuleBasedStateMachine):
         model = self.at(bot, key)
         if model.state is not None:
             model.state, model.expires, model.replaced = None, None, model.replaced + 1
+            model.queue = None
 
     @rule(bot=BOTS, key=KEYS)
     def read(self, bot: str, key: Any) -> None:
@@ -156,7 +162,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.do(self.storage.perform(apply))
         if fresh and model.seen(now) is None:
-            model.state = None
+            model.state, model.queue = None, None
         old = model.state or State()
         model.state = State("f", state, {**old.data, **data})
         model.expires = None if expiry is None else now + expiry
@@ -181,8 +187,39 @@ class Machine(RuleBasedStateMachine):
         for model in self.model.values():
             held = model.holder is not None and model.holder[1] > now
             if model.state is not None and model.seen(now) is None and not held:
-                model.state, model.expires = None, None
+                model.state, model.expires, model.queue = None, None, None
                 model.replaced += 1
+
+    @precondition(lambda self: self.has_queues)
+    @rule(bot=BOTS, key=KEYS, priority=st.sampled_from([-1, 0, 1]), create=st.booleans())
+    def enqueue(self, bot: str, key: Any, priority: int, create: bool) -> None:
+        # Each entry has a time of its own.
+        self.clock.advance(0.001)
+        model = self.at(bot, key)
+        seen = model.seen(self.clock())
+        change = Change(write=self.storage.ids(), queue=Queue("q", priority))
+        guard = Guard(absent=True) if create else None
+        if create and seen is not None:
+            with pytest.raises(RecordExists):
+                self.do(self.storage.perform(Apply(self.storage.address(bot, key), change, guard)))
+            return
+        self.do(self.storage.perform(Apply(self.storage.address(bot, key), change, guard)))
+        self.written_from_outside(model)
+        self.writes += 1
+        model.state, model.queue = model.state or State(), (-priority, self.writes)
+
+    @precondition(lambda self: self.has_queues)
+    @rule(bot=BOTS, limit=st.sampled_from([1, 10]))
+    def list_queue(self, bot: str, limit: int) -> None:
+        now = self.clock()
+        queued = sorted(
+            (model.queue, self.storage.address(bot, key))
+            for (name, key), model in self.model.items()
+            if name == bot and model.queue is not None and model.seen(now) is not None
+        )
+        namespace = self.storage.address(bot, 1).namespace
+        assert self.do(self.storage.queued(namespace, "q", limit=limit)) == [address for _, address in queued][:limit]
+        assert self.do(self.storage.queues(namespace)) == (["q"] if queued else [])
 
     @rule(bot=BOTS, flow=NAMED)
     def scan(self, bot: str, flow: str | None) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable
-from stepwell.record import Address, Change
+from stepwell.record import Address, Change, Queue
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
@@ -51,8 +51,6 @@ async def admin() -> AsyncIterator[Any]:
 
 
 class TestPostgresStorage(JournaledStorageContract):
-    queues = False
-
     def open_storage(self, clock: Clock) -> Storage:
         self.url = fresh()
         return open_storage(self.url, clock=clock)
@@ -77,7 +75,7 @@ async def test_through_pgbouncer_results_equal_those_of_memory() -> None:
     async with MemoryStorage(clock=clock, sweep_every=None) as ours, bounced(clock=clock) as theirs:
         seed = random.SystemRandom().randrange(1 << 32)
         print(f"seed {seed}")
-        assert await play(Script(random.Random(seed)), clock, ours, theirs) > 50
+        assert await play(Script(random.Random(seed), queues=True), clock, ours, theirs) > 50
 
 
 async def test_through_pgbouncer_many_tasks_lose_nothing() -> None:
@@ -145,6 +143,24 @@ async def test_every_migration_runs_once_and_is_recorded(admin: Any) -> None:
     rows = await admin.fetch(f"select number, name from {name}.migrations order by number")
     assert [tuple(row) for row in rows] == [(step.number, step.name) for step in migrations()]
     assert [step.number for step in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_records_of_a_schema_without_queues_enter_queues_after_the_migration(admin: Any) -> None:
+    name = schema()
+    await admin.execute(f"create schema {name}; create table {name}.migrations (number integer, name text)")
+    for step in migrations()[:4]:
+        await admin.execute(step.sql.replace("@schema@", name))
+        await admin.execute(f"insert into {name}.migrations values ($1, $2)", step.number, step.name)
+    await admin.execute(
+        f"insert into {name}.records (namespace, key, alive, version, write, flow, deadline) "
+        "values ('bot', '1', true, 5, 'w', 'f', 1)"
+    )
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        address = storage.address("bot", 1)
+        assert [due.address for due in await storage.due("bot", flow="f")] == [address]
+        applied = await storage.perform(Apply(address, Change(write="x", queue=Queue("q", 2)), returning=True))
+        assert (applied.version.number, applied.record.queue) == (6, Queue("q", 2))
+        assert await storage.queued("bot", "q") == [address]
 
 
 async def test_a_schema_of_a_newer_release_is_refused(admin: Any) -> None:
@@ -345,6 +361,10 @@ async def _use_everything(storage: Storage, n: int) -> None:
     await storage.page(Query("bot", "form", "s1"), storage.address("bot", 1), 10)
     await storage.page(Query("bot"), storage.address("bot", 1), 10)
     await storage.due("bot", limit=10)
+    await storage.due("bot", limit=10, flow="form")
+    await storage.perform(Apply(storage.address("bot", n), Change(write="w", queue=Queue(f"q{n}"))))
+    await storage.queued("bot", f"q{n}", limit=10)
+    await storage.queues("bot", limit=10)
     await storage.sweep(10)
     await storage.clear("bot", n)
 

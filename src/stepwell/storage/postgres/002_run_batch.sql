@@ -5,7 +5,7 @@
 -- statement that locks and reads at once could combine a new record with an old memo.
 -- Then simple operations (each the only one on its key) run as one statement per kind, the others one by one.
 
-create function @schema@.run_batch(
+create or replace function @schema@.run_batch(
     p_lane text,
     p_number bigint,
     p_now double precision,         -- null: the server's clock
@@ -33,6 +33,7 @@ create function @schema@.run_batch(
     p_memos text[],
     p_parts jsonb[],
     p_weights bigint[],
+    p_queues text[],                -- without the time, which is added here
     p_limits bigint[]
 ) returns table (
     at bigint,
@@ -48,6 +49,7 @@ create function @schema@.run_batch(
     tags text[],
     expires_at double precision,
     deadline double precision,
+    queue text,
     memo text,
     amount double precision,        -- remaining seconds, or bytes
     part_names text[],
@@ -71,6 +73,7 @@ declare
     c_replaced constant smallint := 6;
     c_changed constant smallint := 7;
     c_too_large constant smallint := 8;
+    c_exists constant smallint := 9;
     f_replace constant integer := 1;
     f_delete constant integer := 2;
     f_forget constant integer := 4;
@@ -83,6 +86,8 @@ declare
     f_parts constant integer := 512;
     f_simple constant integer := 1024;
     f_needs_row constant integer := 2048;
+    f_queue constant integer := 4096;
+    f_absent constant integer := 8192;
 
     t double precision;
     v_setting text;
@@ -179,7 +184,7 @@ begin
                     coalesce(r_.write, j.writes[u.at]),
                     coalesce(r_.base, j.bases[u.at]),
                     -- The record may be newer than the result, but it is complete.
-                    r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline,
+                    r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline, r_.queue,
                     null::text, j.versions[u.at]::double precision, null::text[], null::text[]
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags)
                     with ordinality as u(kind, namespace, key, flags, at)
@@ -243,7 +248,8 @@ begin
     if v_gets then
         return query
             select u.at, c_record, t, r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large,
-                r_.tags, r_.expires_at, r_.deadline, null::text, null::double precision, null::text[], null::text[]
+                r_.tags, r_.expires_at, r_.deadline, r_.queue, null::text, null::double precision, null::text[],
+                null::text[]
             from unnest(p_kinds, p_namespaces, p_keys, p_flags) with ordinality as u(kind, namespace, key, flags, at)
             join @schema@.records r_ on r_.namespace = u.namespace and r_.key = u.key
             where u.kind = 1 and u.flags & f_simple <> 0
@@ -265,6 +271,7 @@ begin
                     -- An expired record is not visible, but its base is still needed as a guard.
                     case when r_.alive and (r_.expires_at is null or r_.expires_at > t) then r_.version end,
                     r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline,
+                    r_.queue,
                     case
                         when r_.memo_until > t then (
                             select m.body from @schema@.memos m where m.namespace = r_.namespace and m.key = r_.key
@@ -278,7 +285,7 @@ begin
         if v_claimed < v_simple then
             return query
                 select u.at, c_taken, t, null::bigint, null::text, null::text, null::double precision, null::text,
-                    null::jsonb, null::jsonb, null::text[], null::double precision, null::double precision,
+                    null::jsonb, null::jsonb, null::text[], null::double precision, null::double precision, null::text,
                     null::text, r_.leased_until - t, null::text[], null::text[]
                 from unnest(p_kinds, p_namespaces, p_keys, p_flags, p_tokens)
                     with ordinality as u(kind, namespace, key, flags, token, at)
@@ -332,7 +339,7 @@ begin
         end if;
         return query
             select d.at, c_applied, t, d.version, null::text, null::text, null::double precision, null::text,
-                null::jsonb, null::jsonb, null::text[], null::double precision, null::double precision,
+                null::jsonb, null::jsonb, null::text[], null::double precision, null::double precision, null::text,
                 null::text, null::double precision, null::text[], null::text[]
             from unnest(d_ats, d_versions) d(at, version);
     end if;
@@ -345,11 +352,11 @@ begin
             from unnest(
                 p_kinds, p_namespaces, p_keys, p_flags, p_tokens, p_leases, p_writes, p_bases, p_versions,
                 p_version_writes, p_flows, p_states, p_heads, p_data, p_large, p_unset, p_tags, p_deadlines,
-                p_expiries, p_memos, p_parts, p_weights, p_limits
+                p_expiries, p_memos, p_parts, p_weights, p_queues, p_limits
             ) with ordinality as u(
                 kind, namespace, key, flags, token, lease, write, base, version,
                 version_write, flow, state, head, data, large, unset, tags, deadline,
-                expiry, memo, parts, weight, allowed, at
+                expiry, memo, parts, weight, queue, allowed, at
             )
             where u.flags & f_simple = 0 or (u.kind = 3 and u.at <> all (d_ats))
             order by u.at
@@ -367,6 +374,7 @@ begin
             tags := null;
             expires_at := null;
             deadline := null;
+            queue := null;
             memo := null;
             amount := null;
             part_names := null;
@@ -375,8 +383,8 @@ begin
             if op.kind = 1 then
                 -- One statement has one snapshot, so the parts belong to this version.
                 select r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
-                        r_.expires_at, r_.deadline, p.names, p.bodies
-                    into version, write, base, written_at, head, data, large, tags, expires_at, deadline,
+                        r_.expires_at, r_.deadline, r_.queue, p.names, p.bodies
+                    into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
                         part_names, part_bodies
                     from @schema@.records r_
                     cross join lateral (
@@ -399,8 +407,8 @@ begin
                             else r_.token is null or r_.leased_until <= t or r_.token = op.token
                         end
                     returning r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
-                        r_.expires_at, r_.deadline, r_.alive, r_.memo_until
-                    into version, write, base, written_at, head, data, large, tags, expires_at, deadline,
+                        r_.expires_at, r_.deadline, r_.queue, r_.alive, r_.memo_until
+                    into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
                         v_alive, v_memo_until;
                 if found then
                     code := c_claimed;
@@ -450,6 +458,9 @@ begin
                 ) then
                     code := c_changed;
 
+                elsif op.flags & f_absent <> 0 and v_alive and (r.expires_at is null or r.expires_at > t) then
+                    code := c_exists;
+
                 elsif op.flags & f_delete <> 0 then
                     code := c_applied;
                     version := 0;
@@ -493,6 +504,7 @@ begin
                             size = 0,
                             expires_at = null,
                             deadline = null,
+                            queue = null,
                             memo_until = v_memo_until,
                             removable_at = greatest(
                                 v_memo_until,
@@ -590,6 +602,12 @@ begin
                                 when v_new then null
                                 else r_.deadline
                             end,
+                            queue = case
+                                when op.flags & f_queue <> 0
+                                    then op.queue || lpad(to_hex(trunc(t * 1e6)::bigint), 14, '0')
+                                when v_new then null
+                                else r_.queue
+                            end,
                             memo_until = case when op.memo is not null then t + c_day else r_.memo_until end,
                             token = case when v_held and not v_keep then null else r_.token end,
                             leased_until = case
@@ -632,8 +650,9 @@ begin
                                 case when v_returning then r_.large end,
                                 case when v_returning then r_.tags end,
                                 case when v_returning then r_.expires_at end,
-                                case when v_returning then r_.deadline end
-                            into version, write, base, written_at, head, data, large, tags, expires_at, deadline;
+                                case when v_returning then r_.deadline end,
+                                case when v_returning then r_.queue end
+                            into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue;
 
                         if v_tags is not null and v_tags is distinct from r.tags then
                             delete from @schema@.tags g

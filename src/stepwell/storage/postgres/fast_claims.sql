@@ -29,7 +29,7 @@ update @schema@.records r
     returning r.key, at.t,
         -- An expired record is not visible, but its base is still needed as a guard.
         case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end as version,
-        r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline,
+        r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline, r.queue,
         case
             when r.memo_until > at.t then (
                 select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key

@@ -29,7 +29,7 @@ __all__ = ["FastPath", "Statement"]
 _FOLDER = files("stepwell.storage.postgres")
 
 #: Columns of fast_claims.sql; the record starts at ``_RECORD``.
-_KEY, _TIME, _RECORD, _BASE, _MEMO, _STALE = 0, 1, 2, 4, 12, 13
+_KEY, _TIME, _RECORD, _BASE, _MEMO, _STALE = 0, 1, 2, 4, 13, 14
 #: How many addresses are remembered, and how many are dropped when there are more.
 _MOST_KNOWN, _DROPPED = 50_000, 1_000
 

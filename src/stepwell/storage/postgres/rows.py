@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from stepwell.codec.values import from_json, to_json
-from stepwell.errors import LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.errors import LeaseLost, RecordExists, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import KEEP, Address, Stored, Version
 from stepwell.storage.operations import (
     Applied,
@@ -20,8 +20,8 @@ from stepwell.storage.operations import (
     Release,
     Result,
     Taken,
-    refuse_queues,
 )
+from stepwell.storage.queue_text import queue_of, queue_text
 from stepwell.storage.reference import weight
 
 __all__ = [
@@ -44,14 +44,20 @@ LARGE: Final = 1024
 _GET, _CLAIM, _APPLY, _RELEASE = 1, 2, 3, 4
 _REPLACE, _DELETE, _FORGET, _FRESH, DEADLINE_FLAG, EXPIRY_FLAG = 1, 2, 4, 8, 16, 32
 KEEP_FLAG, _RETURNING, _RENEW, _PARTS, _SIMPLE, _NEEDS_ROW = 64, 128, 256, 512, 1024, 2048
-_RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE = range(1, 9)
+_QUEUE, _ABSENT = 4096, 8192
+_RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARGE, _EXISTS = range(1, 10)
+
+#: Columns of the function's rows after those of a record.
+_MEMO, _AMOUNT, _NAMES, _BODIES = 14, 15, 16, 17
 
 #: The number of columns, and how many of them are only for Apply.
-COLUMNS: Final = 23
-_APPLY_COLUMNS: Final = 17
+COLUMNS: Final = 24
+_APPLY_COLUMNS: Final = 18
 
 #: The columns of a record that ``stored`` reads, of a table called ``r``.
-STORED: Final = "r.version, r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline"
+STORED: Final = (
+    "r.version, r.write, r.base, r.written_at, r.head, r.data, r.large, r.tags, r.expires_at, r.deadline, r.queue"
+)
 
 
 @lru_cache(maxsize=1024)
@@ -118,7 +124,6 @@ def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
         return _CLAIM, _RENEW if operation.renew else _SIMPLE | _NEEDS_ROW, operation.token, operation.lease
     if isinstance(operation, Release):
         return _RELEASE, 0, operation.token, None
-    refuse_queues(operation, "PostgresStorage")
     change, guard = operation.change, operation.guard
     token = None if guard is None else guard.token
     flags = (
@@ -128,6 +133,8 @@ def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
         | change.fresh * _FRESH
         | (change.deadline is not KEEP) * DEADLINE_FLAG
         | (change.expiry is not KEEP) * EXPIRY_FLAG
+        | (change.queue is not KEEP) * _QUEUE
+        | (guard is not None and guard.absent) * _ABSENT
         | (operation.then == "keep") * KEEP_FLAG
         | operation.returning * _RETURNING
     )
@@ -200,6 +207,7 @@ def _written(apply: Apply) -> tuple[Any, ...]:
         None if change.memo is KEEP else change.memo,
         parts,
         size,
+        None if change.queue is KEEP or change.queue is None else queue_text(change.queue),
         change.limit,
     )
 
@@ -215,7 +223,7 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
         at, code, clock = row[0] - 1, row[1], row[2]
         if code == _CLAIMED:
             record = None if row[3] is None else stored(row, 3)
-            found[at] = Claimed(record, row[5], row[13], clock)
+            found[at] = Claimed(record, row[5], row[_MEMO], clock)
         elif code == _APPLIED:
             record = None if row[8] is None else stored(row, 3)
             found[at] = _applied(operations[at], row, clock, record)
@@ -223,12 +231,12 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
             record = stored(row, 3)
             operation = operations[at]
             if type(operation) is Get and operation.parts:
-                record.parts = dict(zip(map(_unescaped, row[15] or ()), row[16] or (), strict=True))
+                record.parts = dict(zip(map(_unescaped, row[_NAMES] or ()), row[_BODIES] or (), strict=True))
             found[at] = record
         elif code == _TAKEN:
-            found[at] = Taken(row[14])
+            found[at] = Taken(row[_AMOUNT])
         elif code:
-            found[at] = _refused(code, operations[at], row[14])
+            found[at] = _refused(code, operations[at], row[_AMOUNT])
     return found
 
 
@@ -245,20 +253,22 @@ def _applied(operation: Operation, row: Any, clock: float, record: Stored | None
 
 def stored(row: Any, first: int) -> Stored:
     """Return the record whose columns, in the order of ``STORED``, start at index ``first`` of the row."""
-    version, write, base, written_at, head, data, large, tags, expires_at, deadline = row[first : first + 10]
+    version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue = row[first : first + 11]
     fields: dict[str, str] = from_json(data)
     if large is not None:
         fields.update(from_json(large))
     if tags and "\\" in "".join(tags):
         tags = map(_unescaped, tags)
     its_version = tuple.__new__(Version, (version, write))
-    return Stored(its_version, base, written_at, head, fields, tuple(tags or ()), expires_at, deadline)
+    place = None if queue is None else queue_of(queue)
+    return Stored(its_version, base, written_at, head, fields, tuple(tags or ()), expires_at, deadline, None, place)
 
 
 _ERRORS: Final[dict[int, Callable[[str], StepwellError]]] = {
     _LEASE_LOST: LeaseLost,
     _REPLACED: RecordReplaced,
     _CHANGED: VersionChanged,
+    _EXISTS: RecordExists,
 }
 
 

@@ -22,6 +22,7 @@ _LOCK_WAIT = 30.0
 #: Seconds after which the server ends the session of a worker that stops during a migration.
 _IDLE_LIMIT = 10.0
 _LOCK_NOT_AVAILABLE = "55P03"
+_INCLUDED = re.compile(r"^@include (\w+\.sql)@$", re.MULTILINE)
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
@@ -51,7 +52,9 @@ def migrations() -> tuple[Migration, ...]:
     for file in folder.iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")
         if number.isdigit():
-            found.append(Migration(int(number), name, file.read_text("utf-8")))
+            # A migration that changes a function includes the file that has its current text.
+            sql = _INCLUDED.sub(lambda included: (folder / included[1]).read_text("utf-8"), file.read_text("utf-8"))
+            found.append(Migration(int(number), name, sql))
     return tuple(sorted(found))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 from stepwell._backoff import backoff
-from stepwell.errors import EncodeError, StorageUnavailable, Unsupported
+from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
@@ -17,6 +17,7 @@ from stepwell.storage.postgres.client import Options, Pool, PoolSource, Postgres
 from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, migrate
+from stepwell.storage.queue_text import END
 from stepwell.storage.urls import check_url, take_options
 
 __all__ = ["PostgresStorage"]
@@ -226,22 +227,55 @@ class PostgresStorage(Storage):
         after: Due | None = None,
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        if not isinstance(flow, Any_):
-            raise Unsupported(type(self).__name__, "find deadlines by flow")
-        now = self._now()
         last: tuple[float, str] = (float("-inf"), "") if after is None else (after.deadline, after.address.key)
+        args: list[Any] = [namespace, self._now(), before, *last, limit]
+        of_flow = ""
+        if flow is None:
+            of_flow = "and r.flow is null "
+        elif not isinstance(flow, Any_):
+            args.append(escaped(flow))
+            of_flow = f"and r.flow = {self._quoted}.indexed($7) "
         rows = await self._fetch(
             f"select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608 checked and quoted
-            f"where r.namespace = $1 and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
+            f"where r.namespace = $1 {of_flow}and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
             "and (r.deadline, r.key) > ($4::float8, $5::text) "
             f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.deadline, r.key limit $6",
-            namespace,
-            now,
-            before,
-            *last,
-            limit,
+            *args,
         )
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
+
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        rows = await self._fetch(
+            f"select r.key from {self._quoted}.records r "  # noqa: S608 checked and quoted
+            f"where r.namespace = $1 and r.queue > $3::text and r.queue < $4::text and r.alive "
+            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue, r.key limit $5",
+            namespace,
+            self._now(),
+            f"{name}\n",
+            f"{name}{END}",
+            limit,
+        )
+        return [Address(namespace, row[0]) for row in rows]
+
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        # One index lookup per queue, however many records it has.
+        first = (
+            f"select r.queue from {self._quoted}.records r "  # noqa: S608 checked and quoted
+            "where r.namespace = $1 and r.queue > {} and r.alive "
+            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue limit 1"
+        )
+        after_queue = first.format("split_part(f.queue, chr(10), 1) || chr(11)")
+        rows = await self._fetch(
+            f"with recursive found (queue) as (({first.format('$3::text')}) union all "  # noqa: S608
+            f"select ({after_queue}) from found f where starts_with(f.queue, $4)) "
+            "select split_part(queue, chr(10), 1) from found where starts_with(queue, $4) limit $5",
+            namespace,
+            self._now(),
+            max(prefix, f"{after}{END}") if after else prefix,
+            prefix,
+            limit,
+        )
+        return [row[0] for row in rows]
 
     async def sweep(self, limit: int = 1000) -> Swept:
         rows = await self._fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608

@@ -23,7 +23,7 @@ from stepwell.testing.contract.claims import ClaimPromises
 from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
-from stepwell.testing.contract.queues import QueuePromises
+from stepwell.testing.contract.queues import QueuePromises, SharedQueuePromises
 from stepwell.testing.contract.records import RecordPromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 from stepwell.testing.contract.values import ValuePromises
@@ -36,15 +36,15 @@ class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPro
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        left_out: list[type] = [] if cls.persistent else [ReopenPromises, SharingPromises]
-        for promises in left_out if cls.queues else [*left_out, QueuePromises]:
+        left_out: set[type] = set() if cls.persistent else {ReopenPromises, SharingPromises, SharedQueuePromises}
+        for promises in left_out if cls.queues else {*left_out, QueuePromises, SharedQueuePromises}:
             for name in vars(promises):
                 if name.startswith("test_"):
                     # pytest collects no attribute that is None.
                     setattr(cls, name, None)
 
 
-class StorageContract(KeyValueContract, ListingPromises, QueuePromises, SharingPromises):
+class StorageContract(KeyValueContract, ListingPromises, QueuePromises, SharingPromises, SharedQueuePromises):
     """The contract of a full storage."""
 
 

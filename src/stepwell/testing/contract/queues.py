@@ -13,7 +13,7 @@ from stepwell.storage import Applied, Due, Guard, Storage
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, fields, found, get, release
 
-__all__ = ["QueuePromises"]
+__all__ = ["QueuePromises", "SharedQueuePromises"]
 
 
 class QueuePromises(Suite):
@@ -246,3 +246,18 @@ class QueuePromises(Suite):
         addresses = await storage.queued(BOT, name, limit=limit)
         by_address = {storage.address(BOT, key): key for key in (*range(20), KEY)}
         return [by_address[address] for address in addresses]
+
+
+class SharedQueuePromises(Suite):
+    """Queues of one store with several storage objects."""
+
+    async def test_queues_are_seen_by_a_second_object(self, storage: Storage, clock: Clock) -> None:
+        async with self.reopen(storage) as other:
+            await apply(storage, 1, data={}, queue=Queue("q", 1))
+            clock.advance(1)
+            await apply(other, 2, data={}, queue=Queue("q", 2))
+            addresses = [storage.address(BOT, key) for key in (2, 1)]
+            assert await storage.queued(BOT, "q") == await other.queued(BOT, "q") == addresses
+            await apply(other, 1, data={}, queue=None)
+            assert await storage.queued(BOT, "q") == addresses[:1]
+            assert await other.queues(BOT) == ["q"]
