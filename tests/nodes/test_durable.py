@@ -14,7 +14,6 @@ from stepwell import MemoryStorage, State, StateStorage, Storage, copy_records
 from stepwell.errors import (
     CorruptRecord,
     EncodeError,
-    FlowChanged,
     InvalidOption,
     LeaseLost,
     MergeConflict,
@@ -27,7 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     Unstorable,
 )
-from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, step
+from stepwell.nodes import Node, NodeFlow, linear, parallel, step
 from stepwell.nodes.engine import runs
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
@@ -566,36 +565,6 @@ async def test_loops_resume_with_their_visit_counts(storage: Storage) -> None:
         await flow.run(flow_id="r")
     assert (await flow.resume("r"))["n"] == 6
     assert ran == [*[f"r/Loop/{n}" for n in (1, 2, 3, 4, 4, 5, 6)], "r/end/1"]
-
-
-async def test_a_changed_graph_raises_and_names_the_difference(storage: Storage) -> None:
-    def made(*names: str, last: type[Node] = Node, **edges: str) -> NodeFlow:
-        nodes = {name: Say([], name, fails=[Boom()] if name == "b" else None) for name in names}
-        flow = linear(*nodes.values(), name="f", storage=storage)
-        for action, target in edges.items():
-            flow.connect(nodes["a"], nodes[target], action=action)
-        return flow
-
-    flow = made("a", "b", "c")
-    with pytest.raises(Boom):
-        await flow.run(flow_id="r")
-    with pytest.raises(FlowChanged, match="node 'c' is missing; node 'd' is new") as caught:
-        await made("a", "b", "d").resume("r")
-    assert "'default' of 'b' led to 'c' and leads to 'd'" in caught.value.differences
-    with pytest.raises(FlowChanged, match="'retry' of 'a' led to nothing and leads to 'c'"):
-        await made("a", "b", "c", retry="c").resume("r")
-    with pytest.raises(FlowChanged, match="run of flow 'f', not of 'g'"):
-        await linear(Say([], "a"), name="g", storage=storage).resume("r")
-    assert (await flow.status("r")).status == "failed"
-    assert await flow.resume("r") == {"said": ["a", "b", "c"]}
-
-
-async def test_an_unnamed_node_that_becomes_a_batch_is_a_changed_graph(storage: Storage) -> None:
-    first = linear(Say([], "a"), Say([], "b", fails=[Boom()]), storage=storage)
-    with pytest.raises(Boom):
-        await first.run(flow_id="r")
-    with pytest.raises(FlowChanged, match="'b' was a node and is a batch"):
-        await linear(Say([], "a"), BatchNode(name="b"), storage=storage).resume("r")
 
 
 async def test_the_same_graph_declared_in_another_order_is_the_same(storage: Storage) -> None:

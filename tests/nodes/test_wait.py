@@ -13,7 +13,6 @@ import pytest
 import stepwell
 from stepwell import KeyValueStorage, MemoryStorage, StateStorage, Storage
 from stepwell.errors import (
-    FlowChanged,
     InvalidOption,
     Parked,
     RunBusy,
@@ -351,12 +350,6 @@ async def test_a_wait_in_a_nested_flow(storage: Storage) -> None:
     assert await flow.resume(wait.id, 1) == {"x": 1, "said": ["a", "b", "c"]}
 
 
-async def test_a_changed_graph_accepts_no_answer(storage: Storage) -> None:
-    wait = await parked(linear(Wait("x"), storage=storage).run(flow_id="r"))
-    with pytest.raises(FlowChanged):
-        await linear(Wait("x"), Say([], "new"), storage=storage).resume(wait.id, 1)
-
-
 async def test_ids_of_waits_are_distinguished_from_ids_of_runs(storage: Storage) -> None:
     for flow_id in ("r/x/1", "wait:r", "ü:1:x", "wait:9:short", "a b/c"):
         flow = linear(Wait("x"), storage=storage)
@@ -532,7 +525,7 @@ async def test_runs_that_a_worker_cannot_run_do_not_keep_it_from_others() -> Non
     ran: list[str] = []
     unknown = linear(Sleep(0.001), name="unknown", storage=storage)
     before = linear(Sleep(0.001), name="changed", storage=storage)
-    after = linear(Sleep(0.001), Say(ran, "new"), name="changed", storage=storage)
+    after = linear(Say(ran, "new"), name="changed", storage=storage)
     healthy = linear(Sleep(0.001), Say(ran, "a"), name="healthy", storage=storage)
     for number in range(600):
         await parked(unknown.run(flow_id=f"unknown{number}"))

@@ -66,7 +66,8 @@ StepwellError
     ├── RunFailed (also RuntimeError)               the run has failed, so it has no result
     ├── RunCancelled (also RuntimeError)            the run was cancelled
     ├── RunStuck (also RuntimeError)                the run cannot continue by itself
-    └── FlowChanged (also ValueError)               the run was started with another graph
+    └── FlowChanged (also ValueError)               the run does not fit the present graph of its flow
+        └── RunIsNewer                              a newer release has written the run
 """
 
 from stepwell.errors.base import (
@@ -109,6 +110,7 @@ from stepwell.errors.nodes import (
     RunExists,
     RunFailed,
     RunFinished,
+    RunIsNewer,
     RunReplaced,
     RunStuck,
     TooManySteps,
@@ -188,6 +190,7 @@ __all__ = [
     "RunExists",
     "RunFailed",
     "RunFinished",
+    "RunIsNewer",
     "RunReplaced",
     "RunStuck",
     "StepwellError",

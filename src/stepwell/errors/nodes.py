@@ -299,12 +299,31 @@ class RunStuck(NodeFlowError, RuntimeError):
 
 
 class FlowChanged(NodeFlowError, ValueError):
-    """A stored run does not match the present graph of the flow; the run was not changed."""
+    """A stored run does not fit the present graph of the flow; its position and its state were not changed."""
 
-    def __init__(self, flow_id: str, differences: list[str]) -> None:
-        self.flow_id = flow_id
-        self.differences = differences
-        super().__init__(
-            f"run {flow_id!r} was started with another graph: {'; '.join(differences)}; finish it with that graph "
-            "(give the new flow another name), or remove it with StateStorage(storage).cleanup()"
+    def __init__(self, flow_id: str, differences: list[str], *, stuck: bool = False) -> None:
+        self.flow_id: str = flow_id
+        #: What does not fit, as sentences.
+        self.differences: list[str] = differences
+        #: Whether its status is ``stuck`` now; otherwise the record was not changed.
+        self.stuck: bool = stuck
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        return (
+            f"run {self.flow_id!r} does not fit the present graph of its flow: {'; '.join(self.differences)}; give "
+            f"the flow renamed= or revision= with migrate=, then call flow.resume({self.flow_id!r}), or remove the run "
+            "with StateStorage(storage).cleanup()"
+            if self.stuck
+            else f"run {self.flow_id!r} cannot be resumed with this flow: {'; '.join(self.differences)}"
+        )
+
+
+class RunIsNewer(FlowChanged):
+    """A newer release of the flow has written the run. It was left unchanged, for a process with that release."""
+
+    def _text(self) -> str:
+        return (
+            f"a newer release has written run {self.flow_id!r}, so it was left unchanged: "
+            f"{'; '.join(self.differences)}; resume it with that release"
         )

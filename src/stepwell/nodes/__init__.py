@@ -26,6 +26,7 @@ from stepwell.errors import (
     RunExists,
     RunFailed,
     RunFinished,
+    RunIsNewer,
     RunReplaced,
     RunStuck,
     StorageError,
@@ -46,6 +47,7 @@ from stepwell.errors import (
 from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch import BatchNode
 from stepwell.nodes.engine.ids import new_flow_id
+from stepwell.nodes.engine.migration import StoredRun
 from stepwell.nodes.engine.monitor import Run
 from stepwell.nodes.engine.on_error import Failed
 from stepwell.nodes.engine.position import Step, step
@@ -99,6 +101,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunHandle",
+    "RunIsNewer",
     "RunReplaced",
     "RunStuck",
     "Sleep",
@@ -106,6 +109,7 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "StoredDataError",
+    "StoredRun",
     "TooLarge",
     "TooManySteps",
     "UnknownAction",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
@@ -15,6 +16,7 @@ from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution, check_concurrency
 from stepwell.nodes.engine.ids import flow_of_wait
+from stepwell.nodes.engine.migration import Migrate, check_deploy_options
 from stepwell.nodes.engine.plan import Program, program_of
 from stepwell.nodes.engine.runner import drive, run_root
 from stepwell.nodes.engine.runs import IfExists, checked_retention
@@ -44,6 +46,12 @@ class NodeFlow(NodeGraph):
     :param storage: the storage of its runs, unless ``run`` gets another one: a Storage, or a URL, whose storage the
         first run opens and ``flow.storage.close()`` closes.
     :param keep: whether finished runs stay in the storage: ``True``, or a number of seconds.
+    :param renamed: the new path of each node that a deploy has renamed, for runs of the graph before it:
+        ``{"old": "new", "inner/old": "inner/new"}``. The path of a flow or of a parallel node stands for all
+        nodes inside it.
+    :param revision: the revision of the flow. A process leaves runs of a later revision to newer processes.
+    :param migrate: a function that gets each run of an earlier revision as a :class:`StoredRun` before it
+        continues, and may move it to another node and change its shared state.
     """
 
     def __init__(
@@ -56,8 +64,12 @@ class NodeFlow(NodeGraph):
         concurrency: int | None = None,
         max_steps: int | None = None,
         keep: Retention = False,
+        renamed: Mapping[str, str] | None = None,
+        revision: int = 1,
+        migrate: Migrate | None = None,
     ) -> None:
         super().__init__(name, on_unknown_action)
+        check_deploy_options(revision, migrate, renamed)
         if concurrency is not None:
             check_concurrency(concurrency)
         if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
@@ -66,6 +78,12 @@ class NodeFlow(NodeGraph):
         self.max_steps: int | None = max_steps
         self.storage: Storage | None = None if storage is None else as_storage(storage)
         self.keep: Retention = checked_retention(keep)
+        self.renamed: Mapping[str, str] = dict(renamed or {})
+        self.revision: int = revision
+        if migrate is not None:
+            # A subclass may have a method of this name.
+            self.migrate: Migrate | None = migrate
+        self._built_at = monotonic()
         self._subscribers: list[Subscriber] = []
         if start is not None:
             self.start(start)
@@ -301,7 +319,7 @@ class NodeFlow(NodeGraph):
     ) -> AsyncIterator[monitor.Run]:
         """Yield the runs of this flow that have not finished, or those of one status; use ``async for``."""
         async with runs.storage_for(self, storage) as found:
-            async for run in monitor.runs(found, self._title(), status):
+            async for run in monitor.runs(found, self._title(), status, revision=self.revision):
                 yield run
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
@@ -347,6 +365,9 @@ class FlowOptions(TypedDict, total=False):
     concurrency: int | None
     max_steps: int | None
     keep: Retention
+    renamed: Mapping[str, str] | None
+    revision: int
+    migrate: Migrate | None
 
 
 def linear(*nodes: BaseNode | type[BaseNode], name: str = UNNAMED, **options: Unpack[FlowOptions]) -> NodeFlow:

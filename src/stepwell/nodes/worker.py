@@ -159,7 +159,11 @@ class RunWorker:
             return
         except (FlowChanged, StoredDataError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
-            source.pauses.add(address, FOREIGN_PAUSES)
+            if isinstance(failure, FlowChanged) and failure.stuck:
+                # It has neither a deadline nor a queue, so no worker finds it again.
+                source.pauses.remove(address)
+            else:
+                source.pauses.add(address, FOREIGN_PAUSES)
             return
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidAction
@@ -11,6 +13,7 @@ from stepwell.nodes.engine.plan import Stage
 from stepwell.nodes.engine.runner import run_nested
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.migration import Migrate
     from stepwell.nodes.engine.plan import Build, Strategy
     from stepwell.storage import Storage
 
@@ -26,8 +29,14 @@ class BaseFlow(BaseNode):
     concurrency: int | None = None
     #: The storage of its runs.
     storage: Storage | None = None
-    #: The revision of the flow, which its runs are stored with.
+    #: The revision of the flow.
     revision: int = 1
+    #: Moves a run of an earlier revision to this one.
+    migrate: Migrate | None = None
+    #: The new path of each path that was renamed.
+    renamed: Mapping[str, str] = MappingProxyType({})
+    #: When the flow was made, as a time of ``monotonic()``.
+    _built_at: float = inf
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Choose the edge of the enclosing flow; by default the last action inside."""

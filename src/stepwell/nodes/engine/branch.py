@@ -68,7 +68,8 @@ class Branch:
         journal = self.journal
         if self.parent is not None:
             self._store_fields(stage.path)
-        if stage.keeps_prep and prep_res is not None:
+        if stage.keeps_prep:
+            # None too: without this part, prep() was added to the flow after it was entered.
             journal.put(stage.key, "prep", 0, prep_res)
         journal.visits[stage.index] = visit
         if stage.graph is not None:

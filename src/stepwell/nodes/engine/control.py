@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import EncodeError, FlowChanged, RunFinished, UnknownRun, Unstorable, UsageError
 from stepwell.nodes.engine import mail, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
-from stepwell.nodes.engine.run_format import GRAPH, unpack
+from stepwell.nodes.engine.run_format import FORMER, GRAPH, unpack
 from stepwell.record import RUNS, Address, Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -70,6 +70,8 @@ async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], aske
     graph: dict[str, Any] = storage.seal(address).value("p", GRAPH, stored.parts[GRAPH])
     counts = unpack(table["visits"], len(graph))
     visits = {path: count for path, count in zip(graph, counts, strict=False) if graph[path][0] == "wait"}
+    if FORMER in stored.parts:
+        visits |= storage.seal(address).value("p", FORMER, stored.parts[FORMER])["visits"]
     return waits.was_asked(table.get("open", {}), visits, asked)
 
 

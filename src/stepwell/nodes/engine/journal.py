@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StorageError, Unstorable, VersionChanged
 from stepwell.nodes.engine.error_text import message_of, traceback_of
+from stepwell.nodes.engine.loaded import loaded_at
 from stepwell.nodes.engine.run_format import MAIL, PARAMS, Retention, Status, owner_of_part, packed, problem_of_part
-from stepwell.nodes.engine.shape import Shape, digest, shape_of
+from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, parked, unanswered
 from stepwell.record import KEEP, Keep, Place, Version
 from stepwell.slot import Sealed, Slot
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.nodes.engine.plan import Program, Stage
 
 __all__ = ["Journal", "is_inside"]
@@ -91,6 +93,13 @@ class Journal:
         program.digest = program.digest or digest(program.shape)
         self.shape: Shape = program.shape
         self.digest: str = program.digest
+        root = cast("BaseFlow", program.root.node)
+        self.revision: int = root.revision
+        self._revision = None if root.revision == 1 else root.revision
+        #: When this process loaded the graph, on the storage's clock.
+        self.since: float = round(slot.now - (monotonic() - loaded_at(root, self.digest)), 3)
+        #: The visits of paths that the graph does not have any more.
+        self.former: dict[str, int] = {}
 
     async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:
         """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
@@ -98,6 +107,10 @@ class Journal:
         if self.program.want_storage is not None:
             self.mark = self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self.shape)
+        if renamed := cast("BaseFlow", self.program.root.node).renamed:
+            check_renamed(self.flow, renamed, self.shape)
+            # A new run has the new names.
+            self.put("", "former", "", {"visits": {}, "renamed": sorted(renamed)})
         if params and queued:
             self.parts[""][PARAMS] = params
         elif params:
@@ -112,6 +125,7 @@ class Journal:
             "graph": self.digest,
             "visits": packed(self.visits),
             "started": self.started_at,
+            "since": self.since,
         }
         if self.mark:
             table["run"] = self.mark
@@ -129,7 +143,7 @@ class Journal:
         if self.errors:
             table["errors"] = list(reversed(self.errors))
         slot.data = dict(self.shared)
-        slot.place = Place(self.flow, self.positions[""] or None, None, tuple(self.trail), (table,))
+        slot.place = Place(self.flow, self.positions[""] or None, self._revision, tuple(self.trail), (table,))
 
     async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP) -> None:
         """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start."""
@@ -259,6 +273,15 @@ class Journal:
         await self.slot.commit(deadline=None)
         return refused
 
+    async def stick(self, reason: str) -> None:
+        """Commit that the run is stuck, at its last position. Workers leave it alone until ``flow.resume()``."""
+        await self.slot.rollback()
+        table = dict(self.slot.place.stack[0])
+        table["before"] = table.get("before", table["status"])
+        table["status"], table["stuck"] = "stuck", reason
+        self.slot.place = self.slot.place._replace(stack=(table,))
+        await self.slot.commit(deadline=None, queue=None)
+
     async def check(self, node: str) -> None:
         """Raise ``Unstorable`` if the shared state cannot be stored.
 
@@ -374,6 +397,21 @@ class Journal:
         """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
         for owner in [owner for owner in self.parts if not path or is_inside(owner, path)]:
             self._pending.update(dict.fromkeys(self.parts.pop(owner)))
+
+    async def move_part(self, kind: str, path: str, number: str, value: Any) -> None:
+        """Add a loaded part under the name of another node to the next commit."""
+        name = f"{kind}:{path}:{number}"
+        self._pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
+        self.parts.setdefault(path, {})[name] = value
+
+    def forget_parts(self, names: Iterable[str]) -> None:
+        """Drop loaded parts with the next commit."""
+        for name in names:
+            owner = owner_of_part(name)
+            del self.parts[owner][name]
+            if not self.parts[owner]:
+                del self.parts[owner]
+            self._pending[name] = None
 
     def part(self, path: str, kind: str, number: int | str = 0) -> Any:
         """Return a part of a node as it was loaded, or ``None``."""

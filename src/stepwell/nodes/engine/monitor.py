@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
@@ -12,7 +13,7 @@ from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
 
-__all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "runs", "status"]
+__all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "progress_of", "runs", "status", "waits_of"]
 
 
 class RunError(NamedTuple):
@@ -58,6 +59,10 @@ class Run:
     flow: str
     #: A run whose runner died is ``running`` too, until a worker or ``resume`` continues it.
     status: Status
+    #: Why it is stuck; ``None`` if it is not.
+    reason: str | None
+    #: The revision of the flow that it was last written with.
+    revision: int
     #: The path of the node to run next; ``None`` when it has finished.
     node: str | None
     #: The next node of each parallel branch that is running.
@@ -96,22 +101,23 @@ async def status(storage: Storage, flow_id: str) -> Run:
         raise
     if run is None:
         raise UnknownRun(flow_id, state_only=True)
-    if run.status not in ("queued", "finished") and stored.parts is not None and GRAPH not in stored.parts:
+    if run.node is not None and stored.parts is not None and GRAPH not in stored.parts:
         raise RunReplaced(address.text, flow_id)
     return run
 
 
-async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncIterator[Run]:
-    """Yield the runs of a flow that have not finished, or those of one status."""
+async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
+    """Yield the runs of a flow that have not finished, or those of one status, of all revisions up to this one."""
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
     seen: set[Address] = set()
     # Runs that an earlier release wrote have no status in the index.
-    for state in (ANY,) if status is None else (None, status):
-        async for entry in storage.scan(RUNS, flow=flow_index(flow), state=state):
+    for number, state in product(range(1, revision + 1), (ANY,) if status is None else (None, status)):
+        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=state):
             run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
             if run is not None and (run.status == status if status is not None else run.status != "finished"):
-                if state is None:
+                if state is None or number < revision:
+                    # Meanwhile it may get a status in the index, or a later revision.
                     seen.add(entry.address)
                 yield run
 
@@ -119,7 +125,8 @@ async def runs(storage: Storage, flow: str, status: Status | None) -> AsyncItera
 def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
     """Return whether only runners have written the record, as far as its base shows."""
     table = table_of(place, address)
-    return table is None or table["status"] in ("queued", "finished") or table.get("base", "") == base
+    # A run without a position is queued or has finished.
+    return table is None or place.state is None or table.get("base", "") == base
 
 
 def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -> Run | None:
@@ -131,17 +138,29 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         flow_id=flow_id,
         flow=place.flow,
         status=table["status"],
+        reason=table.get("stuck"),
+        revision=place.revision or 1,
         node=place.state,
         branches=table.get("lines", {}),
         path=tuple(place.history),
         errors=tuple(RunError(*error) for error in table.get("errors", ())),
-        progress={node: Progress(*inside) for node, inside in opened.items() if isinstance(inside, list)},
-        waits=tuple(
-            OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"])
-            for node, inside in opened.items()
-            if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
-        ),
+        progress=progress_of(opened),
+        waits=waits_of(opened),
         started_at=table["started"],
         updated_at=stored.written_at,
         expires_at=stored.expires_at,
+    )
+
+
+def progress_of(opened: Mapping[str, Any]) -> dict[str, Progress]:
+    """Return the progress of each batch in ``Journal.open``."""
+    return {node: Progress(*inside) for node, inside in opened.items() if isinstance(inside, list)}
+
+
+def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
+    """Return the waits in ``Journal.open`` that need an answer or a deadline."""
+    return tuple(
+        OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"])
+        for node, inside in opened.items()
+        if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
     )

@@ -13,9 +13,11 @@ from stepwell.nodes.engine.ids import WaitId
 from stepwell.record import Address, Place
 
 __all__ = [
+    "FORMER",
     "GRAPH",
     "MAIL",
     "PARAMS",
+    "Former",
     "Retention",
     "Status",
     "flow_index",
@@ -39,6 +41,8 @@ GRAPH = "graph::"
 MAIL = "mail:"
 #: The part with the params of a run.
 PARAMS = "params::"
+#: The part with what a run keeps of earlier graphs of its flow.
+FORMER = "former::"
 
 
 def table_of(place: Place, address: Address) -> dict[str, Any] | None:
@@ -75,11 +79,25 @@ class _Table(TypedDict):
     keep: NotRequired[bool | float]
     open: NotRequired[dict[str, Any]]
     lines: NotRequired[dict[str, str]]
+    #: When the process that wrote it loaded the graph, on the storage's clock.
+    since: NotRequired[float]
+    #: Why the run is stuck, and its status before.
+    stuck: NotRequired[str]
+    before: NotRequired[Status]
     errors: NotRequired[list[list[Any]]]
     partition: NotRequired[str]
     priority: NotRequired[int]
     #: A queued run has params.
     params: NotRequired[bool]
+
+
+class Former(TypedDict):
+    """The form of the part ``former::``."""
+
+    #: The visits of paths that the graph does not have any more.
+    visits: dict[str, int]
+    #: The entries of ``renamed`` that were applied.
+    renamed: list[str]
 
 
 class _Wait(TypedDict):
@@ -94,6 +112,7 @@ class _Wait(TypedDict):
 
 #: The forms of parts, by kind. The result of ``prep`` may have any form.
 _PARTS: Final[Mapping[str, Any]] = {
+    "former": Former,
     "graph": dict[str, tuple[str, dict[str, str | None]]],
     "params": dict[str, Any],
     "items": list[Any],

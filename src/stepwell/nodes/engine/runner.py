@@ -43,7 +43,11 @@ async def run_root(
             if branch is not None and not run.visits[root.index]:
                 run.visits[root.index] = 1
                 branch.begin(root, 1, None)
-            result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
+            if branch is not None and "" in branch.journal.open:
+                # All nodes had completed, and a deploy has removed post() of the flow.
+                result = branch.journal.open[""]
+            else:
+                result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
         else:
             result = await _visit_root(root, cursor, shared, params)
     except Park:

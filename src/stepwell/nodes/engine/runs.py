@@ -12,6 +12,7 @@ from stepwell.errors import (
     Busy,
     Conflict,
     CorruptRecord,
+    FlowChanged,
     InvalidOption,
     RunBusy,
     RunExists,
@@ -158,9 +159,9 @@ async def _continue(
         return dict(slot.data)
     program = program_of(flow, without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
-    if table["status"] == "queued":
+    if table.get("before", table["status"]) == "queued":
         return await _take(flow, journal, table, value, new_execution)
-    async with _quarantine(slot):
+    async with _quarantine(slot), _mark_stuck(journal):
         params = await load(journal)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
@@ -169,9 +170,10 @@ async def _continue(
         waits.answer(journal, wait_id, value)
     answered = any(waits.has_answer(inside) for inside in journal.open.values())
     if journal.status in ("parked", "sleeping") and not journal.overdue and not answered:
-        if slot.deadline is None or slot.deadline > slot.now:
+        if table["status"] != "stuck" and (slot.deadline is None or slot.deadline > slot.now):
             raise waits.parked(journal)
-        # Mail that answers no wait has set the deadline to the past, and must not wake workers again.
+        # A stuck run fits again and waits as before. Otherwise mail that answers no wait has set the deadline to the
+        # past, and must not wake workers again.
         parked = await journal.park()
         if parked is not None:
             raise parked
@@ -188,13 +190,24 @@ async def _take(
     """Start a queued run."""
     if value is not ...:
         raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
-    async with _quarantine(journal.slot):
+    async with _quarantine(journal.slot), _mark_stuck(journal):
         params = await load_queued(journal, table)
     if "partition" in table:
         revision = journal.slot.place.revision or 1
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, revision, table)
     await journal.begin(params, journal.keep, queued=True)
     return await _run(new_execution(journal.program, journal.flow_id), journal, params)
+
+
+@asynccontextmanager
+async def _mark_stuck(journal: Journal) -> AsyncIterator[None]:
+    """Commit that a run is stuck if it turns out not to fit the flow any more."""
+    try:
+        yield
+    except FlowChanged as changed:
+        if changed.stuck:
+            await journal.stick("; ".join(changed.differences))
+        raise
 
 
 @asynccontextmanager

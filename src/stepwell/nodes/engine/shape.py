@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepwell.errors import InvalidGraph
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Program
 
-__all__ = ["FlowEdge", "FlowGraph", "Shape", "difference", "digest", "graph_of", "shape_of"]
+__all__ = ["FlowEdge", "FlowGraph", "Shape", "check_renamed", "digest", "graph_of", "shape_of"]
 
 #: The kind and the edges of each node, by path; an edge to ``None`` ends the flow. The path "" is the flow.
 Shape = dict[str, list[Any]]
@@ -70,25 +73,18 @@ def digest(shape: Shape) -> str:
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def difference(old: Shape, new: Shape) -> list[str]:
-    """Return the differences between two shapes as sentences."""
-    changes = [f"node {path!r} is missing" for path in old if path not in new]
-    changes += [f"node {path!r} is new" for path in new if path not in old]
-    for path, (kind, edges) in new.items():
-        if path not in old:
-            continue
-        old_kind, old_edges = old[path]
-        if kind != old_kind:
-            changes.append(f"{path!r} was a {old_kind} and is a {kind}")
-        for action in sorted(old_edges.keys() | edges.keys()):
-            before, after = _target(old_edges, action), _target(edges, action)
-            if before != after:
-                changes.append(f"{action!r} of {path or 'the flow'!r} led to {before} and leads to {after}")
-    return changes
-
-
-def _target(edges: dict[str, str | None], action: str) -> str:
-    if action not in edges:
-        return "nothing"
-    target = edges[action]
-    return "the end" if target is None else repr(target)
+def check_renamed(flow: str, renamed: Mapping[str, str], shape: Shape) -> None:
+    """Raise ``InvalidGraph`` if a new path of ``renamed`` is neither a node nor a branch of the flow."""
+    branches = {
+        f"{path}/{action.removeprefix('start ')}"
+        for path, (kind, edges) in shape.items()
+        if kind == "parallel"
+        for action in edges
+    }
+    problems = [
+        f"renamed= leads {old!r} to {new!r}, which is not a node of the flow"
+        for old, new in renamed.items()
+        if new not in shape and new not in branches
+    ]
+    if problems:
+        raise InvalidGraph(flow, problems)

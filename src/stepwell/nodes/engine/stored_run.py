@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunReplaced
+from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunIsNewer, RunReplaced
+from stepwell.nodes.engine.base import BaseNode
+from stepwell.nodes.engine.base_flow import BaseFlow
+from stepwell.nodes.engine.deploys import (
+    Position,
+    ambiguous_names,
+    around,
+    misfits,
+    new_path,
+    renamed_position,
+    stale_parts,
+    starts_of,
+)
+from stepwell.nodes.engine.migration import migrated
 from stepwell.nodes.engine.run_format import (
+    FORMER,
     GRAPH,
     MAIL,
     PARAMS,
+    Former,
     owner_of_part,
     problem_of_part,
     submitted_of,
     table_of,
     unpack,
 )
-from stepwell.nodes.engine.shape import difference, digest
+from stepwell.nodes.engine.shape import Shape, digest
 from stepwell.nodes.engine.waits import unanswered
 
 if TYPE_CHECKING:
@@ -24,14 +39,19 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_queued"]
 
 _POSITION = "the position of its run"
+#: The seconds by which the load times of two processes must differ, to be compared on the storage's clock.
+_TOLERANCE: Final = 1.0
 
 
 async def load(journal: Journal) -> dict[str, Any]:
-    """Load the position of a run from its record, and return its params; raise ``CorruptRecord`` if it is damaged."""
+    """Load the position of a run from its record, and return its params.
+
+    Raises ``CorruptRecord`` if it is damaged, and ``FlowChanged`` if it does not fit the present graph of the flow.
+    """
     slot = journal.slot
     table = table_of(slot.place, slot.address)
     assert table is not None
-    _check_flow(journal)
+    revision = _check_flow(journal)
     try:
         parts = await slot.parts()
     except (LeaseLost, RecordReplaced) as lost:
@@ -46,26 +66,16 @@ async def load(journal: Journal) -> dict[str, Any]:
     journal.accept_mail({name: parts.pop(name) for name in [name for name in parts if name.startswith(MAIL)]})
     if digest(parts[GRAPH]) != table["graph"]:
         raise _corrupt(journal, "its graph", "differs from its digest")
-    if table["graph"] != journal.digest:
-        raise FlowChanged(journal.flow_id, difference(parts[GRAPH], journal.shape))
-    journal.status, journal.started_at = table["status"], table["started"]
+    journal.status, journal.started_at = table.get("before", table["status"]), table["started"]
     journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
     journal.submitted = submitted_of(table)
-    journal.positions = {"": slot.state or "", **table.get("lines", {})}
-    journal.open = dict(table.get("open", {}))
     journal.errors.extend(reversed(table.get("errors", ())))
     journal.trail.extend(slot.place.history)
-    # The same nodes may have been declared in another order.
-    indexes = {path: index for index, path in enumerate(journal.shape)}
-    try:
-        visits = unpack(table["visits"], len(indexes))
-    except ValueError as error:
-        raise _corrupt(journal, _POSITION, "has another form (visits)") from error
-    for path, count in zip(parts[GRAPH], visits, strict=False):
-        journal.visits[indexes[path]] = count
     for name, value in parts.items():
         journal.parts.setdefault(owner_of_part(name), {})[name] = value
-    _check_position(journal)
+    stored = _stored_position(journal, table, parts[GRAPH])
+    _check_position(journal, stored, parts[GRAPH])
+    await _fit(journal, stored, parts[GRAPH], table, revision)
     timed = {path: wait["until"] for path, wait in unanswered(journal.open).items() if wait["until"] is not None}
     latest = slot.now
     due = slot.deadline is not None and slot.deadline <= slot.now
@@ -77,18 +87,26 @@ async def load(journal: Journal) -> dict[str, Any]:
     return params
 
 
-def _check_flow(journal: Journal) -> None:
-    """Raise ``FlowChanged`` if this is a run of another flow."""
-    found = journal.slot.flow
+def _check_flow(journal: Journal) -> int:
+    """Return the revision of a run; raise ``FlowChanged`` if it is a run of another flow or of a later revision."""
+    found, revision = journal.slot.flow, journal.slot.place.revision or 1
     if found != journal.flow:
         raise FlowChanged(journal.flow_id, [f"it is a run of flow {found!r}, not of {journal.flow!r}"])
+    if revision > journal.revision:
+        problem = f"it has revision {revision} of its flow, and this process has revision {journal.revision}"
+        raise RunIsNewer(journal.flow_id, [problem])
+    return revision
 
 
 async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]:
     """Prepare the journal of a queued run, and return its params. It has no position yet, and fits any graph."""
-    slot = journal.slot
-    _check_flow(journal)
+    slot, flow = journal.slot, cast(BaseFlow, journal.program.root.node)
+    revision = _check_flow(journal)
     journal.keep, journal.submitted = table.get("keep", False), submitted_of(table)
+    if revision < flow.revision and flow.migrate is not None:
+        journal.status = "queued"
+        stored = await migrated(journal, Position(journal.positions, {}, {}), revision, flow.migrate)
+        journal.status, journal.positions = "running", stored.positions
     if "params" not in table:
         return {}
     parts = await slot.parts()
@@ -99,21 +117,109 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
     return params
 
 
-def _check_position(journal: Journal) -> None:
-    """Raise ``CorruptRecord`` unless the position fits the graph and the parts that were loaded."""
+def _stored_position(journal: Journal, table: dict[str, Any], graph: Shape) -> Position:
+    try:
+        counts = unpack(table["visits"], len(graph))
+    except ValueError as error:
+        raise _corrupt(journal, _POSITION, "has another form (visits)") from error
+    opened = dict(table.get("open", {}))
+    return Position(
+        positions={"": journal.slot.state or "", **table.get("lines", {})},
+        open=opened,
+        visits={path: count for path, count in zip(graph, counts, strict=False) if count},
+        starts=starts_of(graph, opened),
+    )
+
+
+async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str, Any], revision: int) -> None:
+    """Fit the stored position to the present graph, and fill the journal with it."""
+    flow = cast(BaseFlow, journal.program.root.node)
+    before, changed = stored, table["graph"] != journal.digest
+    former: Former = journal.parts.get("", {}).get(FORMER, {"visits": {}, "renamed": []})
+    renamed = {old: new for old, new in flow.renamed.items() if changed and old not in former["renamed"]}
+    problems: list[str] = []
+    unsure: dict[str, str] = {}
+    if changed:
+        stages = {stage.path: stage for stage in journal.program.stages[1:]}
+        unsure = ambiguous_names(before.used, renamed, graph, stages)
+        stored, problems = renamed_position(before, renamed)
+        await _rename_parts(journal, renamed)
+        journal.put("", "graph", "", journal.shape)
+    if not problems and revision < flow.revision and flow.migrate is not None:
+        stored = await migrated(journal, stored, revision, flow.migrate)
+    if "" in stored.open and stored.positions[""] not in journal.shape:
+        # Only post() of the flow is left to run, so its last node is not needed.
+        stored.positions[""] = journal.positions[""]
+    if not problems and (changed or stored is not before):
+        problems = [problem for path, problem in unsure.items() if path in stored.used]
+        problems += misfits(stored, journal.shape)
+    if not problems:
+        _set_visits(journal, before, stored, former, renamed)
+        # Runs of earlier versions do not store the result of a prep() that returned None.
+        problems = _unprepared(journal, stored) if "since" in table else []
+    if problems:
+        if revision == flow.revision and table.get("since", 0.0) > journal.since + _TOLERANCE:
+            raise RunIsNewer(journal.flow_id, problems)
+        raise FlowChanged(journal.flow_id, problems, stuck=True)
+    journal.positions, journal.open = stored.positions, stored.open
+    journal.forget_parts(stale_parts(stored, journal.parts))
+
+
+def _set_visits(journal: Journal, before: Position, stored: Position, former: Former, renamed: dict[str, str]) -> None:
+    """Count the visits of each node, so that no later visit has the number of an earlier one of the same path."""
+    least = dict(former["visits"])
+    for path, count in before.visits.items():
+        if path not in journal.shape or new_path(path, renamed) != path:
+            least[path] = max(count, least.get(path, 0))
+    inside = {each for path in stored.positions.values() for each in around(path) if each}
+    for index, path in enumerate(journal.shape):
+        count = max(stored.visits.get(path, 0), least.pop(path, 0))
+        journal.visits[index] = count or int(path in inside)
+    journal.former = least
+    known: Former = {"visits": least, "renamed": sorted(cast(BaseFlow, journal.program.root.node).renamed)}
+    if known != former:
+        journal.put("", "former", "", known)
+
+
+async def _rename_parts(journal: Journal, renamed: dict[str, str]) -> None:
+    """Move the parts of renamed nodes to their new names."""
+    moved = [(path, new_path(path, renamed)) for path in journal.parts if new_path(path, renamed) != path]
+    taken = [(target, dict(journal.parts[path])) for path, target in moved]
+    journal.forget_parts([name for _, parts in taken for name in parts])
+    for target, parts in taken:
+        for name, value in parts.items():
+            await journal.move_part(name.partition(":")[0], target, name.rpartition(":")[2], value)
+
+
+def _unprepared(journal: Journal, stored: Position) -> list[str]:
+    """Return which flows around the position got a ``prep`` whose result their ``post`` needs, as sentences."""
+    inside = {*stored.open, *(each for path in stored.positions.values() for each in around(path))}
+    return [
+        f"it is inside {stage.key or journal.flow!r}, whose post() needs the result of prep(), which has not run"
+        for stage in journal.program.stages
+        if stage.keeps_prep
+        and stage.key in inside
+        and journal.visits[stage.index]
+        and stage.post not in (BaseNode.post, BaseFlow.post)
+        and f"prep:{stage.key}:0" not in journal.parts.get(stage.key, {})
+    ]
+
+
+def _check_position(journal: Journal, stored: Position, graph: Shape) -> None:
+    """Raise ``CorruptRecord`` unless the position fits the graph that it was stored with, and the parts."""
     forms = {"wait": dict, "sleep": dict, "batch": list}
-    shape, opened = journal.shape, journal.open
+    opened = stored.open
     if journal.status in ("parked", "sleeping") and not any(isinstance(inside, dict) for inside in opened.values()):
         raise _corrupt(journal, _POSITION, "has no wait")
-    for path in journal.positions.values():
-        if not path or path not in shape:
+    for path in stored.positions.values():
+        if not path or path not in graph:
             raise _corrupt(journal, _POSITION, f"is not a node of its graph: {path!r}")
-    known = [*journal.positions.values(), *(f"{path}/" for path in opened)]
-    for path, visits in zip(shape, journal.visits, strict=True):
-        if path and not visits and any(each.startswith(f"{path}/") for each in known):
+    known = [*stored.positions.values(), *(f"{path}/" for path in opened)]
+    for path in graph:
+        if path and path not in stored.visits and any(each.startswith(f"{path}/") for each in known):
             raise _corrupt(journal, _POSITION, f"is inside the node {path!r}, which was not visited")
     for path, inside in opened.items():
-        kind = shape[path][0] if path in shape else ""
+        kind = graph[path][0] if path in graph else ""
         form = forms.get(kind)
         if type(inside) is not form and (form is not None or type(inside) in (dict, list)):
             raise _corrupt(journal, _POSITION, f"does not fit the node {path!r}")

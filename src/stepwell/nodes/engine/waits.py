@@ -54,6 +54,7 @@ def parked(journal: Journal) -> Parked:
 def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
     """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
     visits = {s.path: journal.visits[s.index] for s in journal.program.stages if s.node._shape == "wait"}
+    visits |= journal.former
     if wait_id not in questions(journal.open).values() and (
         asked is None or not was_asked(journal.open, visits, asked)
     ):
@@ -110,10 +111,11 @@ def questions(opened: Mapping[str, Any]) -> dict[str, str]:
 
 def was_asked(opened: Mapping[str, Any], visits: Mapping[str, int], asked: WaitId) -> bool:
     """Return whether this is a current or an earlier wait of a run; ``visits`` are those of its wait nodes."""
-    inside = opened.get(asked.node)
-    now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
-    if now is not None and now.visit == asked.visit:
-        return asked.attempt <= now.attempt
+    for inside in opened.values():
+        # A wait keeps its id when its node is renamed.
+        now = WaitId.read(inside["id"]) if isinstance(inside, dict) else None
+        if now is not None and (now.node, now.visit) == (asked.node, asked.visit):
+            return asked.attempt <= now.attempt
     return 1 <= asked.visit <= visits.get(asked.node, 0)
 
 
