@@ -35,6 +35,9 @@ PAGE_SIZE: Final = 1024
 CHECKPOINT_PAGES: Final = 16_000
 #: A WAL with this many durable commits is copied too: a growing file is slower to sync than an overwritten one.
 CHECKPOINT_COMMITS: Final = 250
+#: apsw drops a prepared statement after this many other calls, so this is more than the calls of one batch. 512 is the
+#: largest size that apsw has.
+CACHED_STATEMENTS: Final = 512
 #: File systems whose locks or shared memory SQLite cannot rely on.
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
 _NETWORK |= {"ocfs2", "smb2", "smb3", "smbfs", "fuse.glusterfs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs"}
@@ -77,7 +80,9 @@ class SQLiteFile:
                     "the storage before forking, or start processes with the methods spawn or forkserver"
                 )
         try:
-            self.writer: Connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+            self.writer: Connection = apsw.Connection(
+                path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=CACHED_STATEMENTS
+            )
         except apsw.Error as error:
             raise self.problem(error) from error
         try:

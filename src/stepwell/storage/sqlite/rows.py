@@ -297,11 +297,13 @@ class Rows:
         return row
 
     def _write_parts(self, address: Address, parts: Mapping[str, str | None]) -> None:
+        execute = self._execute
+        namespace, key = address
         for name, part in parts.items():
             if part is None:
-                self._execute(QUERIES["unset_part"], (*address, name))
+                execute(QUERIES["unset_part"], (namespace, key, name))
             else:
-                self._execute(QUERIES["set_part"], (*address, name, part))
+                execute(QUERIES["set_part"], (namespace, key, name, part))
 
     def _contents_after(
         self, address: Address, change: Change, row: Row, changed: tuple[str, ...], sizes: tuple[int | None, ...]
