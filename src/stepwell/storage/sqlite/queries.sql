@@ -35,11 +35,11 @@ SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
 SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
     OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);
 
--- name: field_size
-SELECT octet_length(name) + octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+-- name: field_sizes
+SELECT ?3, octet_length(name) + octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 
--- name: part_size
-SELECT octet_length(name) + octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
+-- name: part_sizes
+SELECT ?3, octet_length(name) + octet_length(value) FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 
 -- name: take_lease
 INSERT INTO lease (namespace, key, token, until, length) VALUES (?1, ?2, ?3, ?4, ?5)

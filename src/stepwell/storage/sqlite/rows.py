@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,10 +45,14 @@ class Rows:
 
     def __init__(self, connection: Connection, lease_clock: Callable[[], float], most: int | None = None) -> None:
         self._connection = connection
-        self._execute: Callable[..., Any] = connection.cursor().execute
+        self._use(connection.cursor())
         self._most = most
         self._read_record = self.read if most is None else self._read_small_record
         self.lease_clock = lease_clock
+
+    def _use(self, cursor: Any) -> None:
+        self._execute: Callable[..., Any] = cursor.execute
+        self._execute_many: Callable[..., Any] = cursor.executemany
 
     def run(self, operations: Sequence[Operation], now: float) -> list[Result]:
         """Run these operations. An error is returned, not raised, and then its operation has changed nothing."""
@@ -117,7 +121,7 @@ class Rows:
             if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > (self._most or 0):
                 # A statement that is left unfinished would keep its snapshot.
                 cursor.close(True)
-                self._execute = self._connection.cursor().execute
+                self._use(self._connection.cursor())
                 raise LargeRecord
             return [first, *cursor.fetchall()]
         except UnicodeDecodeError:
@@ -154,14 +158,18 @@ class Rows:
             self._execute(QUERIES["drop_mark"], (*address, now))
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
-        refuse_queues(apply, "SQLiteStorage")
         address, change, guard, _, _, returning = apply
-        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _ = change
+        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, queue = change
+        token = base = version = absent = None
+        if guard is not None:
+            token, base, version, absent = guard
+        if absent or not (queue is KEEP or queue is None):
+            refuse_queues(apply, "SQLiteStorage")
         names = tuple(dict.fromkeys((*texts, *unset))) if unset else tuple(texts)
         old, fields, sizes = self._read_before(address, names, returning)
         row = old or _NOTHING
         refused: StepwellError | None = None
-        damage = token = None
+        damage = None
         if old is not None and not is_sound(address, old):
             damage = _NOT_AS_WRITTEN
         elif not row.alive and self.read(QUERIES["has_contents"], address)[0][0]:
@@ -173,12 +181,10 @@ class Rows:
             row = _salvaged(row)
         alive, expires_at = row.alive, row.expires_at
         expired = expires_at is not None and expires_at <= now
-        if guard is not None:
-            token, base, version, _ = guard
-            if base is not None and base != row.base:
-                refused = RecordReplaced(address.text)
-            elif version is not None and (version != (row.number, row.write) or not alive or expired):
-                refused = VersionChanged(address.text)
+        if base is not None and base != row.base:
+            refused = RecordReplaced(address.text)
+        elif version is not None and (version != (row.number, row.write) or not alive or expired):
+            refused = VersionChanged(address.text)
         # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
         anew = bool(alive) and expired and (fresh or token is None)
         drops = replace or anew or not alive
@@ -238,9 +244,9 @@ class Rows:
             return None, {}, ()
         row = found[0]
         sizes = row[_COLUMNS:]
-        if len(names) > _SIZES:
-            execute = self._execute
-            sizes += tuple([execute(QUERIES["field_size"], (*address, name)).get for name in names[_SIZES:]])
+        if rest := names[_SIZES:]:
+            more = self._sizes(QUERIES["field_sizes"], address, rest)
+            sizes += tuple([more.get(name) for name in rest])
         return _new(Row, row[:_COLUMNS]), {}, sizes
 
     def _holds(self, apply: Apply, token: str, lease_now: float, refused: bool) -> bool:
@@ -297,13 +303,12 @@ class Rows:
         return row
 
     def _write_parts(self, address: Address, parts: Mapping[str, str | None]) -> None:
-        execute = self._execute
         namespace, key = address
-        for name, part in parts.items():
-            if part is None:
-                execute(QUERIES["unset_part"], (namespace, key, name))
-            else:
-                execute(QUERIES["set_part"], (namespace, key, name, part))
+        if unset := [(namespace, key, name) for name, part in parts.items() if part is None]:
+            self._execute_many(QUERIES["unset_part"], unset)
+        if len(unset) < len(parts):
+            texts = [(namespace, key, name, part) for name, part in parts.items() if part is not None]
+            self._execute_many(QUERIES["set_part"], texts)
 
     def _contents_after(
         self, address: Address, change: Change, row: Row, changed: tuple[str, ...], sizes: tuple[int | None, ...]
@@ -322,12 +327,19 @@ class Rows:
             size += weight(name, text) - (before or 0)
             if (text is None) == bool(before):
                 names += name_hash(name) if text is not None else -name_hash(name)
-        for name, part in parts.items():
-            before = self._execute(QUERIES["part_size"], (*address, name)).get or 0
-            size += weight(name, part) - before
-            if (part is None) == bool(before):
-                part_names += name_hash(name) if part is not None else -name_hash(name)
+        if parts:
+            before_parts = self._sizes(QUERIES["part_sizes"], address, parts)
+            for name, part in parts.items():
+                before = before_parts.get(name) or 0
+                size += weight(name, part) - before
+                if (part is None) == bool(before):
+                    part_names += name_hash(name) if part is not None else -name_hash(name)
         return size, names, part_names
+
+    def _sizes(self, query: str, address: Address, names: Iterable[str]) -> dict[str, int | None]:
+        """Return the sizes of the fields or parts that exist."""
+        namespace, key = address
+        return dict(self._execute_many(query, [(namespace, key, name) for name in names]))
 
 
 def _new_contents(change: Change) -> tuple[int, int, int]:
@@ -376,10 +388,11 @@ def _record(
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
     """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
-    if row.checksum is None and row.names is None and row.part_names is None:
+    check = row[-1]
+    if check is None and row.names is None and row.part_names is None:
         return all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
     try:
-        return row[-1] == checksum(address, row[:-1])
+        return check == checksum(address, row[:-1])
     except struct.error:
         return False
 
