@@ -94,6 +94,37 @@ async def test_a_worker_that_dies_after_the_commit_leaves_its_answers_to_another
     assert await other.tick() == 0
 
 
+async def test_workers_that_die_again_and_again_do_not_make_an_answer_wait_longer(
+    backend: Backend, clock: Clock
+) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+    for _ in range(6):
+        telegram.errors = [Killed()]
+        with pytest.raises(Killed):
+            await make_fsm(storage, telegram).tick()
+        clock.advance(61)
+    assert await make_fsm(storage, telegram).tick() == 1
+    assert telegram.sent == ["Are you there?", "Bye."]
+
+
+async def test_pauses_grow_while_the_bot_api_is_away(backend: Backend, clock: Clock) -> None:
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    clock.advance(11)
+    telegram.errors = [BotUnavailable("sendMessage", 502, "Bad Gateway") for _ in range(3)]
+    for pause in (60, 60, 120):
+        assert await fsm.tick() == 1
+        clock.advance(pause - 1)
+        assert await fsm.tick() == 0
+        clock.advance(2)
+    assert await fsm.tick() == 1
+    assert telegram.sent == ["Are you there?", "Bye."]
+
+
 async def test_answers_wait_while_the_bot_api_is_away_and_stay_in_order(backend: Backend, clock: Clock) -> None:
     storage, telegram = backend.storage(clock=clock), Telegram()
     fsm = make_fsm(storage, telegram)

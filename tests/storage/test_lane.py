@@ -484,3 +484,26 @@ async def test_an_error_of_any_type_as_a_result_is_raised() -> None:
 
     with pytest.raises(KeywordOnly):
         await Lane(run, ids=iter("abcdefgh").__next__).submit(get(0))
+
+
+async def test_a_claim_of_an_outage_is_released_after_the_outage() -> None:
+    away = True
+    batches: list[Batch] = []
+
+    async def run(batch: Batch) -> list[Result]:
+        batches.append(batch)
+        if away:
+            raise StorageUnavailable("the server does not answer", sent=True)
+        return [None for _ in batch]
+
+    lane = Lane(run, ids=iter("abcd").__next__, patience=0.0)
+    claim = Claim(Address("bot", "1"), "T", 30.0)
+    with pytest.raises(StorageUnavailable):
+        await lane.submit(claim)
+    while not lane.idle:
+        await asyncio.sleep(0)
+    assert [list(batch) for batch in batches] == [[claim], [Release(claim.address, "T")]]
+    away = False
+    await lane.submit(get(2))
+    await lane.close()
+    assert [list(batch) for batch in batches[2:]] == [[get(2)], [Release(claim.address, "T")]]

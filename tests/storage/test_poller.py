@@ -10,7 +10,7 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import Conflict, CorruptRecord, StorageUnavailable
 from stepwell.record import Address, Change
-from stepwell.storage import Apply, poller
+from stepwell.storage import Apply, outage, poller
 from stepwell.storage.poller import DueTasks
 from stepwell.testing import Clock
 
@@ -272,7 +272,8 @@ async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_once_it
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(poller, "TICK", 0.001)
-    monkeypatch.setattr(poller, "_WARN_EVERY", (0.05, 0.1))
+    monkeypatch.setattr(outage, "WARN_EVERY", (0.05, 0.1))
+    monkeypatch.setattr(outage, "CALM", 0.05)
     looks = 0
 
     class Unreachable(MemoryStorage):

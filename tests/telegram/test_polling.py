@@ -286,7 +286,7 @@ async def test_updates_wait_for_a_storage_that_is_away(caplog: pytest.LogCapture
         assert await alice.ask("/register") == "What's your name?"
         storage.away = True
         await alice.send("Alice")
-        await until(lambda: "retrying update" in caplog.text)
+        await until(lambda: "updates wait for the storage" in caplog.text)
         assert alice.last == "What's your name?"
         storage.away = False
         assert await alice.answer() == "Got it, Alice! What's your email?"
@@ -414,7 +414,7 @@ async def test_a_signal_stops_while_the_storage_is_away(only_the_inbox: bool, ca
         storage.away = True
         proceed.set()
         await bob.send("second")
-        await until(lambda: "cannot be stored" in caplog.text)
+        await until(lambda: "updates wait for the storage" in caplog.text)
         os.kill(os.getpid(), signal.SIGTERM)
         assert running.task is not None
         done, _ = await asyncio.wait((running.task,), timeout=30)

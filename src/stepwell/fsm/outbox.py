@@ -81,7 +81,8 @@ async def take(slot: Slot) -> Unsent:
 
 def _take_first(slot: Slot) -> Unsent:
     (_, attempts, text), *others = slot.place.outbox
-    entry = (float(slot.now + backoff(attempts + 1, RETRY, LONGEST_PAUSE)), attempts + 1, text)
+    # The pause does not grow with attempts here: a worker that was killed says nothing about the next attempt.
+    entry = (float(slot.now + RETRY), attempts + 1, text)
     slot.place = slot.place._replace(outbox=(entry, *others))
     return Unsent(entry, json.loads(text))
 
@@ -189,7 +190,7 @@ async def _replace(
     place, entry = slot.place, unsent.entry
     if entry is None or entry not in place.outbox:
         return None
-    still = (entry[0], entry[1], to_json(left).decode())
+    still = (float(slot.now + backoff(entry[1], RETRY, LONGEST_PAUSE)), entry[1], to_json(left).decode())
     outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
     slot.place = place._replace(outbox=outbox)
     following = _take_first(slot) if outbox and not left else None

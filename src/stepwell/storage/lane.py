@@ -114,6 +114,9 @@ class Lane:
         #: Halves of a batch that failed as a whole; they are sent next.
         self._halves: deque[list[_Entry]] = deque()
         self._blocked: deque[asyncio.Future[None]] = deque()
+        #: Releases that failed in an outage. They are sent again after it: a server that only was unreachable may have
+        #: applied the claims, and their addresses would stay claimed until the leases end.
+        self._unreleased: deque[Release] = deque(maxlen=MAX_QUEUE)
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -178,6 +181,8 @@ class Lane:
                 except Exception as error:  # noqa: BLE001 it is passed to the waiters
                     self._fail(entries, error)
                 else:
+                    while self._unreleased:
+                        self._put(self._unreleased.popleft()).add_done_callback(retrieve)
                     for (operation, future), result in zip(entries, results, strict=True):
                         if not future.done():
                             future.set_result(result)
@@ -265,6 +270,8 @@ class Lane:
             return
         for operation, future in entries:
             outcome = error if len(entries) == 1 else _copied(error)
+            if unavailable and type(operation) is Release:
+                self._unreleased.append(operation)
             if not isinstance(error, StorageUnavailable) or error.sent:
                 # A claim may have been applied, and nothing else would release it.
                 self._release_claim(operation)
@@ -282,7 +289,6 @@ class Lane:
 
     def _release_claim(self, operation: Operation) -> None:
         if isinstance(operation, Claim) and not operation.renew:
-            # If this fails too, the claim ends with its lease.
             self._put(Release(operation.address, operation.token)).add_done_callback(retrieve)
 
 

@@ -13,6 +13,7 @@ from stepwell.errors import StorageError, Unsupported
 from stepwell.record import Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Due
+from stepwell.storage.outage import OutageLog
 
 __all__ = ["DueTasks", "Pauses", "poll"]
 
@@ -25,8 +26,6 @@ AT_ONCE = 32
 PAGE = 200
 #: The maximum number of pauses. Beyond it the oldest is dropped, and its address is handled again.
 MOST_PAUSES = 100_000
-#: The shortest and the longest interval between warnings about an unavailable storage, in seconds.
-_WARN_EVERY = (5.0, 300.0)
 #: The longest interval between polls that fail with an unexpected error, in seconds.
 LONGEST_TICK = 30.0
 
@@ -36,28 +35,18 @@ async def poll(look: Callable[[], Awaitable[object]], rest: Callable[[float], Aw
 
     ``rest`` gets the seconds to wait after an error, or 0 after a success.
     """
-    loop = asyncio.get_running_loop()
-    #: The time of the next warning about an unavailable storage, and the interval to the one after it.
-    warn_at, warn_every = 0.0, _WARN_EVERY[0]
-    failing_since: float | None = None
-    failed_at = 0.0
+    outage = OutageLog(logger, f"{what} cannot be read: %s", f"{what} can be read again, after %.0f s")
     tick = TICK
     while True:
         pause = 0.0
         try:
             await look()
             tick = TICK
-            if failing_since is not None and loop.time() - failed_at >= _WARN_EVERY[0]:
-                logger.warning("%s can be read again, after %.0f s", what, failed_at - failing_since)
-                warn_at, warn_every, failing_since = 0.0, _WARN_EVERY[0], None
+            outage.worked()
         except StorageError as error:
             # Nothing is lost while the storage is unavailable: the records stay due.
             pause = TICK
-            failed_at = loop.time()
-            failing_since = failed_at if failing_since is None else failing_since
-            if failed_at >= warn_at:
-                logger.warning("%s cannot be read: %s", what, error)
-                warn_at, warn_every = failed_at + warn_every, min(2 * warn_every, _WARN_EVERY[1])
+            outage.failed(error)
         except Unsupported:
             # The storage does not support deadlines, so polling is pointless.
             logger.exception("stopped polling for %s in this process", what)

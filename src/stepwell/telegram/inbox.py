@@ -19,6 +19,7 @@ from stepwell.errors import StorageError, StoredDataError
 from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
+from stepwell.storage.outage import OutageLog
 
 __all__ = ["Inbox"]
 
@@ -38,8 +39,11 @@ RETRY = 1.0
 class Inbox:
     """The fetched and unfinished updates of one bot."""
 
-    def __init__(self, storage: Storage, bot: str) -> None:
+    def __init__(self, storage: Storage, bot: str, outage: OutageLog | None = None) -> None:
         self._storage = storage
+        self._outage = outage or OutageLog(
+            logger, "the inbox waits for the storage: %s", "the inbox works again, after %.0f s"
+        )
         self._address = storage.address(INBOX, bot)
         self._seal = storage.seal(self._address)
         #: Ids and checksums of the last batch of the previous process. Telegram sends that batch again if the process
@@ -127,7 +131,7 @@ class Inbox:
         try:
             await self._flush()
         except StorageError as error:
-            logger.warning("finished updates stay in the inbox for now: %s", error)
+            self._outage.failed(error)
             pause = RETRY
         finally:
             self._removal = None

@@ -10,14 +10,20 @@ from typing import Any
 
 from stepwell.errors import BotUnavailable, Conflict, StorageError
 from stepwell.fsm import Router, Update
+from stepwell.storage.outage import OutageLog
 from stepwell.telegram.sending import Sender
 
-__all__ = ["TEMPORARY", "handle", "process", "sender_for_timers"]
+__all__ = ["TEMPORARY", "handle", "log_of_outages", "process", "sender_for_timers"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 #: Errors that the update did not cause. It is handled again later, and its changes are made once.
 TEMPORARY = (Conflict, StorageError, BotUnavailable)
+
+
+def log_of_outages() -> OutageLog:
+    """Return the log of a runner for failures of its storage, which concern all updates."""
+    return OutageLog(logger, "updates wait for the storage: %s", "updates are handled again, after %.0f s")
 
 
 async def handle(router: Router, update: Update) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from stepwell.record import Address
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.inbox import Inbox
 from stepwell.telegram.limits import SendLimits
-from stepwell.telegram.outcome import TEMPORARY, handle, sender_for_timers
+from stepwell.telegram.outcome import TEMPORARY, handle, log_of_outages, sender_for_timers
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
@@ -135,7 +135,8 @@ class Poller:
         self._in_flight = in_flight
         #: How many waiting updates of one chat count. All of them are bounded by the largest size of the inbox.
         self._share = max(in_flight // 100, 1)
-        self._inbox = Inbox(router.fsm.storage, router.fsm.bot)
+        self._outage = log_of_outages()
+        self._inbox = Inbox(router.fsm.storage, router.fsm.bot, self._outage)
         #: Updates that wait for an earlier one of the same chat.
         self._queues: dict[Any, deque[_Queued]] = {}
         self._key_spans_chats = type(router.fsm.key) not in _KEYS_WITH_CHAT
@@ -260,9 +261,10 @@ class Poller:
         for failures in count(1):
             try:
                 await self._inbox.keep(updates)
+                self._outage.worked()
                 return
             except (StorageError, TooLarge) as error:
-                logger.warning("fetched updates cannot be stored, retrying: %s", error)
+                self._outage.failed(error)
             if await self._stopped_within(backoff(failures, *PAUSES)):
                 return
 
@@ -341,7 +343,10 @@ class Poller:
                     calls.popleft()
                 return True
             except TEMPORARY as error:
-                logger.warning("retrying update %s: %s", update.update_id, error)
+                if isinstance(error, StorageError):
+                    self._outage.failed(error)
+                else:
+                    logger.warning("retrying update %s: %s", update.update_id, error)
             failures += 1
             if await self._stopped_within(backoff(failures, *PAUSES)):
                 return False

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from stepwell.errors import InvalidOption, StepwellError
+from stepwell.errors import InvalidOption, StepwellError, StorageError
 from stepwell.fsm import Router, Update
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
-from stepwell.telegram.outcome import TEMPORARY, process, sender_for_timers
+from stepwell.telegram.outcome import TEMPORARY, log_of_outages, process, sender_for_timers
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
@@ -85,6 +85,7 @@ class Webhook:
         self._stack: contextlib.AsyncExitStack | None = None
         #: Deliveries by the hash of their content. Telegram repeats a slow delivery, and one whose response was lost.
         self._deliveries: dict[bytes, asyncio.Task[int]] = {}
+        self._outage = log_of_outages()
 
     async def __aenter__(self) -> Webhook:
         assert self.router.fsm is not None
@@ -145,12 +146,16 @@ class Webhook:
         try:
             await process(self.router, self.sender, Update.of(update))
         except TEMPORARY as error:
-            logger.warning("update %s is not handled and will be delivered again: %s", update["update_id"], error)
+            if isinstance(error, StorageError):
+                self._outage.failed(error)
+            else:
+                logger.warning("update %s is not handled and will be delivered again: %s", update["update_id"], error)
             self._deliveries.pop(content, None)
             return 503
         except BaseException:
             self._deliveries.pop(content, None)
             raise
+        self._outage.worked()
         return 200
 
     async def _respond(self, scope: Message, receive: Receive) -> int:

@@ -18,6 +18,7 @@ from weakref import WeakSet
 import apsw
 
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
+from stepwell.storage.outage import OutageLog
 from stepwell.storage.sqlite.schema import prepare
 
 __all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
@@ -66,6 +67,12 @@ class SQLiteFile:
         self._patience = patience
         self._until = 0.0
         self._checkpoint_at = CHECKPOINT_PAGES
+        name = path.replace("%", "%%")
+        self._outage = OutageLog(
+            logger,
+            f"checkpoint of {name} failed: %s; its WAL keeps growing until a later checkpoint succeeds",
+            f"checkpoints of {name} succeed again, after %.0f s",
+        )
         self._durable = _FULL if synchronous == "FULL" else _NORMAL
         self._level = -1
         self._identity: tuple[int, int] | None = None
@@ -184,10 +191,10 @@ class SQLiteFile:
             # Another process runs a checkpoint.
             pages, copied = self.wal_pages, -1
         except apsw.Error as error:
-            logger.warning(
-                "checkpoint of %s failed: %s; its WAL keeps growing until a later checkpoint succeeds", self.path, error
-            )
+            self._outage.failed(error)
             pages, copied = self.wal_pages, -1
+        else:
+            self._outage.worked()
         self.wal_pages = 0 if pages == copied else pages
         self._checkpoint_at = CHECKPOINT_PAGES + self.wal_pages
         return pages == copied
