@@ -309,6 +309,17 @@ class NodeFlow(NodeGraph):
                 await control.answer(self, wait_id, value, storage=found)
             return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
 
+    async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
+        """End a run as cancelled, and return when it has ended.
+
+        A node that is running gets ``asyncio.CancelledError``: at once if the run is in this process, else when its
+        runner next commits a node or renews its lease, every 3 seconds. A ``def`` hook in a thread ends first. The
+        record is kept, for a day unless the flow has ``keep``; ``resume`` and a pending ``run`` raise
+        :class:`RunCancelled`. Cancelling a run twice does nothing. Raises ``RunFinished`` if the run finished before.
+        """
+        async with runs.storage_for(self, storage) as found:
+            await control.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
+
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""
         async with runs.storage_for(self, storage) as found:

@@ -47,6 +47,10 @@ class RunHandle:
         """Store the answer to a wait of the run, by default to its current one; a worker continues the run."""
         await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
 
+    async def cancel(self, reason: str | None = None) -> None:
+        """End the run as cancelled, and return when it has ended; see :meth:`NodeFlow.cancel`."""
+        await self._flow.cancel(self.id, reason, storage=self._storage)
+
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait until the run has finished, and return its final state. It waits while the run waits or sleeps.
 
@@ -92,5 +96,5 @@ class RunHandle:
             case "stuck":
                 raise RunStuck(self.id, table.get("stuck", "see flow.status()"))
             case "cancelled":
-                raise RunCancelled(self.id, table.get("cancelled"))
+                raise RunCancelled(self.id, table.get("cancelled") or None)
         return None

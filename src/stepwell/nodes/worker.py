@@ -14,6 +14,7 @@ from stepwell.errors import (
     InvalidOption,
     Parked,
     RunBusy,
+    RunCancelled,
     RunFinished,
     StorageError,
     StoredDataError,
@@ -150,7 +151,7 @@ class RunWorker:
         try:
             flow_id = decode_key(address.key)
             await runs.resume(flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0)
-        except (Parked, RunFinished, UnknownRun):
+        except (Parked, RunCancelled, RunFinished, UnknownRun):
             pass
         except RunBusy as busy:
             # Another worker has just taken it, or its runner is in the middle of a long node.

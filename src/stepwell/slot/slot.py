@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from time import monotonic
 from types import TracebackType
@@ -69,7 +69,7 @@ class Slot:
     __slots__ = (
         "_deleted", "_holding", "_lease", "_lost", "_memo", "_memo_json", "_renewal", "_seal", "_stored",
         "_stored_place", "_token", "_wait", "address", "base", "data", "deadline", "expires_at", "memo_limit",
-        "now", "place", "queue", "storage", "tags", "version",
+        "now", "on_version", "place", "queue", "storage", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -102,6 +102,8 @@ class Slot:
         self._holding = False
         self._lost = False
         self._renewal: asyncio.Task[None] | None = None
+        #: Called with the version of the record after each renewal of the lease.
+        self.on_version: Callable[[Version], None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._token:
@@ -245,6 +247,19 @@ class Slot:
         self.data = await open_data(self._seal, self._stored.texts)
         self.place, self._deleted = self._stored_place, False
         self._stored = self._stored._replace(data=self.data.copy())
+
+    async def reload(self) -> bool:
+        """Load the record again after a commit that was cancelled, since it may have been written.
+
+        Discards all changes, and returns whether the record still exists. Raises ``LeaseLost``.
+        """
+        claimed: Claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+        self.version, self._deleted = None, False
+        if claimed.record is None:
+            return False
+        self.now = claimed.now
+        await self._load(claimed.record)
+        return True
 
     async def changes(self) -> Changes:
         """Encode the fields that differ, for ``changed_data`` and one ``commit``; large ones in a thread."""
@@ -472,7 +487,9 @@ class Slot:
             if not self.storage.is_open:
                 # A renewal must not open the storage again.
                 raise StorageClosed
-            await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            if self.on_version is not None and claimed.record is not None:
+                self.on_version(claimed.record.version)
         except Conflict:
             self._lost = True
             return

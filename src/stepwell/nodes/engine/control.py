@@ -1,14 +1,26 @@
-"""Acts on a run from outside, whoever holds it: answers its waits."""
+"""Acts on a run from outside, whoever holds it: answers its waits, cancels it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import EncodeError, FlowChanged, RunFinished, UnknownRun, Unstorable, UsageError
-from stepwell.nodes.engine import mail, runs, waits
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    EncodeError,
+    FlowChanged,
+    RunCancelled,
+    RunFinished,
+    UnknownRun,
+    Unstorable,
+    UsageError,
+)
+from stepwell.nodes.engine import held, mail, partitions, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
-from stepwell.nodes.engine.run_format import FORMER, GRAPH, unpack
+from stepwell.nodes.engine.notices import wake_waiters
+from stepwell.nodes.engine.run_format import FORMER, GRAPH, table_of, unpack
 from stepwell.record import RUNS, Address, Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -17,7 +29,10 @@ from stepwell.storage.operations import Claim, Get, Release
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
 
-__all__ = ["answer"]
+__all__ = ["answer", "cancel"]
+
+#: The first and the longest pause, in seconds, between two checks whether a run has ended.
+_FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
 
 
 async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> None:
@@ -26,11 +41,12 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
     wait_id = None if flow_id == given else given
 
     async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        if place.flow != flow._title():
-            raise FlowChanged(flow_id, [f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"])
+        _check_flow(flow, flow_id, place)
         asked = None if wait_id is None else WaitId.read(wait_id)
         if asked is not None and asked.run != table.get("run", ""):
             raise RunFinished(flow_id, wait_id)
+        if table["status"] == "cancelled":
+            raise RunCancelled(flow_id, table.get("cancelled") or None)
         if table["status"] == "finished":
             if wait_id is None:
                 raise RunFinished(flow_id)
@@ -54,12 +70,58 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
         return {**letter, "at": now} if now < until else None
 
+    await _send(storage, flow_id, "answer", letter_of)
+
+
+async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
+    """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place)
+        if table["status"] == "finished":
+            raise RunFinished(flow_id)
+        return None if table["status"] == "cancelled" else {"reason": reason}
+
+    if not await _send(storage, flow_id, "cancel", letter_of):
+        return
+    pause = _FIRST_POLL
+    while True:
+        try:
+            async with runs.hold(storage, flow_id, wait=0) as slot:
+                await _cancel_held(slot, flow_id, reason)
+                return
+        except AlreadyHeld:
+            # A node cancels its own run, which ends when the node awaits something or has ended.
+            return
+        except Busy:
+            await asyncio.sleep(pause * storage.rng.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_POLL)
+
+
+async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
+    table = table_of(slot.place, slot.address) if slot.found else None
+    if table is None or table["status"] == "finished":
+        raise RunFinished(flow_id)
+    if table["status"] != "cancelled":
+        await held.cancel(slot, reason)
+        wake_waiters(slot.storage, flow_id)
+        if "partition" in table:
+            revision = slot.place.revision or 1
+            await partitions.hand_over(slot.storage, slot.place.flow or "", revision, table["partition"], flow_id)
+
+
+async def _send(storage: Storage, flow_id: str, kind: mail.Kind, letter_of: mail.LetterOf) -> bool:
     try:
-        await mail.send(storage, flow_id, "answer", letter_of)
+        return await mail.send(storage, flow_id, kind, letter_of)
     except UnknownRun as unknown:
         if not unknown.state_only:
             await runs.raise_missing(storage, flow_id)
         raise
+
+
+def _check_flow(flow: BaseFlow, flow_id: str, place: Place) -> None:
+    if place.flow != flow._title():
+        raise FlowChanged(flow_id, [f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"])
 
 
 async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], asked: WaitId) -> bool:

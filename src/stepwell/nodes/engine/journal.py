@@ -15,10 +15,19 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from stepwell.codec.large import in_thread, is_large
-from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StorageError, Unstorable, VersionChanged
+from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StepwellError, Unstorable, VersionChanged
 from stepwell.nodes.engine.error_text import message_of, traceback_of
 from stepwell.nodes.engine.loaded import loaded_at
-from stepwell.nodes.engine.run_format import MAIL, PARAMS, Retention, Status, owner_of_part, packed, problem_of_part
+from stepwell.nodes.engine.run_format import (
+    MAIL,
+    PARAMS,
+    Retention,
+    Status,
+    kind_of_mail,
+    owner_of_part,
+    packed,
+    problem_of_part,
+)
 from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, parked, unanswered
@@ -76,6 +85,12 @@ class Journal:
         #: The mail that was read and is not used yet, by the name of its part.
         self.mail: dict[str, Any] = {}
         self._used_mail: set[str] = set()
+        #: The mail that has cancelled the run.
+        self.cancel: Mapping[str, Any] | None = None
+        #: Called when mail cancels the run.
+        self.on_cancel: Callable[[], None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._unread = False
         #: The version up to which this runner knows the writes of others.
         self._read: Version | None = slot.version
         self._noted: list[BaseException] = []
@@ -156,6 +171,9 @@ class Journal:
             if self._saved >= mine:
                 # The save of another branch has written this change too.
                 return
+        if self.cancel is not None:
+            # The node has suppressed the cancellation, or does not await anything.
+            raise asyncio.CancelledError
         if self.broken is not None:
             # The changes of a failed commit are missing, so no later commit may follow it.
             raise self.broken
@@ -180,6 +198,8 @@ class Journal:
         else:
             # Another writer has merged fields or sent mail.
             await self.look_for_mail()
+            if self.cancel is not None:
+                raise asyncio.CancelledError
 
     async def save_whole(self, node: str) -> None:
         """Save, and complete the save even if the caller is cancelled.
@@ -199,10 +219,12 @@ class Journal:
     async def park(self) -> Parked | None:
         """Commit that the run waits, release it, and return the exception to raise.
 
-        Return ``None`` if mail has answered a wait meanwhile: the run is not released and must go on.
+        Return ``None`` if mail has answered a wait or cancelled the run: it is not released, and must go on or end.
         """
         node = next(iter(unanswered(self.open)))
         while not deliver(self):
+            if self.cancel is not None:
+                return None
             waits = unanswered(self.open)
             self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
@@ -215,9 +237,10 @@ class Journal:
                 await self.read_mail()
             else:
                 return parked(self)
-        self.status = "running"
-        await self.save(node)
-        await self.load_parts()
+        if self.cancel is None:
+            self.status = "running"
+            await self.save(node)
+            await self.load_parts()
         return None
 
     async def load_parts(self) -> None:
@@ -231,7 +254,7 @@ class Journal:
         """Read mail. If the storage is unavailable, the next commit that succeeds looks again."""
         try:
             await self.read_mail()
-        except StorageError as error:
+        except StepwellError as error:
             logger.warning("the mail of run %r could not be read (%s); retrying", self.flow_id, error)
 
     async def read_mail(self) -> None:
@@ -251,6 +274,32 @@ class Journal:
         for name in sorted(mail):
             if name not in self._used_mail and problem_of_part(name, mail[name]) is None:
                 self.mail[name] = mail[name]
+                if kind_of_mail(name) == "cancel":
+                    self.cancel = self.cancel or mail[name]
+        if self.cancel is not None and self.on_cancel is not None:
+            self.on_cancel()
+
+    def check_version(self, version: Version) -> None:
+        """Read mail in the background if the record has a version that this runner does not know."""
+        if self._read is None or version.number > self._read.number:
+            self.check_mail()
+
+    def check_mail(self) -> None:
+        """Read mail in the background."""
+        self._unread = True
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self._read_unread(), name="stepwell-mail")
+
+    async def _read_unread(self) -> None:
+        # Mail that arrives during a read may need another one.
+        while self._unread:
+            self._unread = False
+            await self.look_for_mail()
+
+    def stop_reading(self) -> None:
+        """Stop reading mail in the background."""
+        if self._reading is not None:
+            self._reading.cancel()
 
     def use_mail(self, name: str) -> Any:
         """Return the mail of this name, and drop it with the next commit."""

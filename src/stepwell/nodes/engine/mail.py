@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
 from stepwell.errors import CorruptRecord, RecordReplaced, UnknownRun, VersionChanged
-from stepwell.nodes.engine.run_format import MAIL, table_of
-from stepwell.record import KEEP, RUNS, Change, Place
+from stepwell.nodes.engine.notices import wake_workers
+from stepwell.nodes.engine.run_format import MAIL, flow_index, table_of
+from stepwell.record import KEEP, RUNS, Change, Head, Keep, Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get, Guard
+from stepwell.storage.wakeups import wake
 
-__all__ = ["Kind", "send"]
+__all__ = ["Kind", "LetterOf", "send", "topic_of"]
 
-Kind = Literal["answer"]
+Kind = Literal["answer", "cancel"]
 
 #: The statuses of runs that nobody holds, and that mail may continue.
 _WAKES: Final = frozenset({"parked", "sleeping"})
@@ -51,8 +53,13 @@ async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) 
         name = f"{MAIL}{kind}:{stored.version.number:020d}{storage.ids()}"
         part = Slot(storage, RUNS, flow_id).seal_part(name, letter)
         busy = table["status"] == "running"
+        head: Head | Keep = KEEP
+        if table["status"] == "queued":
+            # A worker reads the parts of a queued run only if its table says that there are some.
+            head = storage.seal(address).head(place._replace(stack=({**table, "mail": True},)))
         change = Change(
             storage.ids(),
+            head=head,
             deadline=0.0 if busy or table["status"] in _WAKES else KEEP,
             expiry=storage.expiry_of(address),
             parts={name: part.text},
@@ -64,4 +71,13 @@ async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) 
             await storage.perform(Apply(address, change, guard))
         except (VersionChanged, RecordReplaced):
             continue
+        # Runners in other processes see the new version with their next commit or renewal.
+        wake(storage.wake_key, topic_of(flow_id))
+        if change.deadline is not KEEP:
+            wake_workers(storage, flow_index(place.flow or "", place.revision or 1))
         return True
+
+
+def topic_of(flow_id: str) -> str:
+    """Return the topic on which a runner hears of new mail within its process."""
+    return f"mail:{flow_id}"

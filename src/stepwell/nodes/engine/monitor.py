@@ -59,7 +59,7 @@ class Run:
     flow: str
     #: A run whose runner died is ``running`` too, until a worker or ``resume`` continues it.
     status: Status
-    #: Why it is stuck; ``None`` if it is not.
+    #: Why it is stuck or was cancelled; otherwise ``None``.
     reason: str | None
     #: The revision of the flow that it was last written with.
     revision: int
@@ -81,6 +81,12 @@ class Run:
     updated_at: float
     #: When a kept run is removed.
     expires_at: float | None
+    #: Whether the call that ran it was cancelled. Its status is ``running``, and the next worker continues it.
+    interrupted: bool = False
+
+
+#: The statuses of runs that have ended. Their records have no graph.
+_ENDED = frozenset({"finished", "cancelled"})
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
@@ -101,13 +107,13 @@ async def status(storage: Storage, flow_id: str) -> Run:
         raise
     if run is None:
         raise UnknownRun(flow_id, state_only=True)
-    if run.node is not None and stored.parts is not None and GRAPH not in stored.parts:
+    if run.node is not None and run.status not in _ENDED and stored.parts is not None and GRAPH not in stored.parts:
         raise RunReplaced(address.text, flow_id)
     return run
 
 
 async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
-    """Yield the runs of a flow that have not finished, or those of one status, of all revisions up to this one."""
+    """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one."""
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
     seen: set[Address] = set()
@@ -115,7 +121,7 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
     for number, state in product(range(1, revision + 1), (ANY,) if status is None else (None, status)):
         async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=state):
             run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
-            if run is not None and (run.status == status if status is not None else run.status != "finished"):
+            if run is not None and (run.status == status if status is not None else run.status not in _ENDED):
                 if state is None or number < revision:
                     # Meanwhile it may get a status in the index, or a later revision.
                     seen.add(entry.address)
@@ -126,7 +132,8 @@ def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
     """Return whether only runners have written the record, as far as its base shows."""
     table = table_of(place, address)
     # A run without a position is queued or has finished.
-    return table is None or place.state is None or table.get("base", "") == base
+    ended = place.state is None or (table is not None and table["status"] in _ENDED)
+    return table is None or ended or table.get("base", "") == base
 
 
 def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -> Run | None:
@@ -138,7 +145,7 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         flow_id=flow_id,
         flow=place.flow,
         status=table["status"],
-        reason=table.get("stuck"),
+        reason=table.get("stuck") or table.get("cancelled") or None,
         revision=place.revision or 1,
         node=place.state,
         branches=table.get("lines", {}),
@@ -149,6 +156,7 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         started_at=table["started"],
         updated_at=stored.written_at,
         expires_at=stored.expires_at,
+        interrupted=table.get("interrupted", False),
     )
 
 

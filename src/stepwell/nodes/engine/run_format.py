@@ -77,6 +77,10 @@ class _Table(TypedDict):
     run: NotRequired[str]
     base: NotRequired[str]
     keep: NotRequired[bool | float]
+    #: Whether the call that ran it was cancelled.
+    interrupted: NotRequired[bool]
+    #: Why it was cancelled; may be empty.
+    cancelled: NotRequired[str]
     open: NotRequired[dict[str, Any]]
     lines: NotRequired[dict[str, str]]
     #: When the process that wrote it loaded the graph, on the storage's clock.
@@ -89,6 +93,8 @@ class _Table(TypedDict):
     priority: NotRequired[int]
     #: A queued run has params.
     params: NotRequired[bool]
+    #: A queued run has mail.
+    mail: NotRequired[bool]
 
 
 class Former(TypedDict):
@@ -130,8 +136,14 @@ class _Answer(TypedDict):
     at: NotRequired[float]
 
 
+class _Cancel(TypedDict):
+    """The mail that cancels a run."""
+
+    reason: str | None
+
+
 #: The forms of mail, by kind.
-_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer}
+_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel}
 
 
 def kind_of_mail(name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from stepwell.codec.values import conform
@@ -15,6 +16,7 @@ from stepwell.errors import (
     FlowChanged,
     InvalidOption,
     RunBusy,
+    RunCancelled,
     RunExists,
     RunFinished,
     RunReplaced,
@@ -22,11 +24,12 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine import partitions, waits
+from stepwell.nodes.engine import held, partitions, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.engine.mail import topic_of
 from stepwell.nodes.engine.notices import wake_waiters
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.plan import program_of
@@ -38,6 +41,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
+from stepwell.storage.wakeups import add_listener
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
@@ -55,6 +59,8 @@ __all__ = [
     "storage_for",
     "storage_of",
 ]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -153,6 +159,8 @@ async def _continue(
     asked = None if wait_id is None else WaitId.read(wait_id)
     if asked is not None and asked.run != table.get("run", ""):
         raise RunFinished(flow_id, wait_id)
+    if table["status"] == "cancelled":
+        raise RunCancelled(flow_id, table.get("cancelled") or None)
     if table["status"] == "finished":
         if value is not ... and wait_id is None:
             raise RunFinished(flow_id)
@@ -163,6 +171,8 @@ async def _continue(
         return await _take(flow, journal, table, value, new_execution)
     async with _quarantine(slot), _mark_stuck(journal):
         params = await load(journal)
+    if journal.cancel is not None:
+        raise await _cancelled(journal)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
     waits.deliver(journal)
@@ -177,6 +187,8 @@ async def _continue(
         parked = await journal.park()
         if parked is not None:
             raise parked
+        if journal.cancel is not None:
+            raise await _cancelled(journal)
     if "partition" in table and table["status"] not in partitions.HOLDING:
         await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
     journal.status = "running"
@@ -192,6 +204,8 @@ async def _take(
         raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
     async with _quarantine(journal.slot), _mark_stuck(journal):
         params = await load_queued(journal, table)
+    if journal.cancel is not None:
+        raise await _cancelled(journal)
     if "partition" in table:
         revision = journal.slot.place.revision or 1
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, revision, table)
@@ -250,31 +264,43 @@ def _finished_at(slot: Slot) -> float | None:
 
 async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from the position in the journal, commit the end of the run, and wake the calls that wait for it."""
+    slot = journal.slot
+    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.check_mail)
+    slot.on_version = journal.check_version
     try:
         while True:
             try:
                 await _run_to_end(run, journal, params)
             except Park:
                 parked = await _last_commit(run, journal.park())
-                if parked is None:
-                    # An answer has arrived meanwhile.
-                    continue
-                run.end("run.parked", parked=parked)
-                raise parked from None
+                if parked is not None:
+                    run.end("run.parked", parked=parked)
+                    raise parked from None
+                if journal.cancel is not None:
+                    raise await _cancelled(journal) from None
+                # An answer has arrived meanwhile.
+                continue
             return journal.shared
+    except asyncio.CancelledError:
+        await _interrupt(journal)
+        raise
     finally:
-        wake_waiters(journal.slot.storage, journal.flow_id)
+        slot.on_version = None
+        stop_listening()
+        journal.stop_reading()
+        wake_waiters(slot.storage, journal.flow_id)
 
 
 async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
     root = journal.program.root
     run.visits = journal.visits.copy()
     try:
-        result = await run_root(root, run, journal.shared, params, journal)
+        async with _Cancellable(journal):
+            result = await run_root(root, run, journal.shared, params, journal)
         if isinstance(result, tuple):
             apply_updates(root, result, journal.shared)
         await _last_commit(run, journal.finish())
-    except Park:
+    except (Park, RunCancelled):
         raise
     except Exception as error:
         if error is journal.broken and isinstance(error, Conflict | StorageError):
@@ -301,6 +327,60 @@ async def _hand_over(journal: Journal) -> None:
         revision = 1 if graph is None else graph.flow.revision
         partition = journal.submitted["partition"]
         await partitions.hand_over(journal.slot.storage, journal.flow, revision, partition, journal.flow_id)
+
+
+class _Cancellable:
+    """Cancels the task of a run within ``async with`` when mail cancels the run, and then raises ``RunCancelled``."""
+
+    def __init__(self, journal: Journal) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._journal, self._task, self._cancelling, self._requested = journal, task, task.cancelling(), False
+
+    async def __aenter__(self) -> None:
+        self._journal.on_cancel = self._request
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        journal, task = self._journal, self._task
+        journal.on_cancel = None
+        if journal.cancel is None:
+            return
+        if self._requested:
+            if getattr(task, "_must_cancel", False):
+                # The run has ended without an await since the request.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            task.uncancel()
+        cancelled = await _cancelled(journal)
+        if task.cancelling() > self._cancelling:
+            raise asyncio.CancelledError
+        raise cancelled from None
+
+    def _request(self) -> None:
+        if not self._requested:
+            self._requested = True
+            self._task.cancel()
+
+
+async def _cancelled(journal: Journal) -> RunCancelled:
+    """Commit that mail has cancelled the run, and return the exception to raise."""
+    assert journal.cancel is not None
+    reason = journal.cancel["reason"]
+    if await journal.slot.reload():
+        await held.cancel(journal.slot, reason)
+        await _hand_over(journal)
+    return RunCancelled(journal.flow_id, reason)
+
+
+async def _interrupt(journal: Journal) -> None:
+    """Let the next worker continue a run whose call was cancelled. Best effort: errors are logged, not raised."""
+    try:
+        if await journal.slot.reload():
+            await held.interrupt(journal.slot)
+    except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
+        logger.info(
+            "run %r was interrupted (%s); a worker continues it when its lease has ended", journal.flow_id, error
+        )
 
 
 async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:

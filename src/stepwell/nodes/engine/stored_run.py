@@ -107,9 +107,12 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
         journal.status = "queued"
         stored = await migrated(journal, Position(journal.positions, {}, {}), revision, flow.migrate)
         journal.status, journal.positions = "running", stored.positions
-    if "params" not in table:
+    if "params" not in table and "mail" not in table:
         return {}
     parts = await slot.parts()
+    journal.accept_mail({name: value for name, value in parts.items() if name.startswith(MAIL)})
+    if "params" not in table:
+        return {}
     problem = "is missing" if PARAMS not in parts else problem_of_part(PARAMS, parts[PARAMS])
     if problem is not None:
         raise _corrupt(journal, f"the part {PARAMS!r}", problem)

@@ -1,0 +1,38 @@
+"""Changes the status of a run that this task holds, without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.nodes.engine.run_format import Retention
+from stepwell.record import DAY, Stored
+from stepwell.slot import Slot
+from stepwell.storage.operations import Get
+
+__all__ = ["cancel", "interrupt"]
+
+
+async def cancel(slot: Slot, reason: str | None) -> None:
+    """Commit that a run was cancelled, and release it. Its record is kept, for a day unless the run has ``keep``."""
+    table = _table(slot)
+    table["status"], table["cancelled"] = "cancelled", reason or ""
+    table.pop("open", None)
+    keep: Retention = table.get("keep", False)
+    expiry = None if keep is True else float(keep or DAY)
+    slot.place = slot.place._replace(stack=(table,))
+    stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
+    names = tuple((stored.parts or {}) if stored is not None else ())
+    await slot.commit(deadline=None, expiry=expiry, queue=None, dropped_parts=names)
+
+
+async def interrupt(slot: Slot) -> None:
+    """Commit that nobody runs a run any more, so that the next worker continues it at once, and release it."""
+    table = _table(slot)
+    if table["status"] == "running":
+        table["interrupted"] = True
+        slot.place = slot.place._replace(stack=(table,))
+        await slot.commit(deadline=0.0)
+
+
+def _table(slot: Slot) -> dict[str, Any]:
+    return dict(slot.place.stack[0])
