@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Rate"]
 
-#: An entry has the starts of this fraction of the period.
+#: An entry has the starts of this fraction of the period. A permit that was not used is valid as long.
 _FRACTION = 1 / 20
-#: The longest time in seconds before a rate that is used up is read again, and the time for which a permit that was not
-#: used can be used for another run.
-_LONGEST, _UNUSED = 10.0, 1.0
+#: The longest time in seconds before a rate that is used up is read again.
+_LONGEST = 10.0
 
 #: Time of the first and of the last start, and their number.
 _Entries = list[tuple[float, float, int]]
@@ -45,7 +44,7 @@ class Rate:
     async def take(self, wanted: int) -> int:
         """Return how many of the wanted runs may start now. If there are fewer, ``free_at`` is in the future."""
         loop = asyncio.get_running_loop()
-        self._unused = [at for at in self._unused if at > loop.time() - _UNUSED]
+        self._unused = [at for at in self._unused if at > loop.time() - self._seconds * _FRACTION]
         again = min(wanted, len(self._unused))
         del self._unused[:again]
         if wanted == again or loop.time() < self.free_at:
