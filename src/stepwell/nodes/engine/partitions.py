@@ -70,7 +70,7 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
         before = None if holder is None else await _holder(storage, holder, partition)
         if before is None and queued:
             first = await _first(storage, flow, revision, partition)
-            before = None if first == slot.address else first
+            before = None if first is None or first[0] == slot.address else first[0]
         if before is not None:
             await _step_back(slot, queued)
             await _activate(storage, before)
@@ -93,8 +93,8 @@ async def hand_over(storage: Storage, flow: str, revision: int, partition: str, 
             if first is None:
                 break
             # Written even if it has a deadline: a worker that has taken it too early is about to remove that.
-            if await _activate(storage, first, always=True):
-                wake_workers(storage, flow_index(flow, revision))
+            if await _activate(storage, first[0], always=True):
+                wake_workers(storage, first[1])
                 return
         lock = storage.address(PARTITIONS, (flow, partition))
         stored: Stored | None = await storage.perform(Get(lock))
@@ -138,12 +138,12 @@ async def _repair(storage: Storage, flow: str, revision: int, name: str, partiti
     return before in (None, first) and await _activate(storage, first)
 
 
-async def _first(storage: Storage, flow: str, revision: int, partition: str) -> Address | None:
-    """Return the first waiting run of a partition; older revisions come first."""
+async def _first(storage: Storage, flow: str, revision: int, partition: str) -> tuple[Address, str] | None:
+    """Return the first waiting run of a partition and its index text; older revisions come first."""
     for each in range(1, revision + 1):
-        name = queue_name(flow_index(flow, each), partition)
-        for address in await storage.queued(RUNS, name, limit=1):
-            return address
+        index = flow_index(flow, each)
+        for address in await storage.queued(RUNS, queue_name(index, partition), limit=1):
+            return address, index
     return None
 
 

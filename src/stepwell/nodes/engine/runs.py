@@ -221,6 +221,7 @@ async def _mark_stuck(journal: Journal) -> AsyncIterator[None]:
     except FlowChanged as changed:
         if changed.stuck:
             await journal.stick("; ".join(changed.differences))
+            await _hand_over(journal)
         raise
 
 
@@ -323,10 +324,8 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
 async def _hand_over(journal: Journal) -> None:
     """Let the next run of the partition start, if the run has one."""
     if "partition" in journal.submitted:
-        graph = journal.program.root.graph
-        revision = 1 if graph is None else graph.flow.revision
-        partition = journal.submitted["partition"]
-        await partitions.hand_over(journal.slot.storage, journal.flow, revision, partition, journal.flow_id)
+        storage, partition = journal.slot.storage, journal.submitted["partition"]
+        await partitions.hand_over(storage, journal.flow, journal.revision, partition, journal.flow_id)
 
 
 class _Cancellable:
