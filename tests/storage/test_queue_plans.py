@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import apsw
 import asyncpg
 import pytest
 
-from stepwell import PostgresStorage, Storage
+from stepwell import PostgresStorage, SQLiteStorage, Storage
 from stepwell.record import RUNS
 from tests.servers.postgres import shared
 
 RECORDS = 100_000
 #: The most rows that a read of five results may touch.
 FEW = 30
+#: The most pages of an SQLite file that six such reads may touch: a tree has four or five levels. The file has 15,000.
+FEW_PAGES = 200
 
 
 async def read_all(storage: Storage) -> None:
@@ -74,3 +78,30 @@ async def test_postgresql_reads_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> N
             (scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans
         ]
         assert sum(touched) <= FEW, plan
+
+
+async def test_sqlite_reads_a_few_pages(tmp_path: Path) -> None:
+    path = str(tmp_path / "bot.db")
+    async with SQLiteStorage(path, sweep_every=None):
+        pass
+    connection = apsw.Connection(path)
+    connection.execute(
+        "WITH RECURSIVE series (value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM series WHERE value < ?2) "
+        "INSERT INTO record (namespace, key, number, write, base, written_at, alive, bytes, flow, queue, deadline) "
+        "SELECT ?1, 'k' || value, 1, 'w', '', 0.0, 1, 0, CASE value % 3 WHEN 0 THEN 'f' WHEN 1 THEN 'g' END, "
+        "CASE value % 5 WHEN 0 THEN NULL WHEN 1 THEN 'f' ELSE 'f/' || (value % 200) END "
+        "|| char(10) || '7fffffff' || format('%014x', value), "
+        "CASE value % 2 WHEN 0 THEN value END FROM series",
+        (str(RUNS), RECORDS),
+    )
+    connection.close()
+    async with SQLiteStorage(path, sweep_every=None) as storage:
+        await read_all(storage)
+        before = pages_read(storage)
+        await read_all(storage)
+        assert pages_read(storage) - before <= FEW_PAGES
+
+
+def pages_read(storage: SQLiteStorage) -> int:
+    writer = storage._file.writer
+    return sum(writer.status(each)[0] for each in (apsw.SQLITE_DBSTATUS_CACHE_HIT, apsw.SQLITE_DBSTATUS_CACHE_MISS))

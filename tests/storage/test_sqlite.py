@@ -9,8 +9,6 @@ from stepwell.testing import Clock, StorageContract
 
 
 class TestSQLiteStorage(StorageContract):
-    queues = False
-
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
@@ -20,7 +18,6 @@ class TestSQLiteStorage(StorageContract):
 
 
 class TestSQLiteStorageInMemory(StorageContract):
-    queues = False
     persistent = False
 
     def open_storage(self, clock: Clock) -> Storage:

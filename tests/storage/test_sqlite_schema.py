@@ -117,6 +117,23 @@ PLANS = {
     ],
     "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
+    "due_of_flow": [
+        "SEARCH record USING INDEX record_by_flow_deadline "
+        "(namespace=? AND flow=? AND (deadline,key)>(?,?) AND deadline<?)"
+    ],
+    "queued": ["SEARCH record USING INDEX record_by_queue (namespace=? AND queue>? AND queue<?)"],
+    "queues": [
+        "CO-ROUTINE found",
+        "SETUP",
+        "SCAN CONSTANT ROW",
+        "SCALAR SUBQUERY 1",
+        "SEARCH record USING INDEX record_by_queue (namespace=? AND queue>?)",
+        "RECURSIVE STEP",
+        "SCAN found",
+        "CORRELATED SCALAR SUBQUERY 3",
+        "SEARCH record USING INDEX record_by_queue (namespace=? AND queue>?)",
+        "SCAN found",
+    ],
     "expired": [
         "SEARCH record USING INDEX record_by_expiry (expires_at>? AND expires_at<?)",
         "CORRELATED SCALAR SUBQUERY 1",

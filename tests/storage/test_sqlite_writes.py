@@ -161,7 +161,7 @@ async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: P
         indexes = [row[1] for row in execute("PRAGMA index_list(record)")]
         columns = {row[2] for index in indexes for row in execute(f"PRAGMA index_info({index})")}
         columns -= {"namespace", "key"}
-        assert columns == {"flow", "state", "deadline", "expires_at"}
+        assert columns == {"flow", "state", "deadline", "expires_at", "queue"}
         assert [columns.intersection(names) for names in sets] == [set(), {"state"}]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
-from stepwell import MemoryStorage
+from stepwell import MemoryStorage, SQLiteStorage
 from stepwell.errors import InvalidOption
 
 
@@ -35,6 +36,20 @@ async def test_two_storages_in_memory_do_not_wake_each_other() -> None:
     assert woken == ["one"]
     end()
     end()
+
+
+async def test_storages_of_one_sqlite_file_wake_each_other(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    one, other = SQLiteStorage(str(tmp_path / "bot.db")), SQLiteStorage(str(tmp_path / "link" / "bot.db"))
+    memory = SQLiteStorage(":memory:")
+    woken: list[str] = []
+    ends = [storage.listen("t", lambda: woken.append("woken")) for storage in (one, memory)]
+    await other.notify("t")
+    await SQLiteStorage(":memory:").notify("t")
+    await asyncio.sleep(0)
+    assert woken == ["woken"]
+    for end in ends:
+        end()
 
 
 async def test_a_listener_left_in_a_closed_loop_does_not_stop_the_others() -> None:

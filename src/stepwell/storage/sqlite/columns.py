@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from stepwell.record import KEEP, Change
+from stepwell.storage.queue_text import queue_text, time_text
 
 __all__ = ["Row", "checksum", "name_hash", "row_and_sizes", "sealed", "update", "written"]
 
@@ -35,6 +36,8 @@ class Row(NamedTuple):
     #: The sums of ``name_hash`` of all fields and of all parts; ``None``: last written by an earlier release.
     names: int | None = 0
     part_names: int | None = 0
+    #: The text of ``queue_text`` and ``time_text``.
+    queue: str | None = None
     checksum: int | None = None
 
 
@@ -54,12 +57,18 @@ def checksum(address: Sequence[str], columns: tuple[Any, ...]) -> int:
     Raises ``struct.error`` if the type of a column is wrong, as it may be in a damaged file.
     """
     namespace, key = address
-    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts = columns
+    (
+        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts,
+        queue,
+    ) = columns  # fmt: skip
     # Formatting None takes much longer than formatting a text.
     flow, state = "None" if flow is None else flow, "None" if state is None else state
     head, tags = "None" if head is None else head, "None" if tags is None else tags
     expires_at, deadline = -1.0 if expires_at is None else expires_at, -1.0 if deadline is None else deadline
     text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}"
+    if queue is not None:
+        # Rows without a queue have the checksum of earlier releases.
+        text = f"{text}\n{queue}"
     return crc32(text.encode() + _pack(number, written_at, alive, size, expires_at, deadline, names, parts))
 
 
@@ -82,13 +91,13 @@ def written(
 
     ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
     """
-    number, _, base, _, alive, flow, state, head, tags, _, expires_at, deadline, _, _, _ = row
-    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, _ = change
+    number, _, base, _, alive, flow, state, head, tags, _, expires_at, deadline, _, _, queue, _ = row
+    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, new_queue = change
     number += 1
     if not alive:
         number, expires_at = max(number, int(now * 1e6)), None
     if anew:
-        flow = state = head = tags = deadline = expires_at = None
+        flow = state = head = tags = deadline = expires_at = queue = None
     if replace or anew:
         base = write
     if new_head is not KEEP:
@@ -101,9 +110,11 @@ def written(
         expires_at = None if expiry is None else now + expiry
     elif held and expires_at is not None and expires_at <= now:
         expires_at = None
+    if new_queue is not KEEP:
+        queue = None if new_queue is None else queue_text(new_queue) + time_text(now)
     size, names, part_names = contents
     columns = (
-        number, write, base, now, 1, flow, state, head, tags, size, expires_at, deadline, names, part_names,
+        number, write, base, now, 1, flow, state, head, tags, size, expires_at, deadline, names, part_names, queue,
     )  # fmt: skip
     return _new(Row, (*columns, checksum(address, columns)))
 
@@ -113,10 +124,11 @@ def update(address: Sequence[str], old: Row, new: Row) -> tuple[str, Sequence[An
 
     SQLite writes every index of a column that a statement names, so an indexed column is named only if it differs.
     """
-    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts, check = (
-        new
-    )
-    if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline):
+    (
+        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts,
+        queue, check,
+    ) = new  # fmt: skip
+    if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline) and old[14] == queue:
         values = (number, write, base, written_at, head, tags, size, names, parts, check, *address)
         return _UPDATE_UNINDEXED, values
     changed = tuple(map(ne, old, new))
@@ -140,5 +152,5 @@ def row_and_sizes(count: int) -> str:
 
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
-_INDEXED = ("alive", "flow", "state", "expires_at", "deadline")
+_INDEXED = ("alive", "flow", "state", "expires_at", "deadline", "queue")
 _UPDATE_UNINDEXED = _update_of(tuple([name not in _INDEXED for name in Row._fields]))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.record import Address
-from stepwell.storage.listing import ANY, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.queue_text import END
 from stepwell.storage.sqlite.columns import Row, sealed
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
 from stepwell.storage.sqlite.schema import QUERIES
@@ -55,7 +56,9 @@ class Listing:
                 records.append((address, record))
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
 
-    def due(self, namespace: str, before: float | None, limit: int, after: Due | None) -> list[Due]:
+    def due(
+        self, namespace: str, before: float | None, limit: int, after: Due | None, flow: str | Any_ | None
+    ) -> list[Due]:
         """Return the deadlines that have passed, earliest first."""
         now = self._clock()
         bindings = {
@@ -65,9 +68,22 @@ class Listing:
             "after_key": "" if after is None else after.address.key,
             "now": now,
             "limit": limit,
+            "flow": None if isinstance(flow, Any_) else flow,
         }
-        found = self._rows.read(QUERIES["due"], bindings)
+        found = self._rows.read(QUERIES["due" if isinstance(flow, Any_) else "due_of_flow"], bindings)
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
+
+    def queued(self, namespace: str, name: str, limit: int) -> list[Address]:
+        """Return the first records of a queue."""
+        bindings = (namespace, f"{name}\n", f"{name}{END}", self._clock(), limit)
+        return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["queued"], bindings)]
+
+    def queues(self, namespace: str, prefix: str, after: str, limit: int) -> list[str]:
+        """Return the names of queues in order."""
+        first = max(prefix, f"{after}{END}") if after else prefix
+        return [
+            name for (name,) in self._rows.read(QUERIES["queues"], (namespace, first, prefix, self._clock(), limit))
+        ]
 
     def namespaces(self) -> list[str]:
         """Return every namespace that has a record or a tombstone."""

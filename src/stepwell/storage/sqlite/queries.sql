@@ -7,13 +7,13 @@
 SELECT 0 AS kind, @columns@
 FROM record WHERE namespace = ?1 AND key = ?2
 UNION ALL
-SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 1, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM field WHERE namespace = ?1 AND key = ?2;
 
 -- name: get_with_parts
 @get@
 UNION ALL
-SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
 -- name: lease
@@ -59,7 +59,7 @@ WHERE namespace = ?1 AND key = ?2 AND token = ?3 AND until > ?4 AND until <= ?4 
 
 -- name: add_record
 INSERT INTO record (@columns@, namespace, key)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17);
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18);
 
 -- name: drop_record
 DELETE FROM record WHERE namespace = ?1 AND key = ?2;
@@ -147,6 +147,37 @@ WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
   AND (deadline, key) > (:after_deadline, :after_key)
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY deadline, key LIMIT :limit;
+
+-- name: due_of_flow
+SELECT key, deadline FROM record INDEXED BY record_by_flow_deadline
+WHERE namespace = :namespace AND flow IS :flow AND deadline IS NOT NULL AND deadline <= :before
+  AND (deadline, key) > (:after_deadline, :after_key)
+  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY deadline, key LIMIT :limit;
+
+-- name: queued
+SELECT key FROM record INDEXED BY record_by_queue
+WHERE namespace = ?1 AND queue > ?2 AND queue < ?3 AND alive = 1 AND (expires_at IS NULL OR expires_at > ?4)
+ORDER BY queue, key LIMIT ?5;
+
+-- name: queues
+-- One index lookup for each queue, however many records it has. A newline, char(10), ends the name in a queue's text.
+WITH RECURSIVE found (queue) AS (
+    SELECT (
+        SELECT queue FROM record INDEXED BY record_by_queue
+        WHERE namespace = ?1 AND queue > ?2 AND alive = 1 AND (expires_at IS NULL OR expires_at > ?4)
+        ORDER BY queue LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT queue FROM record INDEXED BY record_by_queue
+        WHERE namespace = ?1 AND queue > substr(found.queue, 1, instr(found.queue, char(10)) - 1) || char(11)
+          AND alive = 1 AND (expires_at IS NULL OR expires_at > ?4)
+        ORDER BY queue LIMIT 1
+    )
+    FROM found WHERE substr(found.queue, 1, length(?3)) = ?3
+)
+SELECT substr(queue, 1, instr(queue, char(10)) - 1) FROM found WHERE substr(queue, 1, length(?3)) = ?3 LIMIT ?5;
 
 -- name: expired
 SELECT record.namespace, record.key, memo.until,

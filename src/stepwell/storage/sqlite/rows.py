@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from stepwell.errors import CorruptRecord, LeaseLost, RecordReplaced, StepwellError, TooLarge, VersionChanged
+from stepwell.errors import (
+    CorruptRecord,
+    LeaseLost,
+    RecordExists,
+    RecordReplaced,
+    StepwellError,
+    TooLarge,
+    VersionChanged,
+)
 from stepwell.record import DAY, KEEP, Address, Change, Damage, Stored, Version
 from stepwell.storage.operations import (
     Applied,
@@ -20,8 +28,8 @@ from stepwell.storage.operations import (
     Release,
     Result,
     Taken,
-    refuse_queues,
 )
+from stepwell.storage.queue_text import queue_of
 from stepwell.storage.reference import weight
 from stepwell.storage.sqlite.columns import Row, checksum, name_hash, row_and_sizes, sealed, update, written
 from stepwell.storage.sqlite.connection import Connection
@@ -159,12 +167,10 @@ class Rows:
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
         address, change, guard, _, _, returning = apply
-        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, queue = change
+        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _ = change
         token = base = version = absent = None
         if guard is not None:
             token, base, version, absent = guard
-        if absent or not (queue is KEEP or queue is None):
-            refuse_queues(apply, "SQLiteStorage")
         names = tuple(dict.fromkeys((*texts, *unset))) if unset else tuple(texts)
         old, fields, sizes = self._read_before(address, names, returning)
         row = old or _NOTHING
@@ -185,6 +191,8 @@ class Rows:
             refused = RecordReplaced(address.text)
         elif version is not None and (version != (row.number, row.write) or not alive or expired):
             refused = VersionChanged(address.text)
+        elif absent and alive and not expired:
+            refused = RecordExists(address.text)
         # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
         anew = bool(alive) and expired and (fresh or token is None)
         drops = replace or anew or not alive
@@ -377,20 +385,21 @@ def _record(
     row: Row, fields: dict[str, str], parts: dict[str, str] | None = None, damage: tuple[str, str] | None = None
 ) -> Stored:
     """Return the record of a row, even if it has expired."""
-    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, _ = row
+    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, queue, _ = row
     if damage is not None:
         # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[DAMAGED] = Damage(*damage)
     version = _new(Version, (number, write))
-    return Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline, parts)
+    place = None if queue is None else queue_of(queue)
+    return Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline, parts, place)
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
     """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
     check = row[-1]
     if check is None and row.names is None and row.part_names is None:
-        return all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
+        return row.queue is None and all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
     try:
         return check == checksum(address, row[:-1])
     except struct.error:

@@ -19,12 +19,15 @@ CREATE TABLE record (
     names      INTEGER,           -- the sum of the hashes of its field names
     part_names INTEGER,           -- the sum of the hashes of its part names
     checksum   INTEGER,           -- of all other columns and the address
+    queue      TEXT,              -- name, newline, negated priority and time: the order of the queue
     PRIMARY KEY (namespace, key)
 ) STRICT;
 
 CREATE INDEX record_by_flow ON record (namespace, flow, key) WHERE alive = 1;
 CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
 CREATE INDEX record_by_deadline ON record (namespace, deadline, key) WHERE deadline IS NOT NULL;
+CREATE INDEX record_by_flow_deadline ON record (namespace, flow, deadline, key) WHERE deadline IS NOT NULL;
+CREATE INDEX record_by_queue ON record (namespace, queue, key) WHERE queue IS NOT NULL;
 CREATE INDEX record_by_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 
 -- One row per field, so that changing a counter does not rewrite the other fields.

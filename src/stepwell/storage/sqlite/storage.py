@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable, Unsupported
+from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Lane, elapsed
@@ -68,6 +69,7 @@ class SQLiteStorage(Storage):
             raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
         # Absolute, so that it stays the same file if the program changes its working directory.
         self.path: str = path if path == MEMORY else str(Path(path).absolute())
+        self._real_path = os.path.realpath(self.path)
         self.synchronous = synchronous
         self._now = clock or time.time
         self._thread: StorageThread | None = None
@@ -103,6 +105,10 @@ class SQLiteStorage(Storage):
     @property
     def location(self) -> str:
         return self.path
+
+    @property
+    def wake_key(self) -> Hashable:
+        return self if self.path == MEMORY else ("sqlite", self._real_path)
 
     async def _open(self) -> None:
         thread = StorageThread("stepwell-sqlite")
@@ -264,9 +270,13 @@ class SQLiteStorage(Storage):
         after: Due | None = None,
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        if not isinstance(flow, Any_):
-            raise Unsupported(type(self).__name__, "find deadlines by flow")
-        return await self._list(self._listing.due, namespace, before, limit, after)
+        return await self._list(self._listing.due, namespace, before, limit, after, flow)
+
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        return await self._list(self._listing.queued, namespace, name, limit)
+
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        return await self._list(self._listing.queues, namespace, prefix, after, limit)
 
     async def _list(self, work: Callable[..., T], *args: Any) -> T:
         if self._loop is not asyncio.get_running_loop():
