@@ -203,7 +203,6 @@ async def test_a_queued_run_can_be_resumed_here_and_is_not_run_twice(storage: St
     assert seen.started == ["a", "b"]
 
 
-@pytest.mark.skip("SQLite has no queues yet")
 def test_submit_without_a_loop(tmp_path: Any) -> None:
     flow, _ = logged(MemoryStorage())
     url = f"sqlite:///{tmp_path}/runs.db"
