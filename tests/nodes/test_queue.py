@@ -36,12 +36,12 @@ pytestmark = pytest.mark.every_backend
 @pytest.fixture
 async def storage(backend: Backend) -> Storage:
     storage = backend.storage()
-    await storage.open()
     await check_queues(storage)
     return storage
 
 
 async def check_queues(storage: Storage) -> None:
+    await storage.open()
     try:
         await storage.queued(RUNS, "-", limit=1)
     except Unsupported:

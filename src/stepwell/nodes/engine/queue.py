@@ -67,6 +67,7 @@ async def submit(
     if after is not None:
         queue = None
     elif partition is not None:
+        await storage.ensure_open()
         is_first = not await storage.queued(RUNS, name, limit=1)
         deadline = 0.0 if is_first else None
     seal = storage.seal(slot.address)
