@@ -92,7 +92,21 @@ class Connections:
         else:
             await self._wait()
         try:
-            return await self._exchange(request, self._loop.time() + timeout)
+            deadline = self._loop.time() + timeout
+            while True:
+                kept = self._taken()
+                connection = kept or await self._connect(deadline)
+                self._busy.add(connection)
+                try:
+                    if self._closed:
+                        raise NoAnswer("closed")
+                    return await connection.exchange(request, deadline)
+                except UnusedConnection:
+                    if kept is None:
+                        raise
+                finally:
+                    # After an error or a cancellation, a late response could be taken for that of the next call.
+                    self._release(connection)
         except TimeoutError:
             raise NoAnswer(f"no response within {timeout:g} s") from None
         except (EOFError, UnusedConnection):
@@ -101,22 +115,6 @@ class Connections:
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
         finally:
             self._leave()
-
-    async def _exchange(self, request: bytes, deadline: float) -> Response:
-        while True:
-            kept = self._taken()
-            connection = kept or await self._connect(deadline)
-            self._busy.add(connection)
-            try:
-                if self._closed:
-                    raise NoAnswer("closed")
-                return await connection.exchange(request, deadline)
-            except UnusedConnection:
-                if kept is None:
-                    raise
-            finally:
-                # After an error or a cancellation, a late response could be taken for that of the next call.
-                self._release(connection)
 
     async def close(self) -> None:
         """Close all connections. Calls that are under way raise ``NoAnswer``."""

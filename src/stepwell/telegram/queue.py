@@ -77,7 +77,8 @@ class SendQueue:
         found.turns.append(turn)
         if len(found.turns) == 1:
             self._advance(found, now)
-            self._run(now)
+            if self._ready or self._later:
+                self._run(now)
         return turn
 
     def hold(self, chat: ChatId | None, seconds: float) -> None:
