@@ -102,7 +102,7 @@ class Users:
         self.answers += 1
         if self.answers == 10 * CHATS:
             self.warm.set()
-        task = asyncio.ensure_future(self.persons[event.body["chat"]["id"]].send("hi"))
+        task = asyncio.create_task(self.persons[event.body["chat"]["id"]].send("hi"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

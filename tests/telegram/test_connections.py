@@ -211,3 +211,46 @@ async def test_a_connection_that_succeeds_while_it_is_cancelled_is_closed() -> N
             if connected:
                 await asyncio.wait_for(ended.wait(), 30)
             gc.collect()
+
+
+async def test_a_connection_with_bytes_after_the_response_is_not_used_again() -> None:
+    server = Server(OK + b"extra", OK)
+    async with server.serving() as connections:
+        for _ in range(2):
+            assert (await connections.post(b"/", b"{}", 5)).body == b"ok"
+    assert server.connections == 2
+
+
+async def test_each_call_has_its_own_timeout_on_a_connection_that_is_used_again() -> None:
+    server = Server(OK, b"HTTP/1.1 200 OK\r\n")
+    async with server.serving() as connections:
+        # Its timer is still set for the next call.
+        await connections.post(b"/", b"{}", 30)
+        with pytest.raises(NoAnswer, match=r"no response within 0\.05 s"):
+            await connections.post(b"/", b"{}", 0.05)
+    server = Server(OK, b"HTTP/1.1 200 OK\r\n|content-length: 2\r\n\r\nok", OK)
+    async with server.serving() as connections:
+        await connections.post(b"/", b"{}", 0.05)
+        await asyncio.sleep(0.04)
+        # The timer of the first call fires during this one, or before.
+        assert (await connections.post(b"/", b"{}", 30)).body == b"ok"
+        await asyncio.sleep(0.05)
+        assert (await connections.post(b"/", b"{}", 30)).body == b"ok"
+    assert server.connections == 1
+
+
+async def test_a_cancelled_call_gives_its_place_to_the_next_one() -> None:
+    server = Server(b"HTTP/1.1 200 OK\r\n", OK)
+    async with server.serving(size=1) as connections:
+        calls = [asyncio.create_task(connections.post(b"/", b"{}", 30)) for _ in range(4)]
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        # The second call waits; the third gets the place of the first, and is cancelled at the same moment.
+        calls[1].cancel()
+        calls[0].cancel()
+        await asyncio.wait(calls[:1])
+        calls[2].cancel()
+        async with asyncio.timeout(30):
+            assert (await calls[3]).body == b"ok"
+            await asyncio.wait(calls)
+    assert all(call.cancelled() for call in calls[:3])

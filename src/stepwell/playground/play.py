@@ -311,7 +311,7 @@ class Playground:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _hosts(self) -> set[str]:
+    def _hosts(self) -> frozenset[str]:
         return allowed_hosts(self.host, self.port, self.hosts)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell._listening import listen
@@ -72,10 +72,11 @@ def netloc(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def allowed_hosts(host: str, port: int, more: Iterable[str]) -> set[str]:
+@cache
+def allowed_hosts(host: str, port: int, more: tuple[str, ...]) -> frozenset[str]:
     """Return the Host headers to accept, against DNS rebinding; a name in ``more`` may have a port."""
     own = {netloc(host, port), f"127.0.0.1:{port}", f"localhost:{port}"}
-    return own | {name if ":" in name else f"{name}:{port}" for name in more}
+    return frozenset(own | {name if ":" in name else f"{name}:{port}" for name in more})
 
 
 class Serving:
@@ -136,6 +137,10 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
     _responding: bool = False
     #: Bytes that arrived meanwhile.
     _held: bytes = b""
+    #: Whether the parser has got bytes.
+    _parsed: bool = False
+    #: When the last direct response was sent.
+    _used_at: float = 0.0
 
     def __init__(self, *args: Any, direct: Direct | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -157,19 +162,21 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
         if self._direct is not None and self._is_idle():
             request = read_plain(data)
             if request is not None:
-                self._unset_keepalive_if_required()
                 self._arrived()
                 self._responding = True
                 task = self.loop.create_task(self._respond(self._direct, request))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
                 return
+        self._parsed = True
         super().data_received(data)
         # After a complete response, this is the start of the next request.
         self._watch(begun=self.cycle is None or self.cycle.response_complete)
 
     def _is_idle(self) -> bool:
         """Return whether the parser is between two requests and has no bytes of the next one."""
+        if not self._parsed:
+            return True
         parser = self.conn
         return (parser.our_state, parser.their_state) == _IDLE and not parser.trailing_data[0]
 
@@ -185,11 +192,25 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
         if self.transport.is_closing():
             return
         self.transport.write(response)
+        self._used_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._close_after(KEEP_ALIVE)
         held, self._held = self._held, b""
-        # Sets the timer for idle connections, and reads again.
-        self.on_response_complete()
+        self.flow.resume_reading()
         if held:
             self.data_received(held)
+
+    def _close_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task: Any = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection. Direct responses do not set the timer again: it does that itself, when it fires."""
+        self.timeout_keep_alive_task = None
+        left = KEEP_ALIVE if self._responding else self._used_at + KEEP_ALIVE - self.loop.time()
+        if left > 0:
+            self._close_after(left)
+        else:
+            super().timeout_keep_alive_handler()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -197,6 +218,7 @@ class _Protocol(_h11.H11Protocol):  # type: ignore[misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def _watch(self, *, begun: bool) -> None:

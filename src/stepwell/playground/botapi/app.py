@@ -22,6 +22,8 @@ __all__ = ["make_app", "make_direct"]
 MAX_REQUEST = 50 * 1024 * 1024
 
 
+#: A call of ``HTTPStatus`` takes longer.
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _METHOD_PATH = re.compile(r"/bot([^/?%]+)/(\w+)")
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -46,7 +48,7 @@ def make_direct(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[s
             return None
         content = _to_json(body).encode()
         head = (
-            f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\ncontent-type: application/json\r\n{more}"
+            f"HTTP/1.1 {code} {_PHRASES.get(code, '')}\r\ncontent-type: application/json\r\n{more}"
             f"content-length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content

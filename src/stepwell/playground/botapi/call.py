@@ -27,5 +27,5 @@ class Call:
         return self.world.room_for(self.bot, self.params.chat_id())
 
 
-#: Returns the result or an awaitable of it; raises ``Refusal``.
+#: Returns the result, or is a coroutine function; raises ``Refusal``.
 Method: TypeAlias = Callable[[Call], Any]

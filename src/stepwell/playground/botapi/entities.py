@@ -35,7 +35,7 @@ _MARKS = {"*": "bold", "_": "italic"}
 
 def utf16_length(text: str) -> int:
     """Return the length of a text in UTF-16 code units."""
-    return len(text) + sum(ord(character) > 0xFFFF for character in text)
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def find_entities(text: str) -> list[Entity]:

@@ -106,6 +106,8 @@ def _edit(call: Call, content: dict[str, Any]) -> dict[str, Any] | bool:
 
 
 def _replied(params: Params, room: Room) -> dict[str, Any] | None:
+    if "reply_parameters" not in params.given and "reply_to_message_id" not in params.given:
+        return None
     given = params.json("reply_parameters", dict) or {}
     number = Params(given).number("message_id", 0) or params.number("reply_to_message_id", 0)
     if not number:

@@ -30,7 +30,7 @@ async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params:
         if method is None:
             raise Refusal(404, "Not Found: method not found")
         result = method(Call(world, webhooks, bot, params))
-        result = await result if inspect.isawaitable(result) else result
+        result = await result if inspect.iscoroutine(result) else result
     except Refusal as refusal:
         world.called(bot, {**noted, "answer": refusal.json()})
         raise

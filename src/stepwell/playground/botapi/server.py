@@ -82,7 +82,7 @@ class BotAPI:
             bot.updates.stop()
         await self._serving.stop()
 
-    def _hosts(self) -> set[str]:
+    def _hosts(self) -> frozenset[str]:
         return allowed_hosts(self.host, self.port, self.hosts)
 
     async def _perform(self, bot: Bot, method: str, params: Params) -> Any:

@@ -17,7 +17,7 @@ MAX_RAW_TEXT = 64 * 1024
 
 def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
     """Return the checked text of a call and its entities."""
-    given = params.objects(listed)
+    given = params.objects(listed) if listed in params.given else []
     if not all(type(entity.get(name)) is int for entity in given for name in ("offset", "length")):
         raise bad_request(f"can't parse {listed}: offset and length are numbers")
     # The message limit counts the parsed text; this one bounds the work of parsing.
