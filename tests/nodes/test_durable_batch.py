@@ -93,8 +93,8 @@ async def test_a_killed_batch_runs_only_uncommitted_items_again(
     batch = Square(ran)
     flow = linear(batch, Say([], "end"), storage=storage)
 
-    class Killed(BaseException):
-        pass
+    class Killed(GeneratorExit):
+        """Unlike other errors, it does not fail the run."""
 
     async def dies(self: Square, item: int) -> int:
         ran.append(item)
@@ -163,8 +163,8 @@ async def test_what_was_skipped_before_a_crash_does_not_run_again(
     ran: list[int] = []
     batch = Square(ran, bad=set(range(0, 200, 2)), on_error="skip")
 
-    class Killed(BaseException):
-        pass
+    class Killed(GeneratorExit):
+        """Unlike other errors, it does not fail the run."""
 
     def dies(self: Square, shared: Any, items: Any, results: Any) -> None:
         raise Killed

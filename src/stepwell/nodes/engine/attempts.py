@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -153,6 +154,8 @@ async def attempt(
             _report(stage, cursor, last_error, delay)
             if delay > 0:
                 await run.sleep(delay)
+            elif perf_counter() > run.yield_at:
+                await run.yield_now()
             number += 1
     except asyncio.CancelledError as cancelled:
         # Cancelled between two attempts or before the fallback: keep the last error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import KeptError, TooLarge
@@ -131,6 +132,8 @@ class _DurableBatchRun(BatchRun):
                 await self._save()
             except Exception as error:  # noqa: BLE001 - conclude() raises it
                 raise self._fail_save(error) from None
+            if perf_counter() > self.run.yield_at:
+                await self.run.yield_now()
         return await super().take()
 
     def succeed(self, index: int, result: Any) -> None:

@@ -25,6 +25,10 @@ EventKind = (
 )
 
 
+#: Seconds after which work that never suspends lets the event loop run other tasks.
+SLICE = 0.01
+
+
 class Emit(Protocol):
     """Passes one event to the subscribers."""
 
@@ -50,6 +54,8 @@ class Execution:
         self.emit = emit
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
+        #: When to call :meth:`yield_now` next, by ``perf_counter()``; 0 before the first call.
+        self.yield_at: float = float("inf") if without_loop else 0.0
         #: How often each stage was visited, by its index.
         self.visits: list[int] = [0] * len(program.stages)
         self.program = program
@@ -82,6 +88,12 @@ class Execution:
             time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to block
         else:
             await asyncio.sleep(seconds)
+
+    async def yield_now(self) -> None:
+        """Let the event loop run other tasks, so that timeouts and cancellations reach a loop that never suspends."""
+        if self.yield_at:
+            await asyncio.sleep(0)
+        self.yield_at = time.perf_counter() + SLICE
 
     def cancelling(self, error: BaseException | None = None) -> bool:
         """Return whether the current task was cancelled; ``error`` is the error that its work has just raised."""

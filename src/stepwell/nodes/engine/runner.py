@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -22,6 +23,11 @@ __all__ = ["copy_node", "drive", "run_nested", "run_nested_durable", "run_root",
 T = TypeVar("T")
 
 _new = object.__new__
+
+#: How many visits of a node pass between two checks whether to let the event loop run other tasks.
+_UNCHECKED = 16
+#: More visits than any run has. CPython compares integers below 2**30 quickly.
+_NEVER = 2**29
 
 
 async def run_root(
@@ -116,6 +122,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
     # check_steps() limits the outermost graph.
     max_steps = None if graph is run.program.root.graph else graph.flow.max_steps
     steps, began = 0, 0.0
+    unchecked = _NEVER if run.without_loop else _UNCHECKED
     action: Any = None
     while stage is not None:
         if max_steps is not None:
@@ -129,7 +136,12 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         else:
             if most is not None:
                 run.check_steps(stage)
-            visits[index] = cursor.visit = visits[index] + 1
+            visits[index] = cursor.visit = visit = visits[index] + 1
+            # Only a graph that visits a node many times can keep the event loop for long.
+            if visit > unchecked:
+                unchecked = visit + _UNCHECKED
+                if perf_counter() > run.yield_at:
+                    await run.yield_now()
         if emit is not None:
             began = emit("node.started", cursor)
         try:
