@@ -33,7 +33,7 @@ NAMES = {
         "InvalidOption", "KeptError", "LeaseLost", "Limit", "MergeConflict", "MissingExtra", "Node", "NodeExited",
         "NodeFlow", "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar",
         "RecordReplaced", "Run", "RunBusy", "RunCancelled", "RunExists", "RunFailed", "RunFinished", "RunHandle",
-        "RunIsNewer", "RunReplaced", "RunStuck", "Sleep", "Step", "StorageError",
+        "RunIsNewer", "RunPaused", "RunReplaced", "RunStuck", "Sleep", "Step", "StorageError",
         "StorageUnavailable", "StoredDataError", "StoredRun", "TooLarge", "TooManySteps", "UnknownAction", "UnknownRun",
         "UnknownScheme", "UnknownType", "Unstorable", "Unsupported", "UsageError", "Wait", "WorkCancelled",
         "WrongLoop", "linear", "new_flow_id", "parallel", "run_async_batch", "step", "subscribe",

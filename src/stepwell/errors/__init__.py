@@ -60,6 +60,7 @@ StepwellError
     ├── KeptError                                   an error that was stored with a run
     ├── ExecutorError (also RuntimeError)           a value cannot be sent to an executor or back
     ├── Parked                                      a run waits for an answer or a time
+    │   └── RunPaused                               a run was paused
     ├── RunExists (also ValueError)                 a run with this id exists already
     ├── UnknownRun (also LookupError)               no run with this id exists
     ├── RunFinished (also RuntimeError)             the run has ended and cannot be resumed
@@ -111,6 +112,7 @@ from stepwell.errors.nodes import (
     RunFailed,
     RunFinished,
     RunIsNewer,
+    RunPaused,
     RunReplaced,
     RunStuck,
     TooManySteps,
@@ -191,6 +193,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunIsNewer",
+    "RunPaused",
     "RunReplaced",
     "RunStuck",
     "StepwellError",

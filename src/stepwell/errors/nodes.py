@@ -203,6 +203,16 @@ class Parked(NodeFlowError):
         )
 
 
+class RunPaused(Parked):
+    """A run was paused. Its state is stored, and ``flow.resume(flow_id)`` continues it."""
+
+    def __init__(self, flow_id: str, node: str) -> None:
+        super().__init__("", flow_id, node, None, None)
+        self.args: tuple[Any, ...] = (
+            f"run {flow_id!r} was paused at {node!r}; continue it with flow.resume({flow_id!r})",
+        )
+
+
 def _until(deadline: float | None) -> str:
     try:
         return f" until {datetime.fromtimestamp(deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"

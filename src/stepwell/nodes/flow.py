@@ -46,6 +46,8 @@ class NodeFlow(NodeGraph):
     :param storage: the storage of its runs, unless ``run`` gets another one: a Storage, or a URL, whose storage the
         first run opens and ``flow.storage.close()`` closes.
     :param keep: whether finished runs stay in the storage: ``True``, or a number of seconds.
+    :param max_recoveries: how often the runner of a run may die before the run completes another node. Then the run
+        is ``stuck``, so that a node that kills its process cannot kill one worker after the other.
     :param renamed: the new path of each node that a deploy has renamed, for runs of the graph before it:
         ``{"old": "new", "inner/old": "inner/new"}``. The path of a flow or of a parallel node stands for all
         nodes inside it.
@@ -64,6 +66,7 @@ class NodeFlow(NodeGraph):
         concurrency: int | None = None,
         max_steps: int | None = None,
         keep: Retention = False,
+        max_recoveries: int = 5,
         renamed: Mapping[str, str] | None = None,
         revision: int = 1,
         migrate: Migrate | None = None,
@@ -74,6 +77,9 @@ class NodeFlow(NodeGraph):
             check_concurrency(concurrency)
         if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
             raise InvalidOption(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
+        if not isinstance(max_recoveries, int) or isinstance(max_recoveries, bool) or max_recoveries < 0:
+            raise InvalidOption(f"max_recoveries={max_recoveries!r}: give a whole number of at least 0")
+        self.max_recoveries: int = max_recoveries
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps
         self.storage: Storage | None = None if storage is None else as_storage(storage)
@@ -257,7 +263,7 @@ class NodeFlow(NodeGraph):
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
     ) -> dict[str, Any]:
-        """Resume a run that was interrupted, has failed or waits, and return its final state.
+        """Resume a run that was interrupted or paused, has failed or waits, and return its final state.
 
         ``flow_id`` is the id of the run or of one of its waits. With the id of a wait, ``value`` answers that wait,
         once: a second answer is ignored, and the run continues or returns its state. With the id of the run,
@@ -320,6 +326,35 @@ class NodeFlow(NodeGraph):
         async with runs.storage_for(self, storage) as found:
             await control.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
 
+    async def pause(self, flow_id: str, *, storage: Storage | str | None = None) -> None:
+        """Stop a run after the nodes that it runs now, and return when it has stopped.
+
+        Its status is ``paused``. No worker continues it; :meth:`resume` does. A pending ``run`` raises
+        :class:`RunPaused`. A run that is queued, waits or sleeps is paused at once; its timeouts fire when it is
+        resumed. A paused run does not keep its partition.
+        """
+        async with runs.storage_for(self, storage) as found:
+            await control.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
+
+    async def retry(
+        self,
+        flow_ids: Iterable[str] | None = None,
+        *,
+        status: control.Retried = "failed",
+        limit: int | None = None,
+        storage: Storage | str | None = None,
+    ) -> int:
+        """Put runs that have failed or are stuck into the queue again, and return how many.
+
+        A worker continues each of them at the node that it stopped at.
+
+        :param flow_ids: the runs; by default all of ``status``.
+        :param status: ``"failed"`` or ``"stuck"``.
+        :param limit: the most runs to retry.
+        """
+        async with runs.storage_for(self, storage) as found:
+            return await control.retry(self, flow_ids, status, limit, storage=found)
+
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""
         async with runs.storage_for(self, storage) as found:
@@ -376,6 +411,7 @@ class FlowOptions(TypedDict, total=False):
     concurrency: int | None
     max_steps: int | None
     keep: Retention
+    max_recoveries: int
     renamed: Mapping[str, str] | None
     revision: int
     migrate: Migrate | None

@@ -16,6 +16,7 @@ from stepwell.errors import (
     RunBusy,
     RunCancelled,
     RunFinished,
+    RunStuck,
     StorageError,
     StoredDataError,
     UnknownRun,
@@ -150,7 +151,9 @@ class RunWorker:
 
         try:
             flow_id = decode_key(address.key)
-            await runs.resume(flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0)
+            await runs.resume(
+                flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0, by_worker=True
+            )
         except (Parked, RunCancelled, RunFinished, UnknownRun):
             pass
         except RunBusy as busy:
@@ -166,6 +169,8 @@ class RunWorker:
             else:
                 source.pauses.add(address, FOREIGN_PAUSES)
             return
+        except RunStuck as stuck:
+            logger.warning("%s", stuck)
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
             source.pauses.add(address)

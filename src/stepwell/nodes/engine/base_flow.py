@@ -29,6 +29,8 @@ class BaseFlow(BaseNode):
     concurrency: int | None = None
     #: The storage of its runs.
     storage: Storage | None = None
+    #: How often the runner of a run may die at one node.
+    max_recoveries: int = 5
     #: The revision of the flow.
     revision: int = 1
     #: Moves a run of an earlier revision to this one.

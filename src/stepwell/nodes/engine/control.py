@@ -1,27 +1,28 @@
-"""Acts on a run from outside, whoever holds it: answers its waits, cancels it."""
+"""Acts on a run from outside, whoever holds it: answers its waits, cancels, pauses and retries it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
     EncodeError,
     FlowChanged,
+    InvalidOption,
     RunCancelled,
     RunFinished,
     UnknownRun,
     Unstorable,
     UsageError,
 )
-from stepwell.nodes.engine import held, mail, partitions, runs, waits
+from stepwell.nodes.engine import held, mail, monitor, partitions, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
-from stepwell.nodes.engine.notices import wake_waiters
-from stepwell.nodes.engine.run_format import FORMER, GRAPH, table_of, unpack
-from stepwell.record import RUNS, Address, Place
+from stepwell.nodes.engine.notices import wake_waiters, wake_workers
+from stepwell.nodes.engine.run_format import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
+from stepwell.record import RUNS, Address, Place, Queue
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.operations import Claim, Get, Release
@@ -29,7 +30,10 @@ from stepwell.storage.operations import Claim, Get, Release
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
 
-__all__ = ["answer", "cancel"]
+__all__ = ["Retried", "answer", "cancel", "pause", "retry"]
+
+#: The statuses of runs that can be retried.
+Retried = Literal["failed", "stuck"]
 
 #: The first and the longest pause, in seconds, between two checks whether a run has ended.
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
@@ -98,6 +102,92 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
             pause = min(2 * pause, _LONGEST_POLL)
 
 
+async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
+    """Pause a run, and return when it has stopped."""
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place)
+        return {} if _can_pause(table, flow_id) else None
+
+    if not await _send(storage, flow_id, "pause", letter_of):
+        return
+    wait = _FIRST_POLL
+    while True:
+        try:
+            async with runs.hold(storage, flow_id, wait=0) as slot:
+                await _pause_held(slot, flow_id)
+                return
+        except AlreadyHeld:
+            # A node pauses its own run.
+            return
+        except Busy:
+            await asyncio.sleep(wait * storage.rng.uniform(0.8, 1.2))
+            wait = min(2 * wait, _LONGEST_POLL)
+
+
+def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
+    """Return whether a run can be paused, or ``False`` if it is; raise if it has ended or failed."""
+    match table["status"]:
+        case "finished":
+            raise RunFinished(flow_id)
+        case "cancelled":
+            raise RunCancelled(flow_id, table.get("cancelled") or None)
+        case "failed" | "stuck" as status:
+            raise UsageError(f"run {flow_id!r} is {status}, so it does not continue unless it is resumed")
+        case status:
+            return bool(status != "paused")
+
+
+async def _pause_held(slot: Slot, flow_id: str) -> None:
+    table = table_of(slot.place, slot.address) if slot.found else None
+    if table is None:
+        raise RunFinished(flow_id)
+    if _can_pause(table, flow_id):
+        _, mail_of_run = await slot.parts_of_others(f"{MAIL}pause:")
+        await held.pause(slot, mail_of_run)
+        await _hand_over(slot, flow_id, table)
+
+
+async def retry(
+    flow: BaseFlow, flow_ids: Iterable[str] | None, status: Retried, limit: int | None, *, storage: Storage
+) -> int:
+    """Put failed or stuck runs into their queue again, and return how many."""
+    if status not in get_args(Retried):
+        raise InvalidOption(f"status={status!r}: choose 'failed' or 'stuck'")
+    retried = 0
+    if flow_ids is not None:
+        for flow_id in flow_ids:
+            if limit is not None and retried >= limit:
+                break
+            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage)
+        return retried
+    async for run in monitor.runs(storage, flow._title(), status, revision=flow.revision):
+        if limit is not None and retried >= limit:
+            break
+        retried += await _retry(flow, run.flow_id, (status,), storage=storage)
+    return retried
+
+
+async def _retry(flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage) -> bool:
+    try:
+        async with runs.hold(storage, flow_id, wait=0) as slot:
+            table = table_of(slot.place, slot.address) if slot.found else None
+            if table is None or table["status"] not in statuses:
+                return False
+            _check_flow(flow, flow_id, slot.place)
+            index = flow_index(slot.place.flow or "", slot.place.revision or 1)
+            partition = table.get("partition")
+            name = index if partition is None else partitions.queue_name(index, partition)
+            await held.retry(slot, Queue(name, table.get("priority", 0)))
+    except Busy:
+        # Another process resumes it.
+        return False
+    if partition is not None:
+        await partitions.activate_if_first(storage, name, slot.address)
+    wake_workers(storage, index)
+    return True
+
+
 async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
     table = table_of(slot.place, slot.address) if slot.found else None
     if table is None or table["status"] == "finished":
@@ -105,9 +195,14 @@ async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
     if table["status"] != "cancelled":
         await held.cancel(slot, reason)
         wake_waiters(slot.storage, flow_id)
-        if "partition" in table:
-            revision = slot.place.revision or 1
-            await partitions.hand_over(slot.storage, slot.place.flow or "", revision, table["partition"], flow_id)
+        await _hand_over(slot, flow_id, table)
+
+
+async def _hand_over(slot: Slot, flow_id: str, table: Mapping[str, Any]) -> None:
+    """Let the next run of the partition start, if the run has one."""
+    if "partition" in table:
+        revision = slot.place.revision or 1
+        await partitions.hand_over(slot.storage, slot.place.flow or "", revision, table["partition"], flow_id)
 
 
 async def _send(storage: Storage, flow_id: str, kind: mail.Kind, letter_of: mail.LetterOf) -> bool:

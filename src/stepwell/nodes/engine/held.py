@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from stepwell.nodes.engine.run_format import Retention
-from stepwell.record import DAY, Stored
+from stepwell.record import DAY, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Get
 
-__all__ = ["cancel", "interrupt"]
+__all__ = ["cancel", "interrupt", "pause", "retry"]
 
 
 async def cancel(slot: Slot, reason: str | None) -> None:
@@ -23,6 +24,27 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
     names = tuple((stored.parts or {}) if stored is not None else ())
     await slot.commit(deadline=None, expiry=expiry, queue=None, dropped_parts=names)
+
+
+async def pause(slot: Slot, mail: Iterable[str]) -> None:
+    """Commit that a run is paused, without this mail, and release it."""
+    table = _table(slot)
+    if table["status"] == "queued":
+        table.setdefault("before", "queued")
+    table["status"] = "paused"
+    slot.place = slot.place._replace(stack=(table,))
+    await slot.commit(deadline=None, queue=None, dropped_parts=tuple(mail))
+
+
+async def retry(slot: Slot, queue: Queue) -> None:
+    """Commit that a run waits in a queue to continue at its position, and release it."""
+    table = _table(slot)
+    table.setdefault("before", table["status"])
+    table["status"] = "queued"
+    if table["before"] == "queued":
+        del table["before"]
+    slot.place = slot.place._replace(stack=(table,))
+    await slot.commit(deadline=None, queue=queue)
 
 
 async def interrupt(slot: Slot) -> None:

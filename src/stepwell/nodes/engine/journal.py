@@ -15,7 +15,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from stepwell.codec.large import in_thread, is_large
-from stepwell.errors import EncodeError, LeaseLost, Parked, RecordReplaced, StepwellError, Unstorable, VersionChanged
+from stepwell.errors import (
+    EncodeError,
+    LeaseLost,
+    Parked,
+    RecordReplaced,
+    RunPaused,
+    StepwellError,
+    Unstorable,
+    VersionChanged,
+)
 from stepwell.nodes.engine.error_text import message_of, traceback_of
 from stepwell.nodes.engine.loaded import loaded_at
 from stepwell.nodes.engine.run_format import (
@@ -87,6 +96,10 @@ class Journal:
         self._used_mail: set[str] = set()
         #: The mail that has cancelled the run.
         self.cancel: Mapping[str, Any] | None = None
+        #: Whether mail pauses the run after its current nodes.
+        self.pausing: bool = False
+        #: How often the runner has died since the last node completed.
+        self.recoveries: int = 0
         #: Called when mail cancels the run.
         self.on_cancel: Callable[[], None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -151,6 +164,8 @@ class Journal:
             table["keep"] = self.keep
         if self.submitted:
             table.update(self.submitted)
+        if self.recoveries:
+            table["recoveries"] = self.recoveries
         if self.open:
             table["open"] = dict(self.open)
         if len(self.positions) > 1:
@@ -217,18 +232,21 @@ class Journal:
             raise
 
     async def park(self) -> Parked | None:
-        """Commit that the run waits, release it, and return the exception to raise.
+        """Commit that the run waits or is paused, release it, and return the exception to raise.
 
         Return ``None`` if mail has answered a wait or cancelled the run: it is not released, and must go on or end.
         """
-        node = next(iter(unanswered(self.open)))
-        while not deliver(self):
+        node = next(iter(unanswered(self.open)), self.positions[""])
+        while not deliver(self) or self.pausing:
             if self.cancel is not None:
                 return None
             waits = unanswered(self.open)
             self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
             deadline = max(0.0, min(times) - self.now()) if times else None
+            if self.pausing:
+                self.status, deadline = "paused", None
+                self.drop_pauses()
             self._fill()
             try:
                 # Mail that is written after this commit has a deadline, so that a worker finds it.
@@ -236,7 +254,7 @@ class Journal:
             except VersionChanged:
                 await self.read_mail()
             else:
-                return parked(self)
+                return RunPaused(self.flow_id, self.positions[""]) if self.pausing else parked(self)
         if self.cancel is None:
             self.status = "running"
             await self.save(node)
@@ -276,6 +294,8 @@ class Journal:
                 self.mail[name] = mail[name]
                 if kind_of_mail(name) == "cancel":
                     self.cancel = self.cancel or mail[name]
+                elif kind_of_mail(name) == "pause":
+                    self.pausing = True
         if self.cancel is not None and self.on_cancel is not None:
             self.on_cancel()
 
@@ -300,6 +320,13 @@ class Journal:
         """Stop reading mail in the background."""
         if self._reading is not None:
             self._reading.cancel()
+
+    def drop_pauses(self) -> list[str]:
+        """Drop the mail that pauses the run with the next commit, and return its names."""
+        names = [name for name in self.mail if kind_of_mail(name) == "pause"]
+        for name in names:
+            self.use_mail(name)
+        return names
 
     def use_mail(self, name: str) -> Any:
         """Return the mail of this name, and drop it with the next commit."""

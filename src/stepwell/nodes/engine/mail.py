@@ -21,7 +21,7 @@ from stepwell.storage.wakeups import wake
 
 __all__ = ["Kind", "LetterOf", "send", "topic_of"]
 
-Kind = Literal["answer", "cancel"]
+Kind = Literal["answer", "cancel", "pause"]
 
 #: The statuses of runs that nobody holds, and that mail may continue.
 _WAKES: Final = frozenset({"parked", "sleeping"})
@@ -54,7 +54,7 @@ async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) 
         part = Slot(storage, RUNS, flow_id).seal_part(name, letter)
         busy = table["status"] == "running"
         head: Head | Keep = KEEP
-        if table["status"] == "queued":
+        if table.get("before", table["status"]) == "queued":
             # A worker reads the parts of a queued run only if its table says that there are some.
             head = storage.seal(address).head(place._replace(stack=({**table, "mail": True},)))
         change = Change(

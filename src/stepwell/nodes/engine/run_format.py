@@ -79,6 +79,8 @@ class _Table(TypedDict):
     keep: NotRequired[bool | float]
     #: Whether the call that ran it was cancelled.
     interrupted: NotRequired[bool]
+    #: How often its runner has died since its last node completed.
+    recoveries: NotRequired[int]
     #: Why it was cancelled; may be empty.
     cancelled: NotRequired[str]
     open: NotRequired[dict[str, Any]]
@@ -143,7 +145,7 @@ class _Cancel(TypedDict):
 
 
 #: The forms of mail, by kind.
-_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel}
+_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel, "pause": dict[str, Any]}
 
 
 def kind_of_mail(name: str) -> str:

@@ -180,6 +180,10 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 commit = branch.complete(graph, stage, visits[index], following)
                 if commit is not None:
                     await commit
+                    if branch.journal.pausing:
+                        if emit is not None:
+                            emit("node.finished", cursor, began=began)
+                        raise Park
         except Park:
             raise
         except BaseException as error:

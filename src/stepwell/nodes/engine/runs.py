@@ -19,7 +19,9 @@ from stepwell.errors import (
     RunCancelled,
     RunExists,
     RunFinished,
+    RunPaused,
     RunReplaced,
+    RunStuck,
     StorageError,
     UnknownRun,
     UsageError,
@@ -36,7 +38,7 @@ from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.nodes.engine.stored_run import load, load_queued
-from stepwell.record import RUNS
+from stepwell.record import KEEP, RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import default_storage
@@ -67,6 +69,8 @@ T = TypeVar("T")
 IfExists = Literal["raise", "resume"]
 NewExecution = Callable[["Program", str], "Execution"]
 
+#: The statuses of runs that a worker may continue.
+_TAKEN_BY_WORKERS = frozenset({"queued", "running", "parked", "sleeping"})
 #: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
 LEASE = 10.0
 
@@ -122,8 +126,12 @@ async def resume(
     storage: Storage,
     new_execution: NewExecution,
     wait: float | None = None,
+    by_worker: bool = False,
 ) -> dict[str, Any]:
-    """Resume a run, given by its id or by the id of one of its waits."""
+    """Resume a run, given by its id or by the id of one of its waits.
+
+    ``by_worker``: raise ``RunFinished`` if the run has ended, is paused, or needs a call of ``flow.resume()``.
+    """
     flow_id = flow_of_wait(given)
     wait_id = None if flow_id is None else given
     flow_id = flow_id or given
@@ -131,7 +139,15 @@ async def resume(
     wait = LEASE + 2 if wait is None else wait
     try:
         async with hold(storage, flow_id, wait=wait) as slot:
-            return await _continue(flow, slot, flow_id, wait_id=wait_id, value=value, new_execution=new_execution)
+            return await _continue(
+                flow,
+                slot,
+                flow_id,
+                wait_id=wait_id,
+                value=value,
+                new_execution=new_execution,
+                by_worker=by_worker,
+            )
     except RunBusy:
         raise
     except Busy as busy:
@@ -146,7 +162,14 @@ def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 
 
 async def _continue(
-    flow: BaseFlow, slot: Slot, flow_id: str, *, wait_id: str | None, value: Any, new_execution: NewExecution
+    flow: BaseFlow,
+    slot: Slot,
+    flow_id: str,
+    *,
+    wait_id: str | None,
+    value: Any,
+    new_execution: NewExecution,
+    by_worker: bool = False,
 ) -> dict[str, Any]:
     # Some results below come from the record of an earlier runner, which must be durable before they are returned.
     await slot.confirm()
@@ -159,6 +182,10 @@ async def _continue(
     asked = None if wait_id is None else WaitId.read(wait_id)
     if asked is not None and asked.run != table.get("run", ""):
         raise RunFinished(flow_id, wait_id)
+    if by_worker and table["status"] not in _TAKEN_BY_WORKERS:
+        # Mail that was written just after the run ended or stopped has set the deadline.
+        await slot.commit(deadline=None, force=True)
+        raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         raise RunCancelled(flow_id, table.get("cancelled") or None)
     if table["status"] == "finished":
@@ -168,11 +195,12 @@ async def _continue(
     program = program_of(flow, without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
     if table.get("before", table["status"]) == "queued":
-        return await _take(flow, journal, table, value, new_execution)
+        return await _take(journal, table, value, new_execution, by_worker=by_worker)
     async with _quarantine(slot), _mark_stuck(journal):
         params = await load(journal)
-    if journal.cancel is not None:
-        raise await _cancelled(journal)
+    await _obey(journal, by_worker)
+    if table["status"] == "running" and not table.get("interrupted"):
+        await _count_recovery(flow, journal, table.get("recoveries", 0) + 1)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
     waits.deliver(journal)
@@ -180,10 +208,10 @@ async def _continue(
         waits.answer(journal, wait_id, value)
     answered = any(waits.has_answer(inside) for inside in journal.open.values())
     if journal.status in ("parked", "sleeping") and not journal.overdue and not answered:
-        if table["status"] != "stuck" and (slot.deadline is None or slot.deadline > slot.now):
+        if table["status"] in ("parked", "sleeping") and (slot.deadline is None or slot.deadline > slot.now):
             raise waits.parked(journal)
-        # A stuck run fits again and waits as before. Otherwise mail that answers no wait has set the deadline to the
-        # past, and must not wake workers again.
+        # A stuck, paused or retried run waits as before. Otherwise mail that answers no wait has set the deadline to
+        # the past, and must not wake workers again.
         parked = await journal.park()
         if parked is not None:
             raise parked
@@ -192,25 +220,46 @@ async def _continue(
     if "partition" in table and table["status"] not in partitions.HOLDING:
         await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
     journal.status = "running"
-    await journal.save(slot.state or "")
+    await journal.save(slot.state or "", queue=KEEP if slot.queue is None else None)
     return await _run(new_execution(program, flow_id), journal, params)
 
 
 async def _take(
-    flow: BaseFlow, journal: Journal, table: dict[str, Any], value: Any, new_execution: NewExecution
+    journal: Journal, table: dict[str, Any], value: Any, new_execution: NewExecution, *, by_worker: bool
 ) -> dict[str, Any]:
     """Start a queued run."""
     if value is not ...:
         raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
     async with _quarantine(journal.slot), _mark_stuck(journal):
         params = await load_queued(journal, table)
-    if journal.cancel is not None:
-        raise await _cancelled(journal)
+    await _obey(journal, by_worker)
     if "partition" in table:
         revision = journal.slot.place.revision or 1
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, revision, table)
     await journal.begin(params, journal.keep, queued=True)
     return await _run(new_execution(journal.program, journal.flow_id), journal, params)
+
+
+async def _obey(journal: Journal, by_worker: bool) -> None:
+    """Obey mail that has cancelled or paused a run before it was loaded. ``flow.resume()`` ends a pause."""
+    if journal.cancel is not None:
+        raise await _cancelled(journal)
+    pauses = journal.drop_pauses()
+    journal.pausing = False
+    if pauses and by_worker:
+        await held.pause(journal.slot, pauses)
+        await _hand_over(journal)
+        raise RunPaused(journal.flow_id, journal.positions[""])
+
+
+async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int) -> None:
+    """Count that the runner of a run has died; raise ``RunStuck`` if that was too often."""
+    journal.recoveries = recoveries
+    if recoveries > flow.max_recoveries:
+        reason = f"its runner died {recoveries} times at node {journal.positions['']!r}"
+        await journal.stick(reason)
+        await _hand_over(journal)
+        raise RunStuck(journal.flow_id, reason)
 
 
 @asynccontextmanager
@@ -276,6 +325,8 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
                 parked = await _last_commit(run, journal.park())
                 if parked is not None:
                     run.end("run.parked", parked=parked)
+                    if isinstance(parked, RunPaused):
+                        await _hand_over(journal)
                     raise parked from None
                 if journal.cancel is not None:
                     raise await _cancelled(journal) from None

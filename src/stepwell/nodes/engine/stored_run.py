@@ -79,7 +79,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     timed = {path: wait["until"] for path, wait in unanswered(journal.open).items() if wait["until"] is not None}
     latest = slot.now
     due = slot.deadline is not None and slot.deadline <= slot.now
-    if timed and journal.status != "running" and due and not journal.mail:
+    if timed and table["status"] in ("parked", "sleeping") and due and not journal.mail:
         # Without mail, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
     journal.overdue = {path for path, until in timed.items() if until <= latest}

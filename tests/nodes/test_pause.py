@@ -1,0 +1,319 @@
+"""Paused runs, retried runs, and runs whose runner dies again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import (
+    FlowChanged,
+    InvalidOption,
+    RunCancelled,
+    RunFinished,
+    RunPaused,
+    RunStuck,
+    UnknownRun,
+    UsageError,
+)
+from stepwell.nodes import Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
+from stepwell.nodes.engine import mail, runs
+from stepwell.record import RUNS
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.nodes.test_cancel import begun, has_status
+from tests.nodes.test_durable import Boom, Say
+from tests.nodes.test_mail import Gate, HeldPark, finished, has_mail, one_wait, parts_of, until, waits_of
+from tests.nodes.test_wait import parked
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+@pytest.fixture
+async def queues() -> AsyncIterator[Storage]:
+    async with MemoryStorage() as storage:
+        yield storage
+
+
+async def paused(running: asyncio.Task[Any]) -> RunPaused:
+    with pytest.raises(RunPaused) as caught:
+        await asyncio.wait_for(running, 20)
+    return caught.value
+
+
+async def test_a_running_run_pauses_after_its_node_and_resumes_there(storage: Storage) -> None:
+    gate, ran, events = Gate(), list[str](), list[str]()
+    flow = linear(Say(ran, "a"), gate, Say(ran, "b"), storage=storage)
+    running = await begun(flow, gate, on_event=lambda event: events.append(f"{event.kind} {event.node}"))
+    pausing = asyncio.create_task(flow.pause("r"))
+    await until(lambda: has_mail(storage))
+    assert not pausing.done()
+    gate.opened.set()
+    assert str(await paused(running)) == "run 'r' was paused at 'b'; continue it with flow.resume('r')"
+    await pausing
+    run = await flow.status("r")
+    assert (run.status, run.node, run.path) == ("paused", "b", ("a", "gate"))
+    assert events[-2:] == ["node.finished gate", "run.parked flow"]
+    assert await parts_of(storage) == set()
+    assert await storage.due(RUNS, before=1e12) == []
+    assert [run.flow_id async for run in flow.runs("paused")] == ["r"]
+    await flow.pause("r")
+    assert await flow.resume("r") == {"said": ["a", "b"]}
+    assert ran == ["r/a/1", "r/b/1"]
+
+
+async def test_all_branches_end_their_node_before_a_pause(storage: Storage) -> None:
+    gates, ran = [Gate("left"), Gate("right")], list[str]()
+    branches = [linear(gate, Say(ran, f"after {gate.name}")) for gate in gates]
+    both = parallel(*branches, name="p", merge={"said": lambda values: [*values[0], *values[1]]})
+    flow = NodeFlow(start=both, storage=storage)
+    running = await begun(flow, gates[0])
+    await gates[1].entered.wait()
+    pausing = asyncio.create_task(flow.pause("r"))
+    await until(lambda: has_mail(storage))
+    for gate in gates:
+        gate.opened.set()
+        await asyncio.sleep(0)
+    await paused(running)
+    await pausing
+    assert ran == []
+    assert await flow.resume("r") == {"said": ["after left", "after right"]}
+
+
+async def test_a_parked_run_is_paused_at_once_and_waits_again_when_it_is_resumed(storage: Storage) -> None:
+    flow = linear(Wait("x"), storage=storage)
+    wait = await parked(flow.run(flow_id="r"))
+    await flow.pause("r")
+    assert (await flow.status("r")).status == "paused"
+    await flow.answer(wait.id, 1)
+    async with worker([flow]):
+        await asyncio.sleep(0.1)
+        assert (await flow.status("r")).status == "paused"
+    assert await flow.resume("r") == {"x": 1}
+    wait = await parked(flow.run(flow_id="again"))
+    await flow.pause("again")
+    assert (await parked(flow.resume("again"))).id == wait.id
+    assert (await flow.status("again")).status == "parked"
+
+
+async def test_a_timeout_that_passes_during_a_pause_fires_when_the_run_is_resumed(
+    backend: Backend, clock: Clock
+) -> None:
+    storage = backend.storage(clock=clock)
+    await storage.open()
+    flow = linear(Sleep(60), Say([], "a"), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    await flow.pause("r")
+    clock.advance(59)
+    await parked(flow.resume("r"))
+    await flow.pause("r")
+    clock.advance(2)
+    assert await flow.resume("r") == {"said": ["a"]}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_pause_around_the_park_commit_is_not_lost(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    flow = one_wait(storage)
+
+    async def pause() -> None:
+        async def letter(place: Any, table: Any) -> dict[str, Any]:
+            return {}
+
+        await mail.send(storage, "r", "pause", letter)
+
+    HeldPark(storage, monkeypatch, **{when: pause})  # type: ignore[arg-type]
+    running = asyncio.create_task(flow.run(flow_id="r"))
+    if when == "before":
+        await paused(running)
+    else:
+        await parked(running)
+        async with worker([flow]):
+            await until(lambda: has_status(flow, "paused"))
+    assert (await flow.status("r")).status == "paused"
+    assert await flow.answer((await waits_of(flow))["x"], 1, run=True) == {"x": 1, "said": ["end"]}
+
+
+async def test_runs_that_have_ended_or_failed_cannot_be_paused(storage: Storage) -> None:
+    flow = linear(Say([], "a", fails=[Boom()]), Wait("x"), storage=storage)
+    with pytest.raises(UnknownRun):
+        await flow.pause("r")
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    with pytest.raises(UsageError, match="run 'r' is failed"):
+        await flow.pause("r")
+    await parked(flow.resume("r"))
+    await flow.cancel("r")
+    with pytest.raises(RunCancelled):
+        await flow.pause("r")
+    await parked(flow.run(flow_id="ended"))
+    await flow.answer("ended", 1, run=True)
+    with pytest.raises(RunFinished):
+        await flow.pause("ended")
+
+
+async def test_a_queued_run_is_paused_and_starts_when_it_is_resumed(queues: Storage) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), storage=queues)
+    for partition in (None, "p"):
+        handle = await flow.submit(partition=partition, params={"n": 1})
+        await flow.pause(handle.id)
+        following = await flow.submit(partition=partition)
+        async with worker([flow]):
+            assert await following.result(20) == {"said": ["a"]}
+        assert (await handle.status()).status == "paused"
+        assert await flow.resume(handle.id) == {"said": ["a"]}
+    assert len(ran) == 4
+
+
+# Retries
+
+
+async def test_failed_runs_are_retried_by_a_worker_where_they_stopped(queues: Storage) -> None:
+    ran: list[str] = []
+    broken = True
+
+    class Fragile(Node):
+        def exec(self, prep_res: Any) -> None:
+            if broken:
+                raise Boom
+
+    flow = linear(Say(ran, "a"), Fragile, storage=queues, keep=True)
+    for number in range(5):
+        with pytest.raises(Boom):
+            await flow.run(flow_id=f"r{number}")
+    broken = False
+    assert await flow.retry(limit=2) == 2
+    assert len([run async for run in flow.runs("queued")]) == 2
+    assert await flow.retry(["r0", "r1", "r2", "r3", "r4", "none"]) == 3
+    assert await flow.retry() == 0
+    async with worker([flow]):
+        for number in range(5):
+            assert await finished(flow, f"r{number}") == {"said": ["a"]}
+    assert len(ran) == 5
+    assert await queues.queues(RUNS, limit=10) == []
+    with pytest.raises(InvalidOption, match="choose 'failed' or 'stuck'"):
+        await flow.retry(status="parked")  # type: ignore[arg-type]
+
+
+async def test_retried_runs_of_a_partition_run_one_after_the_other(queues: Storage) -> None:
+    running, most = set[str](), list[int]()
+    broken = True
+
+    class Alone(Node):
+        async def exec(self, prep_res: Any) -> None:
+            if broken:
+                raise Boom
+            running.add(step().flow_id)
+            most.append(len(running))
+            await asyncio.sleep(0.01)
+            running.discard(step().flow_id)
+
+    flow = linear(Alone, storage=queues)
+    handles = [await flow.submit(partition="p") for _ in range(3)]
+    async with worker([flow]):
+        for handle in handles:
+            await until(lambda handle=handle: is_failed(handle))  # type: ignore[misc]
+        broken = False
+        assert await flow.retry() == 3
+        for handle in handles:
+            assert await handle.result(20) == {}
+    assert most == [1, 1, 1]
+
+
+async def is_failed(handle: Any) -> bool:
+    return bool((await handle.status()).status == "failed")
+
+
+async def test_a_stuck_run_that_waits_waits_again_after_a_retry(queues: Storage) -> None:
+    flow = linear(Wait("x", timeout=3600), name="f", storage=queues)
+    await parked(flow.run(flow_id="r"))
+    problems = [Boom()]
+
+    def migrate(run: StoredRun) -> None:
+        if problems:
+            raise problems.pop()
+
+    later = linear(Wait("x", timeout=3600), name="f", storage=queues, revision=2, migrate=migrate)
+    with pytest.raises(FlowChanged):
+        await later.resume("r")
+    assert (await later.status("r")).status == "stuck"
+    assert await later.retry(status="stuck") == 1
+    async with worker([later]):
+        await until(lambda: has_status(later, "parked"))
+    assert await queues.due(RUNS) == []
+    assert await later.answer("r", 1, run=True) == {"x": 1}
+
+
+# Recoveries
+
+
+async def take_over(storage: Storage, flow: NodeFlow) -> None:
+    """Leave the record of a run as a killed runner leaves it, after one takeover."""
+    gate = Gate()
+    poison = linear(gate, Say([], "b"), name="f", storage=storage, max_recoveries=flow.max_recoveries)
+    running = asyncio.create_task(poison.resume("r"))
+    entered = asyncio.create_task(gate.entered.wait())
+    await asyncio.wait([running, entered], return_when=asyncio.FIRST_COMPLETED)
+    entered.cancel()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    if running.cancelled():
+        return
+    raise running.exception() or AssertionError
+
+
+@pytest.mark.parametrize("most", [0, 2])
+async def test_a_run_whose_runner_dies_too_often_is_stuck(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    async def killed(journal: Any) -> None:
+        """A killed process writes nothing."""
+
+    interrupt = runs._interrupt
+    monkeypatch.setattr(runs, "_interrupt", killed)
+    gate = Gate("gate")
+    flow = linear(gate, Say([], "b"), name="f", storage=storage, max_recoveries=most)
+    running = await begun(flow, gate)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for _ in range(most):
+        await take_over(storage, flow)
+    with pytest.raises(RunStuck, match=f"its runner died {most + 1} times at node 'gate'"):
+        await take_over(storage, flow)
+    run = await flow.status("r")
+    assert (run.status, run.reason) == ("stuck", f"its runner died {most + 1} times at node 'gate'")
+    assert await storage.due(RUNS, before=1e12) == []
+    # A call of resume() tries it again, and deaths count from the start.
+    monkeypatch.setattr(runs, "_interrupt", interrupt)
+    gate.opened.set()
+    assert await flow.resume("r") == {"said": ["b"]}
+
+
+async def test_an_interrupted_call_and_a_completed_node_do_not_count_as_deaths(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate("gate")
+    flow = linear(gate, Say([], "b"), name="f", storage=storage, max_recoveries=0)
+    running = await begun(flow, gate)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    for _ in range(3):
+        await take_over(storage, flow)
+    gate.opened.set()
+    assert await flow.resume("r") == {"said": ["b"]}
+
+
+def test_max_recoveries_is_checked() -> None:
+    for wrong in (-1, True, 1.5, None):
+        with pytest.raises(InvalidOption, match="max_recoveries"):
+            NodeFlow(max_recoveries=wrong)  # type: ignore[arg-type]
