@@ -389,6 +389,27 @@ async def test_a_signal_lets_handlers_finish_and_stops() -> None:
         assert alice.last == "done"
 
 
+async def test_a_signal_lets_the_answer_of_a_timer_finish(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    router = Router(FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[Asking]))
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        ctx.start_flow(Asking)
+        ctx.answer("Your name?")
+
+    async with polling(router) as running:
+        alice = running.person()
+        assert await alice.ask("hi") == "Your name?"
+        running.bot.limit(1, method="sendMessage", chat=42)
+        clock.advance(61)
+        await until(lambda: "Telegram asks to wait" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert running.task is not None
+        await asyncio.wait_for(running.task, 30)
+        assert alice.last == "Are you there?"
+
+
 @pytest.mark.parametrize("only_the_inbox", [False, True])
 async def test_a_signal_stops_while_the_storage_is_away(only_the_inbox: bool, caplog: pytest.LogCaptureFixture) -> None:
     class PartlyAway(Away):
