@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from stepwell.errors import InvalidOption, StepwellError, Unsupported
-from stepwell.record import KEEP, Address, Change, Queue, Stored, Version
+from stepwell.errors import InvalidOption, StepwellError
+from stepwell.record import Address, Change, Queue, Stored, Version
 
 __all__ = [
     "Applied",
@@ -22,7 +22,6 @@ __all__ = [
     "Result",
     "Taken",
     "check_queue",
-    "refuse_queues",
 ]
 
 #: The maximum size of a queue's name, in bytes of UTF-8.
@@ -116,14 +115,6 @@ class Applied(NamedTuple):
 
 
 Result: TypeAlias = Stored | Claimed | Taken | Applied | StepwellError | None
-
-
-def refuse_queues(apply: Apply, backend: str) -> None:
-    """Raise ``Unsupported`` for a write that a backend without queues does not support."""
-    if apply.change.queue is not KEEP and apply.change.queue is not None:
-        raise Unsupported(backend, "have queues")
-    if apply.guard is not None and apply.guard.absent:
-        raise Unsupported(backend, "check that there is no record")
 
 
 def check_queue(queue: Queue) -> None:

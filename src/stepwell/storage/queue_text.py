@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from stepwell.record import Queue
 
-__all__ = ["END", "name_of", "queue_of", "queue_text", "time_text"]
+__all__ = ["END", "key_of", "queue_of", "queue_text", "time_text"]
 
 #: ``name + END`` is greater than all places in the queue of this name, and less than the next name.
 END = "\x0b"
 _LOWEST = (1 << 31) - 1
-#: Hex digits of the priority.
-_PRIORITY = 8
+#: Hex digits of the priority and of the time.
+_PRIORITY, _TIME = 8, 14
 
 
 def queue_text(queue: Queue) -> str:
@@ -24,12 +24,12 @@ def queue_text(queue: Queue) -> str:
 
 def time_text(now: float) -> str:
     """Return the time of entering a queue, which follows ``queue_text``: microseconds as 14 hex digits."""
-    return f"{int(now * 1e6):014x}"
+    return f"{int(now * 1e6):0{_TIME}x}"
 
 
-def name_of(text: str) -> str:
-    """Return the name of the queue."""
-    return text.partition("\n")[0]
+def key_of(entry: str) -> str:
+    """Return the key that follows the time in an entry of an index."""
+    return entry.partition("\n")[2][_PRIORITY + _TIME :]
 
 
 def queue_of(text: str | None) -> Queue | None:

@@ -17,15 +17,16 @@ local function in_pieces(command, key, list, size)
   end
 end
 
--- Fields of a record besides its data: size, version, write id, base, expiry, deadline, tags. A missing one is false.
-local SYSTEM = 7
+-- Fields of a record besides its data: size, version, write id, base, expiry, deadline, tags, flow, queue. A missing one
+-- is false.
+local SYSTEM = 9
 
 -- Return these fields, then the data fields named by ARGV[first] to ARGV[last], then those of the list "more".
 local function read(key, first, last, more)
   if last - first < MOST and #more == 0 then
-    return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', unpack(ARGV, first, last))
+    return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q', unpack(ARGV, first, last))
   end
-  local found = call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g')
+  local found = call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q')
   local function add(list, from, till)
     for at = from, till, MOST do
       for _, text in ipairs(call('HMGET', key, unpack(list, at, math.min(at + MOST - 1, till)))) do
@@ -103,7 +104,7 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
   local version, writer, base = old[2] or '0', old[3] or '', old[4] or ''
   if old[1] then
     local next_version = whole(tonumber(version) + 1)
-    unlist(prefix, name, old[6])
+    unlist(prefix, name, old[6], old[8], old[9])
     call('DEL', key, prefix .. 'p:' .. name)
     version, writer, base = next_version, write, write
     if mode == 'delete' then
@@ -135,7 +136,8 @@ end
 local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
 
 -- Options: a letter and an argument each. Most changes have none or few.
---   n w  the required version    k  keep the lease for this many seconds    f  fresh    r  return the record
+--   n w  the required version    b  there is no record    o  queue: "-" none, or name and priority
+--   k  keep the lease for this many seconds    f  fresh    r  return the record
 --   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
 --   u  unset this field    p t  set this part to this text     q  delete this part
 local LISTS = {u = true, p = true, t = true, q = true}
@@ -197,6 +199,7 @@ end
 
 local function write_record(key, prefix, name, at, given, held, old)
   local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
+  local flow, queue = old[8], old[9]
   local write, sets = ARGV[at + WRITE], tonumber(ARGV[at + SETS])
   local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
   -- An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
@@ -259,9 +262,9 @@ local function write_record(key, prefix, name, at, given, held, old)
   if dropped or size ~= before or not alive then
     put('$z', whole(size))
   end
-  local old_expires, old_deadline, old_tags = expires, deadline, tags
+  local old_expires, old_deadline, old_tags, old_flow, old_queue = expires, deadline, tags, flow, queue
   if anew then
-    expires, deadline, tags = false, false, false
+    expires, deadline, tags, flow, queue = false, false, false, false, false
   end
   if expired and not anew and not given.e then
     expires = false
@@ -281,7 +284,14 @@ local function write_record(key, prefix, name, at, given, held, old)
   if tags or old_tags then
     update_field('$g', tags, old_tags, dropped)
   end
+  if given.o then
+    queue = given.o ~= '-' and given.o .. format('%014x', math.floor(now * 1000000))
+  end
+  if queue or old_queue then
+    update_field('$q', queue, old_queue, dropped)
+  end
   if given.h then
+    flow = given.a or false
     put('$h', given.h)
     update_field('$f', given.a, alive, dropped)
     update_field('$s', given.s, alive, dropped)
@@ -307,17 +317,30 @@ local function write_record(key, prefix, name, at, given, held, old)
   elseif old_expires or not alive then
     call('ZREM', prefix .. 'x', name)
   end
-  if not alive or deadline ~= old_deadline or tags ~= old_tags then
+  local moved = deadline ~= old_deadline or (deadline and flow ~= old_flow)
+  if not alive or moved or tags ~= old_tags or queue ~= old_queue then
     local space, member = split(name)
     if not alive then
       call('ZADD', prefix .. 'n:' .. space, 0, member)
       call('SADD', prefix .. 's', space)
     end
-    if deadline ~= old_deadline then
+    if moved then
+      if old_deadline and (not deadline or flow ~= old_flow) then
+        call('ZREM', flow_deadlines(prefix, space, old_flow), member)
+      end
       if deadline then
         call('ZADD', prefix .. 'd:' .. space, deadline, member)
+        call('ZADD', flow_deadlines(prefix, space, flow), deadline, member)
       else
         call('ZREM', prefix .. 'd:' .. space, member)
+      end
+    end
+    if queue ~= old_queue then
+      if old_queue then
+        call('ZREM', prefix .. 'q:' .. space, old_queue .. member)
+      end
+      if queue then
+        call('ZADD', prefix .. 'q:' .. space, 0, queue .. member)
       end
     end
     if tags ~= old_tags then
@@ -342,7 +365,7 @@ end
 local function repaired(key, old)
   if not old then
     call('DEL', key)
-    return {false, false, false, false, false, false, false}
+    return {false, false, false, false, false, false, false, false, false}
   end
   for _, n in ipairs({1, 2, 5, 6}) do
     old[n] = old[n] and (tonumber(old[n]) and old[n] or '0')
@@ -388,6 +411,9 @@ function operations.A(key, at, last)
     if not there or given.n ~= old[2] or given.w ~= old[3] then
       return {'VERSION'}
     end
+  end
+  if given.b and old[1] and not (old[5] and tonumber(old[5]) <= now) then
+    return {'EXISTS'}
   end
   local result
   if mode == 'delete' or mode == 'forget' then

@@ -1,11 +1,20 @@
 -- Return the keys of one namespace whose deadline has passed, earliest first.
 --
--- KEYS: "-", an index of deadlines (d:).
+-- KEYS: "-", an index of deadlines (d: or f:).
 -- ARGV: now, width, the latest deadline ("": now), the limit, the namespace, and the deadline and key of the last
 -- entry of the previous page, or two empty strings. Returns key, deadline, key, deadline.
 
 local prefix = sub(KEYS[2], 1, width)
 local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+if sub(KEYS[2], width + 1, width + 1) == 'f' and call('EXISTS', prefix .. 'i:' .. space) == 0 then
+  -- Build the index by flow once, for the deadlines that an earlier release has stored.
+  local all = call('ZRANGEBYSCORE', prefix .. 'd:' .. space, '-inf', '+inf', 'WITHSCORES')
+  for n = 1, #all, 2 do
+    local flow = call('HGET', prefix .. 'r:' .. space .. '/' .. all[n], '$f')
+    call('ZADD', flow_deadlines(prefix, space, flow), all[n + 1], all[n])
+  end
+  call('SET', prefix .. 'i:' .. space, '1')
+end
 if before == '' then
   before = now_text
 end

@@ -8,6 +8,9 @@
 --   n:<namespace>   the keys of all records of a namespace, sorted
 --   g:<namespace>/<tag>   the keys of those with a tag, sorted
 --   d:<namespace>   the keys of those with a deadline, by deadline
+--   f:<namespace>/<flow>  the same for one flow, written as "=<flow>", or "-" without one
+--   i:<namespace>   exists if all its deadlines are in the index by flow, which an earlier release did not write
+--   q:<namespace>   the queued ones, sorted: name, newline, negated priority and time (22 hex digits), key
 --   s               the namespaces that have records
 --   x               the addresses that a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch, or the fence of its claims
@@ -16,7 +19,7 @@
 --
 -- Fields of the record ("$" and a letter is never the name of a data field):
 --   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
---   $h head   $f flow   $s state   $g tags, each ended by a newline
+--   $h head   $f flow   $s state   $g tags, each ended by a newline   $q its entry in q: without the key
 -- A hash with $z is a record. Without $z it is the rest of one: a tombstone ($v $w $b $t $g); the tags of an expired
 -- record whose memo is still valid ($g); or the marker of a record that was forgotten while it was held ($b).
 --
@@ -93,8 +96,14 @@ local function untag(prefix, name, tags)
   end
 end
 
--- Remove a record from the indexes of records and deadlines. Its tags stay in their index until the rest is removed.
-local function unlist(prefix, name, deadline)
+-- Return the key of the index of deadlines of one flow.
+local function flow_deadlines(prefix, space, flow)
+  return prefix .. 'f:' .. space .. '/' .. (flow and '=' .. flow or '-')
+end
+
+-- Remove a record from the indexes of records, deadlines and queues. Its tags stay in their index until the rest is
+-- removed.
+local function unlist(prefix, name, deadline, flow, queue)
   local space, key = split(name)
   call('ZREM', prefix .. 'n:' .. space, key)
   if call('EXISTS', prefix .. 'n:' .. space) == 0 then
@@ -102,5 +111,9 @@ local function unlist(prefix, name, deadline)
   end
   if deadline then
     call('ZREM', prefix .. 'd:' .. space, key)
+    call('ZREM', flow_deadlines(prefix, space, flow), key)
+  end
+  if queue then
+    call('ZREM', prefix .. 'q:' .. space, queue .. key)
   end
 end

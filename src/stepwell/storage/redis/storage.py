@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable, Unsupported
+from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
+from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Request, Server
@@ -46,6 +48,8 @@ _PAGE: Final = Script("page")
 _NAMESPACES: Final = Script("namespaces")
 _TRACES: Final = Script("traces")
 _DUE: Final = Script("due")
+_QUEUED: Final = Script("queued")
+_QUEUES: Final = Script("queues")
 _SWEEP: Final = Script("sweep")
 
 #: Options that may be given in a URL, and how they are parsed.
@@ -303,14 +307,15 @@ class RedisStorage(Storage):
         after: Due | None = None,
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        if not isinstance(flow, Any_):
-            raise Unsupported(type(self).__name__, "find deadlines by flow")
-        space = space_of(namespace)
+        space, keys = space_of(namespace), self._keys
         row = ("" if before is None else repr(float(before)), str(limit), space)
         last = ("", "") if after is None else (repr(after.deadline), after.address.key)
         replies = await self._ask(
             _DUE,
-            [(tag, self._keys.deadlines(tag, space)) for tag in range(TAGS)],
+            [
+                (tag, keys.deadlines(tag, space) if isinstance(flow, Any_) else keys.flow_deadlines(tag, space, flow))
+                for tag in range(TAGS)
+            ],
             [(*row, *last)] * TAGS,
         )
         found = [
@@ -319,6 +324,19 @@ class RedisStorage(Storage):
             for key, deadline in zip(reply[::2], reply[1::2], strict=True)
         ]
         return sorted(found, key=lambda due: (due.deadline, due.address))[:limit]
+
+    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+        space = space_of(namespace)
+        indexes = [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)]
+        replies = await self._ask(_QUEUED, indexes, [(name, str(limit), space)] * TAGS)
+        return [Address(namespace, key_of(entry)) for entry in sorted(chain(*replies))[:limit]]
+
+    async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
+        space = space_of(namespace)
+        first = max(prefix, f"{after}{END}") if after else prefix
+        indexes = [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)]
+        replies = await self._ask(_QUEUES, indexes, [(first, prefix, str(limit), space)] * TAGS)
+        return sorted({*chain(*replies)})[:limit]
 
     async def sweep(self, limit: int = 1000) -> Swept:
         indexes = [(tag, self._keys.sweepable(tag)) for tag in range(TAGS)]

@@ -16,7 +16,7 @@ while swept[2] < most do
   end
   for _, name in ipairs(names) do
     local key = prefix .. 'r:' .. name
-    local found = call('HMGET', key, '$z', '$g', '$d', '$h')
+    local found = call('HMGET', key, '$z', '$g', '$d', '$h', '$f', '$q')
     local beside = call('MGET', prefix .. 'l:' .. name, prefix .. 'm:' .. name)
     local _, lease_till = timed(beside[1])
     local _, memo_till = timed(beside[2])
@@ -25,7 +25,7 @@ while swept[2] < most do
       stay = stay + 1
     else
       if found[1] then
-        unlist(prefix, name, found[3])
+        unlist(prefix, name, found[3], found[5], found[6])
         swept[#swept + 1] = name
         swept[#swept + 1] = found[4]
       end

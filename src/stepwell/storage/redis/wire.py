@@ -12,6 +12,7 @@ from zlib import crc32
 from stepwell.errors import (
     CorruptRecord,
     LeaseLost,
+    RecordExists,
     RecordReplaced,
     StepwellError,
     StorageError,
@@ -21,7 +22,8 @@ from stepwell.errors import (
     VersionChanged,
 )
 from stepwell.record import KEEP, Address, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken, refuse_queues
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
+from stepwell.storage.queue_text import queue_of, queue_text
 
 __all__ = [
     "TAGS",
@@ -72,6 +74,14 @@ class Keys:
         """Return the index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
 
+    def flow_deadlines(self, tag: int, space: str, flow: str | None) -> str:
+        """Return the index of deadlines of one flow, or of the records without a flow."""
+        return f"{self.prefixes[tag]}f:{space}/-" if flow is None else f"{self.prefixes[tag]}f:{space}/={flow}"
+
+    def queues(self, tag: int, space: str) -> str:
+        """Return the index of queues of a namespace."""
+        return f"{self.prefixes[tag]}q:{space}"
+
     def namespaces(self, tag: int) -> str:
         """Return the index of namespaces."""
         return self.prefixes[tag] + "s"
@@ -119,7 +129,6 @@ def arguments(operation: Operation) -> Sequence[str]:
 
 
 def _apply(apply: Apply) -> list[str]:
-    refuse_queues(apply, "RedisStorage")
     change, guard = apply.change, apply.guard
     fields = change.set
     if change.delete:
@@ -133,6 +142,8 @@ def _apply(apply: Apply) -> list[str]:
     row = ["A", "", mode, change.write, token, base, str(change.limit), str(len(fields)), *fields, *fields.values()]
     if guard is not None and guard.version is not None:
         row += ("n", str(guard.version.number), "w", guard.version.write)
+    if guard is not None and guard.absent:
+        row += ("b", "1")
     if apply.then == "keep":
         row += ("k", repr(float(apply.lease)))
     if apply.returning:
@@ -152,6 +163,8 @@ def _apply(apply: Apply) -> list[str]:
         row += ("e", "-" if change.expiry is None else repr(float(change.expiry)))
     if change.tags is not KEEP:
         row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
+    if change.queue is not KEEP:
+        row += ("o", "-" if change.queue is None else queue_text(change.queue))
     if change.fresh:
         row += ("f", "1")
     for name in dict.fromkeys(change.unset):
@@ -229,6 +242,7 @@ def stored(
         tags = take("$g", None)
         take("$f", None)
         take("$s", None)
+        queue = take("$q", None)
         return Stored(
             version=_new(Version, (int(take("$v")), take("$w"))),
             base=take("$b", ""),
@@ -239,6 +253,7 @@ def stored(
             expires_at=expires_at,
             deadline=None if deadline is None else float(deadline),
             parts=parts,
+            queue=None if queue is None else queue_of(queue),
         )
     except (KeyError, ValueError):
         return _damaged(address)
@@ -256,6 +271,8 @@ def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
         return RecordReplaced(address)
     if code == "VERSION":
         return VersionChanged(address)
+    if code == "EXISTS":
+        return RecordExists(address)
     if code == "LARGE":
         return TooLarge("the record", int(reply[1]), operation.change.limit)  # type: ignore[union-attr]
     if code == "DAMAGED":

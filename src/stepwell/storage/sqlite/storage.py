@@ -253,13 +253,13 @@ class SQLiteStorage(Storage):
     # Lists, sweeps and erasing
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        return await self._list(self._listing.page, query, after, limit)
+        return await self._list(Listing.page, query, after, limit)
 
     async def namespaces(self) -> list[str]:
-        return await self._list(self._listing.namespaces)
+        return await self._list(Listing.namespaces)
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        return await self._list(self._listing.traces, namespace, tag, limit)
+        return await self._list(Listing.traces, namespace, tag, limit)
 
     async def due(
         self,
@@ -270,18 +270,18 @@ class SQLiteStorage(Storage):
         after: Due | None = None,
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        return await self._list(self._listing.due, namespace, before, limit, after, flow)
+        return await self._list(Listing.due, namespace, before, limit, after, flow)
 
     async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
-        return await self._list(self._listing.queued, namespace, name, limit)
+        return await self._list(Listing.queued, namespace, name, limit)
 
     async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
-        return await self._list(self._listing.queues, namespace, prefix, after, limit)
+        return await self._list(Listing.queues, namespace, prefix, after, limit)
 
     async def _list(self, work: Callable[..., T], *args: Any) -> T:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await self._read(partial(work, *args))
+        return await self._read(partial(work, self._listing, *args))
 
     async def sweep(self, limit: int = 1000) -> Swept:
         expired: list[tuple[Address, str | None]] = []

@@ -251,6 +251,18 @@ class QueuePromises(Suite):
 class SharedQueuePromises(Suite):
     """Queues of one store with several storage objects."""
 
+    async def test_the_first_reading_of_a_queue_opens_a_new_storage(self, storage: Storage) -> None:
+        await apply(storage, data={}, head=("f", "s"), queue=Queue("q"), deadline=-1.0)
+        address = storage.address(BOT, KEY)
+        new = [self.reopen(storage) for _ in range(3)]
+        try:
+            assert await new[0].queued(BOT, "q") == [address]
+            assert await new[1].queues(BOT) == ["q"]
+            assert [due.address for due in await new[2].due(BOT, flow="f")] == [address]
+        finally:
+            for each in new:
+                await each.close()
+
     async def test_queues_are_seen_by_a_second_object(self, storage: Storage, clock: Clock) -> None:
         async with self.reopen(storage) as other:
             await apply(storage, 1, data={}, queue=Queue("q", 1))
