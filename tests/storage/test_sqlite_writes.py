@@ -147,6 +147,27 @@ async def test_changing_a_counter_does_not_rewrite_a_large_field(tmp_path: Path)
     assert holding < 5000
 
 
+async def test_batches_of_many_tasks_use_prepared_statements(tmp_path: Path) -> None:
+    async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+
+        async def count(key: int, number: int) -> None:
+            async with Slot(storage, BOT, key) as slot:
+                slot.data["count"] = number
+                await slot.commit()
+
+        async def prepared() -> int:
+            found: dict[str, int] = await storage._opened_thread().call(storage._file.writer.cache_stats)
+            # PRAGMA synchronous is never kept.
+            return found["misses"] - found["no_cache"]
+
+        for number in range(3):
+            await asyncio.gather(*(count(key, number) for key in range(50)))
+        before = await prepared()
+        for number in range(3, 6):
+            await asyncio.gather(*(count(key, number) for key in range(50)))
+        assert await prepared() == before
+
+
 async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: Path) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await storage.set_state(BOT, 1, State("flow", "state", {"count": 0}))
