@@ -20,7 +20,8 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import mail, runs
+from stepwell.nodes.engine import journal as journal_module
+from stepwell.nodes.engine import mail, runs, suspects
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -311,6 +312,49 @@ async def test_an_interrupted_call_and_a_completed_node_do_not_count_as_deaths(
         await take_over(storage, flow)
     gate.opened.set()
     assert await flow.resume("r") == {"said": ["b"]}
+
+
+@pytest.mark.parametrize("limited", [True, False])
+async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
+    queues: Storage, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    async def killed(journal: Any) -> None:
+        """A killed process writes nothing."""
+
+    interrupt = runs._interrupt
+    monkeypatch.setattr(runs, "_interrupt", killed)
+    monkeypatch.setattr(journal_module, "WATCH", 0.1)
+    if not limited:
+        monkeypatch.setattr(suspects, "DEATHS", 100)
+    entered: list[str] = []
+    opened = asyncio.Event()
+
+    class Door(Node):
+        async def exec(self, prep_res: Any) -> None:
+            entered.append(step().flow_id)
+            await opened.wait()
+
+    flow = linear(Door, Say([], "b"), storage=queues, keep=True)
+    for flow_id in ("r1", "r2"):
+        for _ in range(2):
+            running = asyncio.create_task(flow.run(flow_id=flow_id, if_exists="resume"))
+            await until(lambda: has_any(entered))
+            entered.clear()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    monkeypatch.setattr(runs, "_interrupt", interrupt)
+    async with worker([flow]):
+        await until(lambda: has_any(entered))
+        # The worker polls several times.
+        await asyncio.sleep(1.2)
+        assert len(entered) == (1 if limited else 2)
+        opened.set()
+        for flow_id in ("r1", "r2"):
+            assert await finished(flow, flow_id) == {"said": ["b"]}
+
+
+async def has_any(found: list[str]) -> bool:
+    return bool(found)
 
 
 def test_max_recoveries_is_checked() -> None:

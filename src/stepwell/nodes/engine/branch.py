@@ -96,7 +96,8 @@ class Branch:
         if self.parent is not None:
             self._store_fields(path)
         journal.visits[stage.index] = visit
-        journal.recoveries = 0
+        if journal.recoveries:
+            journal.recover()
         journal.trail.append(path)
         if journal.open:
             journal.open = {name: value for name, value in journal.open.items() if not is_inside(name, path)}

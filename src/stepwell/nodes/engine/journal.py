@@ -25,6 +25,7 @@ from stepwell.errors import (
     Unstorable,
     VersionChanged,
 )
+from stepwell.nodes.engine import suspects
 from stepwell.nodes.engine.error_text import message_of, traceback_of
 from stepwell.nodes.engine.loaded import loaded_at
 from stepwell.nodes.engine.run_format import (
@@ -320,6 +321,11 @@ class Journal:
         """Stop reading mail in the background."""
         if self._reading is not None:
             self._reading.cancel()
+
+    def recover(self) -> None:
+        """Begin to count deaths anew, because a node has completed."""
+        self.recoveries = 0
+        suspects.leave(self)
 
     def drop_pauses(self) -> list[str]:
         """Drop the mail that pauses the run with the next commit, and return its names."""

@@ -26,7 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine import held, partitions, waits
+from stepwell.nodes.engine import held, partitions, suspects, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
@@ -219,9 +219,14 @@ async def _continue(
             raise await _cancelled(journal)
     if "partition" in table and table["status"] not in partitions.HOLDING:
         await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
-    journal.status = "running"
-    await journal.save(slot.state or "", queue=KEEP if slot.queue is None else None)
-    return await _run(new_execution(program, flow_id), journal, params)
+    if by_worker and not suspects.enter(journal):
+        raise RunBusy(flow_id, 0.0)
+    try:
+        journal.status = "running"
+        await journal.save(slot.state or "", queue=KEEP if slot.queue is None else None)
+        return await _run(new_execution(program, flow_id), journal, params)
+    finally:
+        suspects.leave(journal)
 
 
 async def _take(
