@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from stepwell import StateStorage, Storage
-from stepwell.errors import FlowChanged, InvalidGraph, InvalidOption, Parked, RunIsNewer, Unsupported, UsageError
+from stepwell.errors import (
+    FlowChanged,
+    InvalidGraph,
+    InvalidOption,
+    Parked,
+    RunIsNewer,
+    Unstorable,
+    Unsupported,
+    UsageError,
+)
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import loaded
+from stepwell.nodes.engine import durable_batch, loaded
 from stepwell.nodes.engine.migration import Migrate
 from stepwell.record import RUNS
 from stepwell.storage import Get
@@ -191,6 +200,25 @@ async def test_a_batch_half_way_keeps_the_items_that_it_was_begun_with(storage: 
     assert ran == [*(f"r/p/1/{item}" for item in (0, 1, 2, 2, 3)), "r/end/1"]
 
 
+async def test_items_of_an_interrupted_prep_do_not_mix_with_those_of_the_next_one(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fixed(Half):
+        items: ClassVar[list[Any]] = [1, 2, 3, 4, 5, object()]
+
+        def prep(self, shared: dict[str, Any]) -> Any:
+            return self.items
+
+    monkeypatch.setattr(durable_batch, "ITEMS_A_PART", 2)
+    monkeypatch.setattr(durable_batch, "PARTS_A_COMMIT", 1)
+    with pytest.raises(Unstorable):
+        await linear(Fixed("p"), name="f", storage=storage).run(flow_id="r")
+    monkeypatch.setattr(Fixed, "items", [2])
+    with pytest.raises(Boom):
+        await linear(Fixed("p", breaks=True), name="f", storage=storage).resume("r")
+    assert await linear(Fixed("p"), name="f", storage=storage).resume("r") == {"p": [20]}
+
+
 # Nested flows and branches
 
 
@@ -323,6 +351,22 @@ async def test_a_branch_that_was_not_entered_may_change(storage: Storage) -> Non
     assert await new.resume("r") == {"a": 1, "c": 1, "end": 1}
 
 
+async def test_a_branch_that_is_renamed_while_another_one_waits(storage: Storage) -> None:
+    await parked(fan(Wait("x"), linear(Left([], "y"), Wait("z"), name="w"), storage=storage))
+    new = fan(
+        Wait("x"),
+        linear(Left([], "y"), Wait("last"), name="v"),
+        storage=storage,
+        renamed={"fan/1/w": "fan/1/v", "fan/1/w/z": "fan/1/v/last"},
+    )
+    waits = {wait.node: wait.id for wait in (await new.status("r")).waits}
+    with pytest.raises(Parked) as caught:
+        await new.resume(waits["fan/1/w/z"], "of the renamed one")
+    assert caught.value.id == waits["fan/0/x"]
+    final = await new.resume(caught.value.id, "of the other one")
+    assert final == {"x": "of the other one", "y": 1, "last": "of the renamed one", "end": 1}
+
+
 # Names
 
 
@@ -400,6 +444,17 @@ async def test_an_answer_to_a_wait_that_was_removed_is_ignored(storage: Storage)
     with pytest.raises(UsageError, match="never had the wait"):
         await new.resume(wait.replace("/x/", "/w/"), 3)
     assert await new.resume(third.value.id, 3) == {"x": 1, "y": 2, "z": 3}
+
+
+async def test_an_answer_to_a_wait_that_became_another_node_is_ignored(storage: Storage) -> None:
+    wait = await parked(linear(Wait("x"), fails("y"), name="f", storage=storage))
+    with pytest.raises(Boom):
+        await linear(Wait("x"), fails("y"), name="f", storage=storage).resume(wait, 1)
+    new = linear(Say([], "x"), Say([], "y", fails=[Boom()]), name="f", storage=storage)
+    with pytest.raises(Boom):
+        await new.resume(wait, 2)
+    await new.answer(wait, 3)
+    assert await new.resume("r") == {"x": 1, "said": ["y"]}
 
 
 async def test_a_renamed_batch_continues_half_way_and_a_renamed_flow_moves_all_inside(storage: Storage) -> None:

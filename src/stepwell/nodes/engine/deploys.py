@@ -20,6 +20,7 @@ __all__ = [
     "ambiguous_names",
     "around",
     "branch_of",
+    "kind_of",
     "misfits",
     "new_path",
     "renamed_position",
@@ -43,6 +44,8 @@ class Position:
     visits: dict[str, int]
     #: The first node of each branch of the parallel nodes that were entered.
     starts: dict[str, str] = field(default_factory=dict)
+    #: The kinds of the nodes that the run is inside of.
+    kinds: dict[str, str] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:
@@ -85,7 +88,7 @@ def misfits(stored: Position, shape: Shape) -> list[str]:
         elif path and stored.positions.get(branch_of(path)) != path:
             problem = f"it is inside {path!r} and not at it; check renamed="
         else:
-            problem = _misfit_inside(path, inside, shape)
+            problem = _misfit_inside(path, inside, stored.kinds.get(path), shape)
         if problem is not None:
             problems.append(problem)
     problems += [problem for path in stored.open if (problem := _misfit_of_branches(stored, path, shape))]
@@ -118,18 +121,19 @@ def _misfit_of_branches(stored: Position, parallel: str, shape: Shape) -> str | 
     return f"it is inside the branches of {parallel!r}, which had {len(before)} branches and has {len(after)}"
 
 
-def _misfit_inside(path: str, inside: Any, shape: Shape) -> str | None:
-    """Return why the progress inside a node does not fit its kind."""
-    kind = kind_of(shape, path)
+def _misfit_inside(path: str, inside: Any, kind: str | None, shape: Shape) -> str | None:
+    """Return why the progress inside a node of a kind does not fit its present kind."""
+    if kind_of(shape, path) == kind:
+        return None
     if isinstance(inside, dict):
-        wanted, doing = ("wait", "waits for an answer at") if inside["id"] else ("sleep", "sleeps at")
+        doing = "waits for an answer at" if inside["id"] else "sleeps at"
     elif isinstance(inside, list):
-        wanted, doing = "batch", "is half-way in the batch"
+        doing = "is half-way in the batch"
     elif inside is True:
-        wanted, doing = "parallel", "is inside the branches of"
+        doing = "is inside the branches of"
     else:
-        wanted, doing = "flow", "has completed the nodes inside the flow"
-    return None if kind == wanted else f"it {doing} {path!r}, which {_now(shape, path)}"
+        doing = "has completed the nodes inside the flow"
+    return f"it {doing} {path!r}, which {_now(shape, path)}"
 
 
 def ambiguous_names(
@@ -189,6 +193,7 @@ def renamed_position(stored: Position, renamed: Mapping[str, str]) -> tuple[Posi
         open={new_path(path, renamed): inside for path, inside in stored.open.items()},
         visits=visits,
         starts={new_path(branch, renamed): new_path(start, renamed) for branch, start in stored.starts.items()},
+        kinds={new_path(path, renamed): kind for path, kind in stored.kinds.items()},
     )
     lost = len(moved.positions) < len(stored.positions) or len(moved.open) < len(stored.open)
     return moved, ["renamed= gives two nodes that it is inside of the same path"] if lost else []

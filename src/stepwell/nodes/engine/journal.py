@@ -127,7 +127,7 @@ class Journal:
         self._revision = None if root.revision == 1 else root.revision
         #: When this process loaded the graph, on the storage's clock.
         self.since: float = round(slot.now - (monotonic() - loaded_at(root, self.digest)), 3)
-        #: The visits of paths that the graph does not have any more.
+        #: The visits of paths that the graph does not have any more, or has with another kind of node.
         self.former: dict[str, int] = {}
 
     async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:

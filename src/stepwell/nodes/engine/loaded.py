@@ -25,6 +25,6 @@ def loaded_at(flow: BaseFlow, digest: str) -> float:
     first = _first_used.get(key)
     if first is None:
         if len(_first_used) >= _MOST:
-            del _first_used[next(iter(_first_used))]
+            _first_used.pop(next(iter(_first_used)), None)
         first = _first_used[key] = monotonic()
     return min(first, flow._built_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from stepwell.errors import EncodeError, FlowChanged, InvalidOption, TooLarge
@@ -118,7 +118,7 @@ def _moved(journal: Journal, stored: Position, run: StoredRun) -> Position:
         # It does not wait there any more.
         journal.status = "running"
     starts = {name: start for name, start in stored.starts.items() if name.rpartition("/")[0] in opened}
-    return Position(positions, opened, dict(stored.visits), starts)
+    return replace(stored, positions=positions, open=opened, starts=starts)
 
 
 def _failed(journal: Journal, problem: str) -> FlowChanged:

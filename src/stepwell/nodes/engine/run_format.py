@@ -102,7 +102,7 @@ class _Table(TypedDict):
 class Former(TypedDict):
     """The form of the part ``former::``."""
 
-    #: The visits of paths that the graph does not have any more.
+    #: The visits of paths that the graph does not have any more, or has with another kind of node.
     visits: dict[str, int]
     #: The entries of ``renamed`` that were applied.
     renamed: list[str]

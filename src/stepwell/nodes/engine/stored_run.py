@@ -11,6 +11,7 @@ from stepwell.nodes.engine.deploys import (
     Position,
     ambiguous_names,
     around,
+    kind_of,
     misfits,
     new_path,
     renamed_position,
@@ -131,6 +132,7 @@ def _stored_position(journal: Journal, table: dict[str, Any], graph: Shape) -> P
         open=opened,
         visits={path: count for path, count in zip(graph, counts, strict=False) if count},
         starts=starts_of(graph, opened),
+        kinds={path: graph[path][0] for path in opened if path in graph},
     )
 
 
@@ -157,7 +159,12 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
         problems = [problem for path, problem in unsure.items() if path in stored.used]
         problems += misfits(stored, journal.shape)
     if not problems:
-        _set_visits(journal, before, stored, former, renamed)
+        left = {
+            path: count
+            for path, count in before.visits.items()
+            if new_path(path, renamed) != path or kind_of(journal.shape, path) != graph[path][0]
+        }
+        _set_visits(journal, stored, former, left)
         # Runs of earlier versions do not store the result of a prep() that returned None.
         problems = _unprepared(journal, stored) if "since" in table else []
     if problems:
@@ -168,18 +175,24 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
     journal.forget_parts(stale_parts(stored, journal.parts))
 
 
-def _set_visits(journal: Journal, before: Position, stored: Position, former: Former, renamed: dict[str, str]) -> None:
-    """Count the visits of each node, so that no later visit has the number of an earlier one of the same path."""
-    least = dict(former["visits"])
-    for path, count in before.visits.items():
-        if path not in journal.shape or new_path(path, renamed) != path:
-            least[path] = max(count, least.get(path, 0))
+def _set_visits(journal: Journal, stored: Position, former: Former, left: dict[str, int]) -> None:
+    """Count the visits of each node, so that no later visit has the number of an earlier one of the same path.
+
+    ``left`` are the visits of nodes that were removed, renamed or replaced by this change of the graph.
+    """
+    shape, least = journal.shape, dict(former["visits"])
+    for path, count in left.items():
+        least[path] = max(count, least.get(path, 0))
     inside = {each for path in stored.positions.values() for each in around(path) if each}
-    for index, path in enumerate(journal.shape):
-        count = max(stored.visits.get(path, 0), least.pop(path, 0))
+    for index, path in enumerate(shape):
+        count = max(stored.visits.get(path, 0), least.get(path, 0))
         journal.visits[index] = count or int(path in inside)
-    journal.former = least
-    known: Former = {"visits": least, "renamed": sorted(cast(BaseFlow, journal.program.root.node).renamed)}
+    # The visits of a wait tell which answers it has had.
+    journal.former = {path: count for path, count in least.items() if path not in shape or shape[path][0] != "wait"}
+    known: Former = {
+        "visits": journal.former,
+        "renamed": sorted(cast(BaseFlow, journal.program.root.node).renamed),
+    }
     if known != former:
         journal.put("", "former", "", known)
 
