@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from math import inf
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -131,9 +132,10 @@ class FSM(Machine):
         self._entered -= 1
         if self._entered:
             return
+        give_up = monotonic() + outbox.STOP_TIMEOUT
         if self._timers is not None:
-            await self._timers.stop()
-        await outbox.finish(self)
+            await self._timers.stop(timeout=outbox.STOP_TIMEOUT)
+        await outbox.finish(self, timeout=max(give_up - monotonic(), 0.0))
         self.storage.expired_listeners.remove(self._swept)
         if self._opened:
             self.ready = self._opened = False

@@ -100,11 +100,11 @@ async def deliver(fsm: Machine, key: Any, unsent: Unsent | None) -> None:
     await asyncio.shield(task)
 
 
-async def finish(fsm: Machine) -> None:
+async def finish(fsm: Machine, *, timeout: float) -> None:
     """Wait until the calls under way are sent. Leave calls that take too long, or all at a cancellation, to others."""
     try:
         if fsm.deliveries:
-            await asyncio.wait(fsm.deliveries, timeout=STOP_TIMEOUT)
+            await asyncio.wait(fsm.deliveries, timeout=timeout)
     finally:
         late = list(fsm.deliveries)
         for task in late:

@@ -126,9 +126,9 @@ class Timers:
     def _needed(self) -> bool:
         return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
 
-    async def stop(self) -> None:
-        """Stop polling, and let running timers finish for a while. After that, one is either committed or stays due."""
-        await self._due.stop(timeout=outbox.STOP_TIMEOUT)
+    async def stop(self, *, timeout: float) -> None:
+        """Stop polling, and cancel running timers after the timeout. Each is then either committed or stays due."""
+        await self._due.stop(timeout=timeout)
 
     def hold(self, held: Callable[[Address], bool] | None) -> None:
         """Do not fire the timers of addresses for which ``held`` returns ``True``."""
