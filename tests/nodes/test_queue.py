@@ -20,7 +20,6 @@ from stepwell.errors import (
     RunFailed,
     UnknownRun,
     Unstorable,
-    Unsupported,
     UsageError,
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, worker
@@ -36,16 +35,8 @@ pytestmark = pytest.mark.every_backend
 @pytest.fixture
 async def storage(backend: Backend) -> Storage:
     storage = backend.storage()
-    await check_queues(storage)
-    return storage
-
-
-async def check_queues(storage: Storage) -> None:
     await storage.open()
-    try:
-        await storage.queued(RUNS, "-", limit=1)
-    except Unsupported:
-        pytest.skip("no queues yet")
+    return storage
 
 
 class Seen:
@@ -231,7 +222,6 @@ async def test_runs_are_taken_by_priority_and_then_in_the_order_of_submission(st
 
 async def test_a_delayed_run_is_taken_after_its_delay(backend: Backend, clock: Clock) -> None:
     storage = backend.storage(clock=clock)
-    await check_queues(storage)
     flow, seen = logged(storage)
     late = await flow.submit({"name": "late"}, after=60)
     late_too = await flow.submit({"name": "late too"}, after=60, partition="p")
@@ -265,7 +255,6 @@ def check_partitions(log: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_runs_of_a_partition_run_one_after_the_other_in_order(backend: Backend, workers: int) -> None:
     storage = backend.storage()
-    await check_queues(storage)
     flow, seen = logged(storage, lambda name: asyncio.sleep(0.001))
     handles = [
         await flow.submit({"name": f"p{partition}/{number}"}, partition=f"p{partition}")
@@ -389,7 +378,6 @@ async def test_every_submitted_run_is_run_once_by_several_workers(backend: Backe
     storages = [
         backend.storage(url) if backend.shared else backend.storage() for _ in range(3 if backend.shared else 1)
     ]
-    await check_queues(storages[0])
     flow, seen = logged(storages[0])
     handles = await asyncio.gather(*(flow.submit({"name": f"{number}"}) for number in range(60)))
     async with contextlib.AsyncExitStack() as stack:
@@ -422,7 +410,6 @@ async def test_a_limit_of_one_flow_leaves_the_other_places_to_other_flows(storag
 async def test_a_rate_holds_for_all_workers_together(backend: Backend, partitioned: bool) -> None:
     url = backend.place()
     storages = [backend.storage(url) for _ in range(2 if backend.shared else 1)]
-    await check_queues(storages[0])
     loop = asyncio.get_running_loop()
     times: list[float] = []
 

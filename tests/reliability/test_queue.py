@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepwell import Storage
-from stepwell.errors import Unsupported
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine.monitor import Run
 from stepwell.record import RUNS
@@ -96,10 +95,6 @@ async def test_every_submitted_run_ends_once_and_partitions_stay_in_order(
     url = shared_backend.place()
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
-    try:
-        await storage.queued(RUNS, "-", limit=1)
-    except Unsupported:
-        pytest.skip("no queues yet")
     flows = [jobs(storage, lambda *line: None), short_jobs(storage, lambda *line: None)]
     wanted = submissions(choose, dose("QUEUE_RUNS", 60, 1000))
     kills = dose("QUEUE_KILLS", 5, 100)

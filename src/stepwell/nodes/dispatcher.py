@@ -37,6 +37,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 PAUSES = (0.5, 8.0)
 #: The same for a queued run: another worker has just claimed it, or has died since then.
 QUEUED_PAUSES = (0.05, 4.0)
+#: The number of runs after which a source adapts its spread, and the largest spread.
+SAMPLE, LARGEST_SPREAD = 16, 16
 #: The most records that one read asks for.
 LONGEST_READ = 10_000
 
@@ -44,7 +46,9 @@ LONGEST_READ = 10_000
 class Source:
     """The queued or the due runs of one revision of a flow."""
 
-    __slots__ = ("again_at", "flow", "hot", "index", "pauses", "queued", "storage", "taking", "wakes")
+    __slots__ = (
+        "_lost", "_won", "again_at", "flow", "hot", "index", "pauses", "queued", "spread", "storage", "taking", "wakes",
+    )  # fmt: skip
 
     def __init__(self, storage: Storage, flow: NodeFlow, revision: int, *, queued: bool) -> None:
         self.storage: Storage = storage
@@ -60,15 +64,35 @@ class Source:
         self.taking: set[Address] = set()
         #: The runs to ignore for a while. Reads still return them.
         self.pauses: Pauses = Pauses(*(QUEUED_PAUSES if queued else PAUSES))
+        #: How many times as many runs as needed are read, to choose from them at random.
+        self.spread: int = 1
+        self._won = self._lost = 0
 
     def wake(self) -> None:
         """Read it again as soon as a place is free."""
         self.hot = True
         self.wakes += 1
 
+    def tried(self, *, won: bool) -> None:
+        """Count a run that this worker has taken, or that another worker has taken first.
+
+        Workers that take the first runs at the same time take the same ones. Each of them then chooses from more runs
+        than it needs. A worker that is alone takes them in their order.
+        """
+        if won:
+            self._won += 1
+        else:
+            self._lost += 1
+        if self._won + self._lost >= SAMPLE:
+            if self._lost > self._won / 5:
+                self.spread = min(2 * self.spread, LARGEST_SPREAD)
+            elif self._lost < self._won / 50:
+                self.spread = max(self.spread // 2, 1)
+            self._won = self._lost = 0
+
     async def find(self, count: int, ignored: Callable[[Address], bool]) -> list[Address]:
         """Return up to ``count`` runs to take; if there are no more, the source rests until the next tick."""
-        wakes, limit = self.wakes, count + len(self.taking) + len(self.pauses)
+        wakes, limit = self.wakes, count * self.spread + len(self.taking) + len(self.pauses)
         while True:
             found = await self._read(limit)
             fresh = [address for address in found if not (address in self.taking or ignored(address))]
@@ -80,6 +104,10 @@ class Source:
             limit = min(4 * limit, LONGEST_READ)
         if (len(found) < limit and len(fresh) <= count) or not fresh:
             self._rest(wakes)
+        if self.spread > 1 and len(fresh) > count:
+            # Adjacent ones: a batch of claims waits for another one if they have a single run in common.
+            first = self.storage.rng.randint(0, min(len(fresh), count * self.spread) - count)
+            return fresh[first : first + count]
         return fresh[:count]
 
     async def _read(self, limit: int) -> list[Address]:

@@ -20,16 +20,14 @@ from stepwell.errors import (
     StorageError,
     StoredDataError,
     UnknownRun,
-    Unsupported,
 )
-from stepwell.nodes.dispatcher import PAUSES, Dispatcher, Source
+from stepwell.nodes.dispatcher import Dispatcher, Source
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.run_format import flow_index
 from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
-from stepwell.storage.operations import Get
-from stepwell.storage.poller import DueTasks, poll
+from stepwell.storage.poller import poll
 from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
@@ -87,17 +85,6 @@ class RunWorker:
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a worker for each storage")
         self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
-        # For storages without queues: they find deadlines only.
-        self._due = DueTasks(
-            self._storage,
-            RUNS,
-            self._resume_due,
-            what="runs",
-            waits=False,
-            pauses=PAUSES,
-            skip=self._storage.waiters.__contains__,
-            at_once=concurrency,
-        )
         self._repairing: asyncio.Task[None] | None = None
         #: The last partition that was checked, by the prefix of its queue.
         self._repaired: dict[str, str] = {}
@@ -106,11 +93,7 @@ class RunWorker:
         await self._storage.open()
         # Raises here if the storage does not support deadlines or queues.
         await self._storage.due(RUNS, limit=1)
-        try:
-            await self._storage.queued(RUNS, "-", limit=1)
-        except Unsupported:
-            self._due.start()
-            return self
+        await self._storage.queued(RUNS, "-", limit=1)
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
@@ -122,22 +105,8 @@ class RunWorker:
             self._repairing.cancel()
             await asyncio.wait([self._repairing])
         await self._dispatcher.stop()
-        await self._due.stop()
         if self._closes:
             await self._storage.close()
-
-    async def _resume_due(self, address: Address) -> bool:
-        stored = await self._storage.perform(Get(address))
-        name = None if stored is None else (await self._storage.read_place(address, stored)).flow
-        flow = None if name is None else self._flows.get(name)
-        if flow is not None:
-            source = Source(self._storage, flow, 1, queued=False)
-            await self._handle(source, address)
-            if address not in source.pauses:
-                self._due.unpause(address)
-                return True
-        self._due.pause(address, FOREIGN_PAUSES if flow is None else None)
-        return False
 
     async def _handle(self, source: Source, address: Address) -> None:
         """Run one run to its end or its next wait, and log why it could not be."""
@@ -147,6 +116,7 @@ class RunWorker:
         def new_execution(program: Program, flow_id: str) -> Execution:
             # The run has started, so reads of the source do not return it any more.
             source.taking.discard(address)
+            source.tried(won=True)
             return flow._new_execution(program, flow_id)
 
         try:
@@ -159,6 +129,7 @@ class RunWorker:
         except RunBusy as busy:
             # Another worker has just taken it, or its runner is in the middle of a long node.
             if busy.partition is None:
+                source.tried(won=False)
                 source.pauses.add(address)
             return
         except (FlowChanged, StoredDataError) as failure:
