@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
-from stepwell.errors import FlowChanged, RunCancelled, RunExists, RunFinished, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, linear, parallel, step, worker
+from stepwell.errors import FlowChanged, InvalidOption, RunCancelled, RunExists, RunFinished, UnknownRun
+from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import mail, runs
 from stepwell.nodes.engine.journal import Journal
 from stepwell.record import DAY, RUNS
@@ -316,6 +316,38 @@ async def test_a_call_that_is_cancelled_leaves_an_interrupted_run_which_a_worker
     async with worker([flow]):
         await until(lambda: has_status(flow, "finished"))
     assert not (await flow.status("r")).interrupted
+
+
+async def test_with_on_cancel_a_call_that_is_cancelled_cancels_its_run(storage: Storage) -> None:
+    gate = Gate()
+    flow = linear(Say([], "a"), gate, storage=storage)
+    running = await begun(flow, gate, on_cancel="cancel")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    run = await flow.status("r")
+    assert (run.status, run.reason, run.interrupted) == ("cancelled", "its call was cancelled", False)
+    await cancelled(flow.resume("r"))
+
+
+async def test_a_call_returns_a_handle_instead_of_raising_parked(storage: Storage) -> None:
+    flow = linear(Say([], "a"), Wait("x"), storage=storage, keep=True)
+    handle = await flow.run(flow_id="r", on_park="return")
+    assert isinstance(handle, RunHandle)
+    assert (handle.id, (await handle.status()).status) == ("r", "parked")
+    await handle.answer(1)
+    assert await flow.resume("r") == await handle.result(20) == {"said": ["a"], "x": 1}
+    assert await linear(Say([], "a")).run(storage=storage, on_park="return") == {"said": ["a"]}
+
+
+async def test_the_choices_of_a_run_are_checked(storage: Storage) -> None:
+    flow = linear(Say([], "a"))
+    for options in ({"on_cancel": "stop"}, {"on_park": "wait"}):
+        with pytest.raises(InvalidOption, match="choose '"):
+            await flow.run(storage=storage, **options)  # type: ignore[call-overload]
+    for options in ({"on_cancel": "cancel"}, {"on_park": "return"}):
+        with pytest.raises(InvalidOption, match="needs a storage"):
+            await flow.run(**options)  # type: ignore[call-overload]
 
 
 async def test_a_timeout_of_the_caller_is_a_timeout(storage: Storage) -> None:

@@ -108,4 +108,4 @@ def types_of_flows() -> None:
     assert_type(flow, NodeFlow)
     assert_type(flow.run_sync({"text": "a b"}), dict[str, Any])
     linear(CountWords, max_step=10)  # type: ignore[call-arg]
-    flow.run_sync(if_exists="restart")  # type: ignore[arg-type]
+    flow.run_sync(if_exists="restart")  # type: ignore[call-overload]

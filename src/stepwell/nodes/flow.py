@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
-from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, RunBusy, UsageError
+from stepwell.errors import InsideLoop, InvalidGraph, InvalidOption, Parked, RunBusy, UsageError
 from stepwell.nodes.engine import control, monitor, queue, runs
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import apply_updates
@@ -19,7 +19,7 @@ from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.migration import Migrate, check_deploy_options
 from stepwell.nodes.engine.plan import Program, program_of
 from stepwell.nodes.engine.runner import drive, run_root
-from stepwell.nodes.engine.runs import IfExists, checked_retention
+from stepwell.nodes.engine.runs import IfExists, OnCancel, OnPark, checked_retention
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.handle import RunHandle
@@ -94,6 +94,18 @@ class NodeFlow(NodeGraph):
         if start is not None:
             self.start(start)
 
+    @overload
+    async def run(
+        self,
+        shared: dict[str, Any] | None = None,
+        *,
+        on_park: Literal["raise"] = "raise",
+        **options: Unpack[RunOptions],
+    ) -> dict[str, Any]: ...
+    @overload
+    async def run(
+        self, shared: dict[str, Any] | None = None, *, on_park: Literal["return"], **options: Unpack[RunOptions]
+    ) -> dict[str, Any] | RunHandle: ...
     async def run(
         self,
         shared: dict[str, Any] | None = None,
@@ -103,9 +115,11 @@ class NodeFlow(NodeGraph):
         params: Mapping[str, Any] | None = None,
         if_exists: IfExists = "raise",
         keep: Retention | None = None,
+        on_cancel: OnCancel = "interrupt",
+        on_park: OnPark = "raise",
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | RunHandle:
         """Run the flow on a shared state, which is changed in place and returned.
 
         If the call is cancelled, it cancels its nodes, and waits until they have ended. With a storage the run is
@@ -118,23 +132,38 @@ class NodeFlow(NodeGraph):
         :param params: values for the nodes' ``params``; they override those of flows and nodes.
         :param if_exists: what to do if a run of this id exists: ``"raise"``, or ``"resume"`` it.
         :param keep: overrides the flow's ``keep`` for this run.
+        :param on_cancel: what becomes of a durable run if the call is cancelled: ``"interrupt"``, so that the next
+            worker continues it, because a cancelled task is mostly a shutdown; or ``"cancel"``.
+        :param on_park: whether to ``"raise"`` :class:`Parked` if the run waits or is paused, or to ``"return"`` a
+            :class:`RunHandle`.
         :param concurrency: overrides the flow's ``concurrency`` for this run.
         :param on_event: a function that is called with every :class:`Event` of this run.
         """
         shared = _checked_shared(shared)
         if storage is not None or self.storage is not None:
             async with runs.storage_for(self, storage) as found:
-                return await runs.start(
-                    self,
-                    shared,
-                    storage=found,
-                    flow_id=flow_id,
-                    params=params or {},
-                    if_exists=if_exists,
-                    keep=self.keep if keep is None else checked_retention(keep),
-                    new_execution=partial(self._new_execution, concurrency=concurrency, on_event=on_event),
-                )
-        runs.check_unkept(if_exists, keep)
+                _check_choices(on_cancel, on_park)
+                try:
+                    return await runs.start(
+                        self,
+                        shared,
+                        storage=found,
+                        flow_id=flow_id,
+                        params=params or {},
+                        if_exists=if_exists,
+                        keep=self.keep if keep is None else checked_retention(keep),
+                        new_execution=partial(
+                            self._new_execution,
+                            concurrency=concurrency,
+                            on_event=on_event,
+                            cancels=on_cancel == "cancel",
+                        ),
+                    )
+                except Parked as parked:
+                    if on_park == "raise":
+                        raise
+                    return RunHandle(parked.flow_id, self, storage)
+        runs.check_unkept(if_exists, keep, on_cancel, on_park)
         program = program_of(self, without_loop=False)
         if program.want_storage is not None:
             raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
@@ -144,6 +173,18 @@ class NodeFlow(NodeGraph):
             apply_updates(program.root, result, shared)
         return shared
 
+    @overload
+    def run_sync(
+        self,
+        shared: dict[str, Any] | None = None,
+        *,
+        on_park: Literal["raise"] = "raise",
+        **options: Unpack[RunOptions],
+    ) -> dict[str, Any]: ...
+    @overload
+    def run_sync(
+        self, shared: dict[str, Any] | None = None, *, on_park: Literal["return"], **options: Unpack[RunOptions]
+    ) -> dict[str, Any] | RunHandle: ...
     def run_sync(
         self,
         shared: dict[str, Any] | None = None,
@@ -153,9 +194,11 @@ class NodeFlow(NodeGraph):
         params: Mapping[str, Any] | None = None,
         if_exists: IfExists = "raise",
         keep: Retention | None = None,
+        on_cancel: OnCancel = "interrupt",
+        on_park: OnPark = "raise",
         concurrency: int | None = None,
         on_event: Subscriber | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | RunHandle:
         """Run the flow without an event loop, with the arguments of :meth:`run`.
 
         A flow of ``def`` hooks runs in the calling thread. A flow that needs a loop (``async def``, concurrent items
@@ -165,7 +208,7 @@ class NodeFlow(NodeGraph):
         shared = _checked_shared(shared)
         program = program_of(self, without_loop=True)
         if program.want_loop is None and storage is None and self.storage is None:
-            runs.check_unkept(if_exists, keep)
+            runs.check_unkept(if_exists, keep, on_cancel, on_park)
             run = self._new_execution(program, flow_id, concurrency, on_event, without_loop=True)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):
@@ -174,14 +217,18 @@ class NodeFlow(NodeGraph):
         if asyncio._get_running_loop() is not None:
             why = program.want_loop or "the run has a storage"
             raise InsideLoop(f"{why}, so await {self._title()}.run(...)")
+        # One call for both overloads.
+        run_either: Callable[..., Coroutine[Any, Any, dict[str, Any] | RunHandle]] = self.run
         return sync(
-            self.run(
+            run_either(
                 shared,
                 storage=storage,
                 flow_id=flow_id,
                 params=params,
                 if_exists=if_exists,
                 keep=keep,
+                on_cancel=on_cancel,
+                on_park=on_park,
                 concurrency=concurrency,
                 on_event=on_event,
             )
@@ -389,6 +436,7 @@ class NodeFlow(NodeGraph):
         on_event: Subscriber | None = None,
         *,
         without_loop: bool = False,
+        cancels: bool = False,
     ) -> Execution:
         if concurrency is not None:
             check_concurrency(concurrency)
@@ -399,8 +447,27 @@ class NodeFlow(NodeGraph):
         title = self._title()
         emit = emitter(title, on_event, self._subscribers)
         return Execution(
-            program, name=title, without_loop=without_loop, flow_id=flow_id, concurrency=concurrency, emit=emit
+            program,
+            name=title,
+            without_loop=without_loop,
+            flow_id=flow_id,
+            concurrency=concurrency,
+            emit=emit,
+            cancels=cancels,
         )
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`NodeFlow.run` that do not change the type of its result."""
+
+    storage: Storage | str | None
+    flow_id: str | None
+    params: Mapping[str, Any] | None
+    if_exists: IfExists
+    keep: Retention | None
+    on_cancel: OnCancel
+    concurrency: int | None
+    on_event: Subscriber | None
 
 
 class FlowOptions(TypedDict, total=False):
@@ -445,6 +512,13 @@ def with_error_handling(
     for node in flow._reachable():
         flow.connect(node, handler, action="error")
     return flow
+
+
+def _check_choices(on_cancel: str, on_park: str) -> None:
+    if on_cancel not in ("interrupt", "cancel"):
+        raise InvalidOption(f"on_cancel={on_cancel!r}: choose 'interrupt' or 'cancel'")
+    if on_park not in ("raise", "return"):
+        raise InvalidOption(f"on_park={on_park!r}: choose 'raise' or 'return'")
 
 
 def _checked_shared(shared: object) -> dict[str, Any]:

@@ -48,10 +48,13 @@ class Execution:
         flow_id: str | None = None,
         concurrency: int | None = None,
         emit: Emit | None = None,
+        cancels: bool = False,
     ) -> None:
         self.name = name
         self.without_loop = without_loop
         self.emit = emit
+        #: Whether a durable run ends as cancelled if its call is cancelled.
+        self.cancels: bool = cancels
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
         #: When to call :meth:`yield_now` next, by ``perf_counter()``; 0 before the first call.

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LEASE",
     "IfExists",
+    "OnCancel",
+    "OnPark",
     "check_unkept",
     "checked_retention",
     "raise_missing",
@@ -67,6 +69,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IfExists = Literal["raise", "resume"]
+#: What to do with a durable run whose call is cancelled: let a worker continue it, or cancel it.
+OnCancel = Literal["interrupt", "cancel"]
+#: What a call does when its run parks: raise ``Parked``, or return a handle.
+OnPark = Literal["raise", "return"]
 NewExecution = Callable[["Program", str], "Execution"]
 
 #: The statuses of runs that a worker may continue.
@@ -339,7 +345,7 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
                 continue
             return journal.shared
     except asyncio.CancelledError:
-        await _interrupt(journal)
+        await _interrupt(journal, cancels=run.cancels)
         raise
     finally:
         slot.on_version = None
@@ -427,11 +433,19 @@ async def _cancelled(journal: Journal) -> RunCancelled:
     return RunCancelled(journal.flow_id, reason)
 
 
-async def _interrupt(journal: Journal) -> None:
-    """Let the next worker continue a run whose call was cancelled. Best effort: errors are logged, not raised."""
+async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
+    """Let the next worker continue a run whose call was cancelled, or cancel the run too.
+
+    Best effort: errors are logged, not raised.
+    """
     try:
         if await journal.slot.reload():
-            await held.interrupt(journal.slot)
+            table = table_of(journal.slot.place, journal.slot.address)
+            if not cancels:
+                await held.interrupt(journal.slot)
+            elif table is not None and table["status"] not in ("finished", "cancelled"):
+                await held.cancel(journal.slot, "its call was cancelled")
+                await _hand_over(journal)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(
             "run %r was interrupted (%s); a worker continues it when its lease has ended", journal.flow_id, error
@@ -463,11 +477,13 @@ def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
     return as_storage(storage) if storage is not None else flow.storage or default_storage()
 
 
-def check_unkept(if_exists: IfExists, keep: Retention | None) -> None:
+def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCancel, on_park: OnPark) -> None:
     """Raise ``InvalidOption`` if a run without a storage has an option that needs one."""
-    if if_exists != "raise" or keep:
-        option = f"keep={keep!r}" if keep else f"if_exists={if_exists!r}"
-        raise InvalidOption(f"{option} needs a storage: run(shared, storage=...)")
+    if if_exists != "raise" or keep or on_cancel != "interrupt" or on_park != "raise":
+        options = {"keep": keep or None, "on_cancel": on_cancel, "on_park": on_park, "if_exists": if_exists}
+        defaults = (None, "interrupt", "raise", "raise")
+        changed = next(name for name, usual in zip(options, defaults, strict=True) if options[name] != usual)
+        raise InvalidOption(f"{changed}={options[changed]!r} needs a storage: run(shared, storage=...)")
 
 
 def checked_retention(keep: Retention) -> Retention:
