@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
+from pathlib import Path
 
 import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
+from stepwell.storage import MemoryStorage
 
 
 class Unpicklable(Exception):
@@ -34,6 +36,11 @@ def work(item):
             return lambda: None
         case "exit":
             os._exit(1)
+        case ("exit once", path):
+            if not Path(path).exists():
+                Path(path).touch()
+                os._exit(1)
+            return "survived"
         case "raise, then exit":
             if step().attempt > 1:
                 os._exit(1)
@@ -198,6 +205,101 @@ async def test_errors_of_items_before_the_pool_broke_are_raised_with_it():
     with single_process() as pool, pytest.raises(ExceptionGroup) as caught:
         await run(pool, ["raise", "exit", 1], on_error="collect", concurrency=1)
     assert [type(error) for error in caught.value.exceptions] == [ValueError, BrokenProcessPool]
+
+
+class Pools:
+    """Makes pools of processes, and keeps them."""
+
+    def __init__(self) -> None:
+        self.made: list[ProcessPoolExecutor] = []
+
+    def __call__(self) -> ProcessPoolExecutor:
+        self.made.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver")))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_function_makes_a_new_pool_for_one_that_breaks(tmp_path, on_error, concurrency):
+    pools = Pools()
+    items = [1, ("exit once", str(tmp_path / "died")), *range(40)]
+    results = await run(pools, items, on_error=on_error, concurrency=concurrency)
+    assert results == [2, "survived", *(2 * n for n in range(40))]
+    assert len(pools.made) == 2
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pools.made[-1].submit(os.getpid)
+
+
+async def test_a_pool_that_breaks_in_another_attempt_is_made_anew(tmp_path):
+    pools = Pools()
+    results = await run(pools, [1, ("fails until", 2), ("exit once", str(tmp_path / "died")), 2], max_retries=3)
+    assert results == [2, 2, "survived", 4]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
+async def test_an_item_that_breaks_every_pool_ends_the_batch(on_error):
+    pools = Pools()
+    with pytest.raises(BrokenProcessPool) as caught:
+        await run(pools, [1, 2, "exit", *range(20)], on_error=on_error, concurrency=1)
+    assert any("broke 3 times while it ran item 2" in note for note in caught.value.__notes__)
+    assert len(pools.made) == 3
+
+
+async def test_a_function_that_fails_ends_the_batch():
+    def fails() -> Executor:
+        raise OSError("no pool")
+
+    with pytest.raises(OSError, match="no pool"):
+        await run(fails, [1, 2])
+
+
+class Noted(Away):
+    """Notes the items that it runs in a file, and exits at item 30 unless ``survives``."""
+
+    def __init__(self, path, survives, **options):
+        super().__init__(name="noted", **options)
+        self.path, self.survives = path, survives
+
+    def exec(self, item):
+        with self.path.open("a") as file:
+            file.write(f"{item} ")
+        return work("exit" if item == 30 and not self.survives else item)
+
+
+async def test_after_a_broken_pool_a_resume_runs_only_the_items_without_a_result(tmp_path):
+    notes = tmp_path / "ran"
+    async with MemoryStorage() as storage:
+        with single_process() as pool:
+            flow = NodeFlow(start=Noted(notes, False, executor=pool, on_error="skip"), storage=storage)
+            with pytest.raises(BrokenProcessPool):
+                await flow.run({"items": list(range(40))}, flow_id="r")
+        done = (await flow.status("r")).progress["noted"].done
+        assert 8 <= done <= 30
+        notes.unlink()
+        with single_process() as pool:
+            flow = NodeFlow(start=Noted(notes, True, executor=pool, on_error="skip"), storage=storage)
+            assert (await flow.resume("r"))["results"] == [2 * n for n in range(40)]
+    assert [int(item) for item in notes.read_text().split()] == list(range(done, 40))
+
+
+async def test_a_node_that_cannot_be_pickled_skips_no_item(processes):
+    class Local(Away):
+        pass
+
+    with pytest.raises(ExecutorError, match="the node itself"):
+        await NodeFlow(start=Local(executor=processes, on_error="skip")).run({"items": [1, 2]})
+
+
+class Unreadable(Away):
+    """Can be pickled, but not read back."""
+
+    def __reduce__(self):
+        return work, ("raise",)
+
+
+async def test_a_node_that_a_worker_cannot_read_skips_no_item(processes):
+    with pytest.raises(ValueError, match="raised in the worker"):
+        await NodeFlow(start=Unreadable(executor=processes, on_error="skip")).run({"items": [1, 2]})
 
 
 def _fails_to_start() -> None:

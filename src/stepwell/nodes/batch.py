@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 
 from stepwell.errors import InvalidItems, InvalidOption
 from stepwell.nodes.engine.base import Exec, Prep
+from stepwell.nodes.engine.batch_executor import MakeExecutor
 from stepwell.nodes.engine.durable_batch import run_batch_durable
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.hooks import is_async
@@ -41,7 +42,8 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         ``ExceptionGroup``. ``"skip"``: run all other items, and put :class:`Failed` in the place of its result.
     :param executor: a ``concurrent.futures.Executor`` that runs a ``def exec`` (threads, processes, a
         cluster) in chunks of items, ``concurrency`` chunks at once. The node and its items must be picklable
-        unless it is a ``ThreadPoolExecutor``. The node does not shut it down.
+        unless it is a ``ThreadPoolExecutor``. The node does not shut it down. Or a function that returns one: it is
+        called when the batch begins, and again if the executor breaks, and the executor is shut down at the end.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*Node._settings, "concurrency", "on_error", "executor")
@@ -60,7 +62,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         inline: bool = False,
         concurrency: int = 1,
         on_error: OnError = "stop",
-        executor: Executor | None = None,
+        executor: Executor | MakeExecutor | None = None,
     ) -> None:
         super().__init__(
             max_retries,
@@ -75,13 +77,13 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         check_concurrency(concurrency)
         check_on_error(on_error)
         if executor is not None:
-            if not isinstance(executor, Executor):
-                raise InvalidOption(f"executor={executor!r}: give a concurrent.futures.Executor")
+            if not (isinstance(executor, Executor) or callable(executor)):
+                raise InvalidOption(f"executor={executor!r}: give a concurrent.futures.Executor, or a function")
             if inline or timeout is not None:
                 raise InvalidOption("an executor supports neither inline= nor timeout=: remove them, or the executor")
         self.concurrency: int = concurrency
         self.on_error: OnError = on_error
-        self.executor: Executor | None = executor
+        self.executor: Executor | MakeExecutor | None = executor
 
     if TYPE_CHECKING:
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
-from types import CoroutineType, SimpleNamespace
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwell.errors import ExecutorError, NodeTimeout
+from stepwell.errors import NodeTimeout
 from stepwell.nodes.engine.attempts import attempt
-from stepwell.nodes.engine.position import Cursor, Step, current, enter, leave
+from stepwell.nodes.engine.batch_executor import BatchExecutor, MakeExecutor
+from stepwell.nodes.engine.position import Cursor, current
+from stepwell.nodes.engine.remote_chunk import (
+    BUDGET,
+    NodeBlob,
+    dumps,
+    loads,
+    not_picklable,
+    pickles_by_value,
+    run_in_worker,
+)
 from stepwell.nodes.engine.thread_pool import ThreadPool
 from stepwell.nodes.engine.threads import ExecutorFailed, in_thread, result_of, settled
 
@@ -27,8 +35,6 @@ __all__ = ["Chunks"]
 #: Items with their indexes.
 Pairs = list[tuple[int, Any]]
 
-#: Seconds after which a chunk runs no further items, so that slow items are spread over all workers.
-_BUDGET = 0.02
 #: The most items in a chunk. Chunks grow while they are quick, so that many short items share one thread switch.
 _LARGEST = 1024
 
@@ -49,14 +55,13 @@ def _raise_failure(outcomes: list[Outcome]) -> None:
 class Chunks:
     """Sends the items of one batch to threads or to an executor, in chunks."""
 
-    def __init__(self, stage: Stage, node: Any, executor: Executor | ThreadPool | None) -> None:
+    def __init__(self, stage: Stage, node: Any, executor: Executor | ThreadPool | MakeExecutor | None) -> None:
         self._stage = stage
         self._node = node
-        self._executor = executor
-        #: Whether items are pickled: only threads share the memory of this process.
-        self._remote = executor is not None and not isinstance(executor, ThreadPoolExecutor | ThreadPool)
-        self._blob: bytes | None = None
-        self._broken = False
+        self.executor = BatchExecutor(stage.path, executor)
+        self._blob: NodeBlob | None = None
+        #: The last executor that broke.
+        self._broken: Executor | None = None
 
     async def work(self, batch: BatchRun, cursor: Cursor) -> None:
         """Run one worker of the batch, one chunk after the other."""
@@ -65,10 +70,7 @@ class Chunks:
         except ExecutorFailed as failure:
             if batch.fatal is None:
                 batch.fatal = failure.error
-                batch.fatal.add_note(
-                    f"the executor of batch {self._stage.path!r} failed, not one of the items; give the node another "
-                    "executor. A durable run has stored the results so far, and can be resumed"
-                )
+                batch.fatal.add_note(self.executor.advice(failure.error))
             raise batch.halt() from None
 
     async def _work(self, batch: BatchRun, cursor: Cursor) -> None:
@@ -86,7 +88,10 @@ class Chunks:
             chunk = [pending.popleft() for _ in range(min(size, len(pending)))]
             began = time.perf_counter()
             outcomes = await self._run(batch, cursor, chunk)
-            if outcomes is None:
+            if not outcomes:
+                # The executor broke. One by one, fewer items are lost if the next one breaks too.
+                pending.extendleft(reversed(chunk))
+                size = 1
                 continue
             took = time.perf_counter() - began
             for (index, item), (ok, value) in zip(chunk, outcomes, strict=False):
@@ -99,9 +104,9 @@ class Chunks:
             if self._stage.policy.timeout is not None:
                 # Each item has its own timeout, so each is a chunk of its own.
                 continue
-            if took < _BUDGET / 2:
+            if took < BUDGET / 2:
                 size = min(size * 2, _LARGEST)
-            elif took > _BUDGET:
+            elif took > BUDGET:
                 size = max(1, len(outcomes) // 2)
 
     def _fair_share(self, batch: BatchRun) -> int:
@@ -125,12 +130,15 @@ class Chunks:
 
     async def _call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
         assert cursor.item is not None
-        (outcome,) = await self._send(cursor, [(cursor.item, item)], _raise_failure)
-        _raise_failure([outcome])
+        outcomes: list[Outcome] = []
+        while not outcomes:
+            outcomes = await self._send(cursor, [(cursor.item, item)], _raise_failure)
+        _raise_failure(outcomes)
+        (outcome,) = outcomes
         return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
-    async def _run(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome] | None:
-        """Run a chunk under the limiter; return ``None`` if the chunk has failed as a whole."""
+    async def _run(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome]:
+        """Run a chunk under the limiter; return nothing if the executor broke and a new one can run the chunk."""
         cursor.item, cursor.attempt = chunk[0][0], 1
 
         def record_errors(outcomes: list[Outcome]) -> None:
@@ -144,46 +152,54 @@ class Chunks:
                 return await self._send(cursor, chunk, record_errors)
         except NodeTimeout as error:
             return [Outcome(False, error)]
-        except Exception as error:  # noqa: BLE001 - it becomes the error of its items
-            # The node cannot be pickled, so no item of the chunk can run.
-            for index, item in chunk:
-                batch.fail(index, item, error)
-            return None
 
     async def _send(self, cursor: Cursor, chunk: Pairs, late: Callable[[list[Outcome]], None]) -> list[Outcome]:
-        """Run a chunk elsewhere; ``late`` gets its outcomes if this call is cancelled meanwhile."""
-        stage = self._stage
-        if not self._remote:
+        """Run a chunk elsewhere; return nothing if the executor broke and a new one can run the chunk.
+
+        ``late`` gets the outcomes if this call is cancelled meanwhile.
+        """
+        executor = self.executor.get()
+        try:
+            if isinstance(executor, Executor) and not isinstance(executor, ThreadPoolExecutor):
+                # Only threads share the memory of this process.
+                return await self._send_pickled(executor, cursor, chunk, late)
             outcomes: list[Outcome] = await in_thread(
-                stage.path,
+                self._stage.path,
                 cursor,
-                *(run_in_thread, stage.exec, self._node, chunk),
-                timeout=stage.policy.timeout,
-                pool=self._executor,
+                *(run_in_thread, self._stage.exec, self._node, chunk),
+                timeout=self._stage.policy.timeout,
+                pool=executor,
                 late=late,
             )
-            return outcomes
-        assert isinstance(self._executor, Executor)
+        except ExecutorFailed as failure:
+            self.executor.replace(executor, failure, [index for index, _ in chunk])
+            return []
+        return outcomes
+
+    async def _send_pickled(
+        self, executor: Executor, cursor: Cursor, chunk: Pairs, late: Callable[[list[Outcome]], None]
+    ) -> list[Outcome]:
+        stage = self._stage
+        if self._blob is None:
+            self._blob = self._pickled_node(pickles_by_value(executor))
         blobs: list[tuple[int, bytes]] = []
         for index, item in chunk:
             try:
-                blobs.append((index, pickle.dumps(item)))
+                blobs.append((index, dumps(item, self._blob.by_value)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the item's class raises
                 if not blobs:
-                    return [Outcome(False, _not_picklable(stage.path, f"item {index}", error))]
+                    return [Outcome(False, not_picklable(stage.path, f"item {index}", error))]
                 # The next chunk begins with this item.
                 break
-        if self._blob is None:
-            self._blob = self._pickled_node()
         try:
-            job = self._executor.submit(run_in_worker, self._blob, stage.node._hooks.exec, cursor.step(), blobs)
+            job = executor.submit(run_in_worker, self._blob, cursor.step(), blobs)
         except Exception as error:
             raise ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError:
-            if not self._broken:
+            if executor is not self._broken:
                 # The thread of a broken process pool fails on a future that is cancelled.
                 job.cancel()
             await settled(future)
@@ -191,35 +207,34 @@ class Chunks:
                 late(self._unpickled(future.result()))
             raise
         try:
-            return self._unpickled(result_of(future, stage.path))
-        except BrokenExecutor as error:
-            self._broken = True
+            outcomes = result_of(future, stage.path)
+        except Exception as error:
+            if isinstance(error, BrokenExecutor):
+                self._broken = executor
             raise ExecutorFailed(error) from error
+        return self._unpickled(outcomes)
 
-    def _pickled_node(self) -> bytes:
+    def _pickled_node(self, by_value: bool) -> NodeBlob:
         stage = self._stage
         bare = stage.cls.__new__(stage.cls)
         # The rest of the graph is not needed there, and an executor cannot be pickled.
         bare.__dict__ = {**self._node.__dict__, "successors": {}, "executor": None}
         try:
-            return pickle.dumps(bare)
-        except Exception as error:
-            raise _not_picklable(stage.path, "the node itself", error) from error
+            return NodeBlob(dumps(bare, by_value), stage.node._hooks.exec, by_value)
+        except Exception as error:  # noqa: BLE001 - pickling raises whatever the class raises
+            failure = not_picklable(stage.path, "the node itself", error)
+            # No item of the batch can run.
+            raise ExecutorFailed(failure) from failure
 
     def _unpickled(self, outcomes: list[tuple[bool, bytes]]) -> list[Outcome]:
         unpickled = []
         for ok, blob in outcomes:
             try:
-                unpickled.append(Outcome(ok, _loads(blob)))
+                unpickled.append(Outcome(ok, loads(blob)))
             except Exception as error:  # noqa: BLE001 - unpickling raises whatever the value's class raises
-                unpickled.append(Outcome(False, _not_picklable(self._stage.path, "a result", error)))
+                unpickled.append(Outcome(False, not_picklable(self._stage.path, "a result", error)))
                 break
         return unpickled
-
-
-def _loads(blob: bytes) -> Any:
-    """Unpickle a value that this run sent to its executor or got back; never data from a storage."""
-    return pickle.loads(blob)  # noqa: S301 - pickled by this run
 
 
 def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> list[Outcome]:
@@ -227,7 +242,7 @@ def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> 
     cursor = current()
     assert cursor is not None
     outcomes: list[Outcome] = []
-    until = time.perf_counter() + _BUDGET
+    until = time.perf_counter() + BUDGET
     for index, item in chunk:
         cursor.item = index
         try:
@@ -238,55 +253,3 @@ def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> 
         if time.perf_counter() > until:
             break
     return outcomes
-
-
-def run_in_worker(node_blob: bytes, name: str, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
-    """Run a chunk in a worker of an executor, which may be another process."""
-    node = _loads(node_blob)
-    # step() needs no more of the execution in another process.
-    run: Any = SimpleNamespace(flow_id=step.flow_id)
-    cursor = Cursor(run, step.node, step.visit, None, step.attempt)
-    token = enter(cursor)
-    outcomes: list[tuple[bool, bytes]] = []
-    until = time.perf_counter() + _BUDGET
-    try:
-        for index, blob in blobs:
-            cursor.item = index
-            try:
-                result = getattr(node, name)(_loads(blob))
-            except KeyboardInterrupt:
-                # Ctrl-C interrupts every process of the terminal.
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised where the chunk is awaited
-                outcomes.append((False, _pickled_error(error, step.node)))
-                break
-            try:
-                outcomes.append((True, pickle.dumps(result)))
-            except Exception as error:  # noqa: BLE001 - pickling raises whatever the result's class raises
-                failure = _not_picklable(step.node, f"the result of item {index}", error)
-                outcomes.append((False, _pickled_error(failure, step.node)))
-                break
-            if time.perf_counter() > until:
-                break
-    finally:
-        leave(token)
-    return outcomes
-
-
-def _pickled_error(error: BaseException, node: str) -> bytes:
-    # A traceback cannot be pickled, so its text becomes a note.
-    error.add_note("".join(traceback.format_exception(error)).rstrip())
-    try:
-        blob = pickle.dumps(error)
-        _loads(blob)
-    except Exception:  # noqa: BLE001
-        replacement = ExecutorError(node, f"the error {type(error).__name__}", "it does not pickle")
-        replacement.add_note("\n".join(error.__notes__))
-        return pickle.dumps(replacement)
-    return blob
-
-
-def _not_picklable(node: str, what: str, error: Exception) -> ExecutorError:
-    failure = ExecutorError(node, what, f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import UsageError
 from stepwell.nodes.engine.attempts import attempt
+from stepwell.nodes.engine.batch_executor import MakeExecutor
 from stepwell.nodes.engine.chunk import Chunks
 from stepwell.nodes.engine.execution import SLICE
 from stepwell.nodes.engine.on_error import Failed, OnError, add_note, attach, conclude, exit_of, inside_cancelled
@@ -39,7 +40,8 @@ class BatchSettings:
     #: How many run at once; ``None`` is all of them.
     concurrency: int | None
     on_error: OnError
-    executor: Executor | None
+    #: An executor, or the function that makes one.
+    executor: Executor | MakeExecutor | None
 
 
 async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
@@ -165,7 +167,7 @@ class BatchRun:
         """Run every item, then return the results or raise according to ``on_error``."""
         pool: ThreadPool | None = None
         if self.stage.threaded:
-            executor: Executor | ThreadPool | None = self.settings.executor
+            executor: Executor | ThreadPool | MakeExecutor | None = self.settings.executor
             if executor is None and self.settings.concurrency != 1:
                 executor = pool = ThreadPool(self.settings.concurrency or SIZE, "stepwell-batch")
             self._chunks = Chunks(self.stage, self.node, executor)
@@ -177,6 +179,8 @@ class BatchRun:
         finally:
             if pool is not None:
                 pool.close()
+            if self._chunks is not None:
+                await self._chunks.executor.close()
             await close_source(self._source)
         self._cursor.attempt = self._failed_attempt
         conclude(

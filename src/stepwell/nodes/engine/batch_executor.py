@@ -1,0 +1,82 @@
+"""The executor of one batch: given, or made by a function and made again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor
+from functools import partial
+from typing import TypeAlias
+
+from stepwell.errors import ExecutorError
+from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
+from stepwell.nodes.engine.threads import ExecutorFailed, settled
+
+__all__ = ["BatchExecutor", "MakeExecutor"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+MakeExecutor: TypeAlias = Callable[[], Executor]
+
+#: How often an item is sent again after its executor broke. An item that kills its worker must not do so for ever.
+_RESENDS = 2
+
+
+class BatchExecutor:
+    """Holds the executor of a batch, and replaces it if it breaks and a function makes a new one."""
+
+    def __init__(self, path: str, given: Executor | ThreadPool | MakeExecutor | None) -> None:
+        self._path = path
+        self._make: MakeExecutor | None = None
+        self._current: Executor | ThreadPool | None = None
+        if given is None or isinstance(given, Executor | ThreadPool):
+            self._current = given
+        else:
+            self._make = given
+        #: How often each item was lost with an executor that broke.
+        self._lost: Counter[int] = Counter()
+
+    def get(self) -> Executor | ThreadPool | None:
+        """Return the executor, a new one if the last one broke; ``None`` means the shared threads."""
+        if self._current is None and self._make is not None:
+            try:
+                self._current = self._make()
+            except Exception as error:
+                raise ExecutorFailed(error) from error
+        return self._current
+
+    def replace(self, broken: Executor | ThreadPool | None, failure: ExecutorFailed, items: Iterable[int]) -> None:
+        """Let :meth:`get` make a new executor; raise the failure if there is no function, or an item was lost often.
+
+        All chunks of a broken executor fail, and the first of them discards it.
+        """
+        if self._make is None or not isinstance(failure.error, BrokenExecutor):
+            raise failure
+        if broken is self._current:
+            logger.warning("%s: making a new executor after %s", self._path, type(failure.error).__name__)
+            self._current = None
+            assert isinstance(broken, Executor)
+            broken.shutdown(wait=False)
+        self._lost.update(items)
+        if max(self._lost[index] for index in items) > _RESENDS:
+            raise failure
+
+    def advice(self, error: Exception) -> str:
+        """Return the note for an error that ends the batch."""
+        whose = f"the executor of batch {self._path!r}"
+        kept = "A durable run has stored the results so far, and can be resumed"
+        if isinstance(error, ExecutorError):
+            return f"no item was sent to {whose}"
+        lost = sorted(index for index, times in self._lost.items() if times > _RESENDS)
+        if lost:
+            return f"{whose} broke {_RESENDS + 1} times while it ran item {lost[0]}. {kept}"
+        return f"{whose} failed, not one of the items; give the node another executor. {kept}"
+
+    async def close(self) -> None:
+        """Shut the executor down if this batch has made it."""
+        if self._make is not None and isinstance(self._current, Executor):
+            # It waits for its workers, which must not block the event loop.
+            ending = shared_pool().submit(partial(self._current.shutdown, cancel_futures=True))
+            await settled(asyncio.wrap_future(ending))
