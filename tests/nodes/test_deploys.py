@@ -765,6 +765,45 @@ async def test_an_old_process_that_builds_its_flow_for_each_call_is_still_old(
         await old().resume("r")
 
 
+@pytest.mark.parametrize("revision", [1, 2])
+async def test_old_and_new_workers_share_the_runs_of_a_rolling_deploy(storage: Storage, revision: int) -> None:
+    """With a revision, old workers run old runs only. Without one, they also take new runs whose position they have."""
+    ran: list[tuple[str, str]] = []
+
+    class Mark(Node):
+        def __init__(self, name: str, release: str) -> None:
+            super().__init__(name=name)
+            self.release = release
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            ran.append((shared["from"], self.release))
+            shared["ended"] = self.name
+
+    old = linear(Sleep(0.05, name="nap"), Mark("end", "old"), name="f", storage=storage, keep=60)
+    old._built_at -= 60
+    new = linear(
+        Sleep(0.05, name="doze"),
+        Mark("end", "new"),
+        name="f",
+        storage=storage,
+        keep=60,
+        revision=revision,
+        renamed={"nap": "doze"},
+    )
+    ids = [(flow, name, f"{name}{number}") for number in range(8) for flow, name in ((old, "old"), (new, "new"))]
+    async with worker([old], storage=storage), worker([new], storage=storage):
+        for flow, name, flow_id in ids:
+            with pytest.raises(Parked):
+                await flow.run({"from": name}, flow_id=flow_id)
+        async with asyncio.timeout(30):
+            for flow, _, flow_id in ids:
+                while (status := (await flow.status(flow_id)).status) != "finished":
+                    assert status in ("sleeping", "running")
+                    await asyncio.sleep(0.02)
+    assert len(ran) == len(ids), "each run ended once"
+    assert ("new", "old") not in ran, "the position of new runs is unknown to old workers"
+
+
 # Queued runs
 
 
