@@ -57,6 +57,10 @@ class Process:
         atexit.register(self.kill)
 
     @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
     def running(self) -> bool:
         return self._child.poll() is None
 
