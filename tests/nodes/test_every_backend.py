@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell import Limits, StateStorage, Storage
-from stepwell.errors import RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, linear, parallel, worker
+from stepwell.errors import FlowChanged, RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
+from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, linear, parallel, worker
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -170,3 +170,30 @@ async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, monk
         await until(lambda: gone(sleeps))
         await until(lambda: gone(waits))
     assert sorted(ran) == sorted(["ask approve", "w/draft/1", "w/late/1", *(f"s{n}/woke/1" for n in range(10))])
+
+
+async def test_a_run_that_does_not_fit_is_stuck_and_a_later_release_renames_and_migrates_it(storage: Storage) -> None:
+    def migrate(run: StoredRun) -> None:
+        run.shared["revision"] = run.revision
+
+    ran: list[int] = []
+    first = linear(Square(ran, bad={2}), Say([], "end"), name="f", storage=storage)
+    with pytest.raises(Boom):
+        await first.run({"n": 4}, flow_id="r")
+    removed = linear(Say([], "Square"), name="f", storage=storage)
+    with pytest.raises(FlowChanged, match="it is half-way in the batch 'Square', which is a node now"):
+        await removed.resume("r")
+    assert [(run.flow_id, run.reason is None) async for run in removed.runs("stuck")] == [("r", False)]
+    assert await storage.due(RUNS, before=4e9, limit=10) == []
+    renamed = linear(
+        Square(ran, name="squares"),
+        Say([], "end"),
+        name="f",
+        storage=storage,
+        renamed={"Square": "squares"},
+        revision=2,
+        migrate=migrate,
+    )
+    assert [run.revision async for run in renamed.runs("stuck")] == [1]
+    assert await renamed.resume("r") == {**expected(4), "said": ["end"], "revision": 1}
+    assert ran == [0, 1, 2, 2, 3]
