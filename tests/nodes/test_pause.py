@@ -277,7 +277,7 @@ async def take_over(storage: Storage, flow: NodeFlow) -> None:
 async def test_a_run_whose_runner_dies_too_often_is_stuck(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    async def killed(journal: Any) -> None:
+    async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
     interrupt = runs._interrupt
@@ -318,7 +318,7 @@ async def test_an_interrupted_call_and_a_completed_node_do_not_count_as_deaths(
 async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
     queues: Storage, monkeypatch: pytest.MonkeyPatch, limited: bool
 ) -> None:
-    async def killed(journal: Any) -> None:
+    async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
     interrupt = runs._interrupt

@@ -362,6 +362,16 @@ class NodeFlow(NodeGraph):
                 await control.answer(self, wait_id, value, storage=found)
             return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
 
+    async def signal(self, flow_id: str, name: str, value: Any = None, *, storage: Storage | str | None = None) -> None:
+        """Send a signal to a run, for a ``Wait(..., signal=name)``.
+
+        Signals of one name are used in the order in which they were sent, each by one wait. A signal is stored until
+        the run gets to a wait for it, and dropped when the run ends. Raises ``RunFinished`` or ``RunCancelled`` if the
+        run has ended.
+        """
+        async with runs.storage_for(self, storage) as found:
+            await control.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
+
     async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
         """End a run as cancelled, and return when it has ended.
 

@@ -9,6 +9,7 @@ from stepwell.nodes.engine.base import BaseNode, PostResult
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.ids import WaitId
+from stepwell.nodes.engine.waits import signal_for
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Build, Stage, Strategy
@@ -21,21 +22,25 @@ _TIMED_OUT: Final = object()
 
 
 class Wait(BaseNode):
-    """A node that parks the run until ``flow.resume(parked.id, answer)``.
+    """A node that parks the run until ``flow.resume(parked.id, answer)`` or ``flow.answer(parked.id, answer)``.
 
     ``prep`` returns the question. ``post(shared, question, answer)`` chooses the edge; by default it sets
     ``shared[name] = answer``. After ``timeout`` seconds without an answer, the action is ``"timeout"`` and
-    ``post`` is not called.
+    ``post`` is not called. With ``signal``, the oldest unused ``flow.signal(flow_id, signal, value)`` is an answer
+    too, even if it was sent before the run got here.
     """
 
-    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout")
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout", "signal")
     _shape: ClassVar[str] = "wait"
 
-    def __init__(self, name: str, *, timeout: float | None = None) -> None:
+    def __init__(self, name: str, *, timeout: float | None = None, signal: str | None = None) -> None:
         super().__init__(name=name)
         if timeout is not None:
             _check_seconds("timeout", timeout)
+        if signal is not None and (not isinstance(signal, str) or not signal):
+            raise InvalidOption(f"signal={signal!r}: give the name of a signal, or None")
         self.timeout: float | None = timeout
+        self.signal: str | None = signal
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Write the answer to the shared state, and choose the edge."""
@@ -93,12 +98,20 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
         question = await call_hook(stage.prep, node, shared)
         journal.seal(path, "question", question, "the question{}".format)
         wait_id = WaitId(journal.flow_id, path, cursor.visit, journal.mark).text
-        wait = {
+        wait: dict[str, Any] = {
             "id": wait_id if isinstance(node, Wait) else "",
             "question": question,
             "until": None if stage.extra is None else journal.now() + stage.extra,
         }
+        if isinstance(node, Wait) and node.signal is not None:
+            wait["signal"] = node.signal
+            name = signal_for(journal, wait)
+            if name is not None:
+                # It was sent before, so the run need not park.
+                wait["answer"] = journal.use_mail(name)["value"]
         branch.begin(stage, cursor.visit, None, wait)
+        if "answer" in wait:
+            return question, wait["answer"]
         if branch.parent is not None:
             # The other branches may take long, and the question must not be asked twice after a crash.
             await branch.save(path)

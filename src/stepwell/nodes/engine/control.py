@@ -30,7 +30,7 @@ from stepwell.storage.operations import Claim, Get, Release
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
 
-__all__ = ["Retried", "answer", "cancel", "pause", "retry"]
+__all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal"]
 
 #: The statuses of runs that can be retried.
 Retried = Literal["failed", "stuck"]
@@ -49,12 +49,9 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         asked = None if wait_id is None else WaitId.read(wait_id)
         if asked is not None and asked.run != table.get("run", ""):
             raise RunFinished(flow_id, wait_id)
-        if table["status"] == "cancelled":
-            raise RunCancelled(flow_id, table.get("cancelled") or None)
-        if table["status"] == "finished":
-            if wait_id is None:
-                raise RunFinished(flow_id)
+        if table["status"] == "finished" and wait_id is not None:
             return None
+        _check_not_ended(flow_id, table)
         opened: dict[str, Any] = table.get("open", {})
         known = waits.questions(opened)
         if wait_id is None and not known:
@@ -65,7 +62,7 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
             if asked is None or not await _was_asked(storage, flow_id, table, asked):
                 raise waits.never_asked(flow_id, wait_id, opened)
             return None
-        _check_storable(storage, flow_id, path, value)
+        _check_storable(storage, flow_id, path, value, "the answer")
         letter = {"wait": known[path], "value": value}
         until = opened[path]["until"]
         if until is None:
@@ -75,6 +72,23 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         return {**letter, "at": now} if now < until else None
 
     await _send(storage, flow_id, "answer", letter_of)
+
+
+async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
+    """Store a signal for a run, which the next wait for it takes."""
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"name={name!r}: give the name of a signal")
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place)
+        _check_not_ended(flow_id, table)
+        _check_storable(storage, flow_id, "", value, "the signal")
+        letter = {"name": name, "value": value}
+        waiting = [wait for wait in waits.unanswered(table.get("open", {})).values() if wait.get("signal") == name]
+        timed = any(wait["until"] is not None for wait in waiting)
+        return {**letter, "at": await _now(storage, flow_id)} if timed else letter
+
+    await _send(storage, flow_id, "signal", letter_of)
 
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
@@ -127,15 +141,11 @@ async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
 
 def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
     """Return whether a run can be paused, or ``False`` if it is; raise if it has ended or failed."""
-    match table["status"]:
-        case "finished":
-            raise RunFinished(flow_id)
-        case "cancelled":
-            raise RunCancelled(flow_id, table.get("cancelled") or None)
-        case "failed" | "stuck" as status:
-            raise UsageError(f"run {flow_id!r} is {status}, so it does not continue unless it is resumed")
-        case status:
-            return bool(status != "paused")
+    _check_not_ended(flow_id, table)
+    status = table["status"]
+    if status in get_args(Retried):
+        raise UsageError(f"run {flow_id!r} is {status}, so it does not continue unless it is resumed")
+    return bool(status != "paused")
 
 
 async def _pause_held(slot: Slot, flow_id: str) -> None:
@@ -232,12 +242,20 @@ async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], aske
     return waits.was_asked(table.get("open", {}), visits, asked)
 
 
-def _check_storable(storage: Storage, flow_id: str, path: str, value: Any) -> None:
+def _check_storable(storage: Storage, flow_id: str, path: str, value: Any, what: str) -> None:
     try:
-        Slot(storage, RUNS, flow_id).seal_part("answer", value)
+        Slot(storage, RUNS, flow_id).seal_part("value", value)
     except EncodeError as error:
-        inside = error.path.removeprefix("$answer")
-        raise Unstorable(path, f"the answer{inside}", error.type_name, error.why) from error
+        inside = error.path.removeprefix("$value")
+        raise Unstorable(path, f"{what}{inside}", error.type_name, error.why) from error
+
+
+def _check_not_ended(flow_id: str, table: Mapping[str, Any]) -> None:
+    """Raise ``RunFinished`` or ``RunCancelled`` if a run has ended."""
+    if table["status"] == "finished":
+        raise RunFinished(flow_id)
+    if table["status"] == "cancelled":
+        raise RunCancelled(flow_id, table.get("cancelled") or None)
 
 
 async def _now(storage: Storage, flow_id: str) -> float:

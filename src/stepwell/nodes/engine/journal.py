@@ -416,6 +416,8 @@ class Journal:
                 memo=memo,
                 parts=parts,
                 dropped_parts=dropped,
+                # A run that parks again where it was has only another deadline.
+                force=only_version is not None,
                 only_version=only_version,
             )
         except VersionChanged:

@@ -116,6 +116,7 @@ class _Wait(TypedDict):
     until: float | None
     answer: NotRequired[Any]
     again: NotRequired[str]
+    signal: NotRequired[str]
 
 
 #: The forms of parts, by kind. The result of ``prep`` may have any form.
@@ -138,6 +139,15 @@ class _Answer(TypedDict):
     at: NotRequired[float]
 
 
+class _Signal(TypedDict):
+    """The mail with a signal."""
+
+    name: str
+    value: Any
+    #: When it was sent, on the storage's clock; given if a wait for it has a timeout.
+    at: NotRequired[float]
+
+
 class _Cancel(TypedDict):
     """The mail that cancels a run."""
 
@@ -145,7 +155,7 @@ class _Cancel(TypedDict):
 
 
 #: The forms of mail, by kind.
-_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel, "pause": dict[str, Any]}
+_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel, "pause": dict[str, Any], "signal": _Signal}
 
 
 def kind_of_mail(name: str) -> str:

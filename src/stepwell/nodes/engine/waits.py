@@ -21,6 +21,7 @@ __all__ = [
     "never_asked",
     "parked",
     "questions",
+    "signal_for",
     "unanswered",
     "was_asked",
 ]
@@ -78,9 +79,10 @@ def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
 
 
 def deliver(journal: Journal) -> bool:
-    """Give the answers in the mail of a run to its waits; return whether a wait got one.
+    """Give the answers and signals in the mail of a run to its waits; return whether a wait got one.
 
-    An answer whose wait has been answered before, or has timed out before it was sent, is dropped.
+    An answer whose wait has been answered before, or has timed out before it was sent, is dropped. A signal is kept
+    until a wait takes it.
     """
     delivered = False
     for name in [name for name in journal.mail if kind_of_mail(name) == "answer"]:
@@ -94,7 +96,26 @@ def deliver(journal: Journal) -> bool:
         journal.overdue.discard(path)
         _set_answer(journal, path, letter["value"])
         delivered = True
+    for waiting, wait in unanswered(journal.open).items():
+        signal = signal_for(journal, wait)
+        if signal is not None:
+            journal.overdue.discard(waiting)
+            _set_answer(journal, waiting, journal.use_mail(signal)["value"])
+            delivered = True
     return delivered
+
+
+def signal_for(journal: Journal, wait: Mapping[str, Any]) -> str | None:
+    """Return the mail with the oldest signal that a wait may take, or ``None``."""
+    if "signal" not in wait:
+        return None
+    until = wait["until"]
+    for name in sorted(journal.mail):
+        letter = journal.mail[name]
+        if kind_of_mail(name) == "signal" and letter["name"] == wait["signal"]:
+            late = until is not None and "at" in letter and letter["at"] >= until
+            return None if late else name
+    return None
 
 
 def _set_answer(journal: Journal, path: str, value: Any) -> None:
