@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import MemoryStorage, State, Storage, copy_records
 from stepwell.errors import Busy, InvalidOption, NotCopied, StorageUnavailable
-from stepwell.record import RUNS, Change, Stored
+from stepwell.record import RUNS, Change, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Release
 from stepwell.testing import Clock
@@ -219,3 +219,17 @@ async def test_a_storage_is_not_copied_onto_itself() -> None:
     storage = MemoryStorage()
     with pytest.raises(InvalidOption):
         await copy_records(storage, storage)
+
+
+async def test_queues_and_priorities_are_copied(backend: Backend) -> None:
+    async with MemoryStorage() as source, backend.storage() as target:
+        for key, queue in ((1, Queue("q", 1)), (2, Queue("q", 2)), (3, Queue("r")), (4, None)):
+            await source.set_state("bot", key, State("f", "s"))
+            await source.perform(Apply(source.address("bot", key), Change(write=source.ids(), queue=queue)))
+        await copy_records(source, target)
+        assert await target.queued("bot", "q") == [target.address("bot", key) for key in (2, 1)]
+        assert await target.queues("bot") == ["q", "r"]
+        # A record that has left its queue leaves it in the target too.
+        await source.perform(Apply(source.address("bot", 1), Change(write=source.ids(), queue=None)))
+        assert (await copy_records(source, target)).written == 1
+        assert await target.queued("bot", "q") == [target.address("bot", 2)]

@@ -1,25 +1,35 @@
--- Return the names of queues in order, with one lookup for each.
+-- Return the names of queues in order.
 --
 -- KEYS: "-", the index of queues (q:). ARGV: now, width, the first text that may be found, the prefix of the names, the
 -- limit, the namespace.
+
+-- Entries read at once. After them, the other entries of a long queue are skipped with one lookup.
+local AT_ONCE = 16
 
 local prefix = sub(KEYS[2], 1, width)
 local first, begins, most, space = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local names = {}
 local lowest = first == '' and '-' or '[' .. first
+local listed
 while #names < most do
-  local found = call('ZRANGEBYLEX', KEYS[2], lowest, '+', 'LIMIT', 0, 1)[1]
-  if not found or sub(found, 1, #begins) ~= begins then
-    break
+  local found = call('ZRANGEBYLEX', KEYS[2], lowest, '+', 'LIMIT', 0, AT_ONCE)
+  for n = 1, #found do
+    local ends = find(found[n], '\n', 1, true)
+    local name = sub(found[n], 1, ends - 1)
+    if sub(name, 1, #begins) ~= begins or #names == most then
+      return names
+    end
+    if name ~= listed then
+      local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. sub(found[n], ends + 23), '$e')
+      if not (expires and tonumber(expires) <= now) then
+        listed = name
+        names[#names + 1] = name
+      end
+    end
+    lowest = name == listed and '[' .. name .. '\11' or '(' .. found[n]
   end
-  local ends = find(found, '\n', 1, true)
-  local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. sub(found, ends + 23), '$e')
-  if expires and tonumber(expires) <= now then
-    lowest = '(' .. found
-  else
-    local name = sub(found, 1, ends - 1)
-    names[#names + 1] = name
-    lowest = '[' .. name .. '\11'
+  if #found < AT_ONCE then
+    break
   end
 end
 return names

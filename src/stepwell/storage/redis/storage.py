@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
@@ -308,35 +308,37 @@ class RedisStorage(Storage):
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
         space, keys = space_of(namespace), self._keys
-        row = ("" if before is None else repr(float(before)), str(limit), space)
+        latest = "" if before is None else repr(float(before))
         last = ("", "") if after is None else (repr(after.deadline), after.address.key)
-        replies = await self._ask(
-            _DUE,
-            [
-                (tag, keys.deadlines(tag, space) if isinstance(flow, Any_) else keys.flow_deadlines(tag, space, flow))
-                for tag in range(TAGS)
-            ],
-            [(*row, *last)] * TAGS,
-        )
-        found = [
-            Due(Address(namespace, key), float(deadline))
-            for reply in replies
-            for key, deadline in zip(reply[::2], reply[1::2], strict=True)
-        ]
-        return sorted(found, key=lambda due: (due.deadline, due.address))[:limit]
+        if isinstance(flow, Any_):
+            indexes = [(tag, keys.deadlines(tag, space)) for tag in range(TAGS)]
+        else:
+            indexes = [(tag, keys.flow_deadlines(tag, space, flow)) for tag in range(TAGS)]
+
+        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[tuple[float, str]]]:
+            replies = await self._ask(_DUE, indexes, [(latest, str(most), space, *last)] * len(indexes))
+            return [list(zip(map(float, reply[1::2]), reply[::2], strict=True)) for reply in replies]
+
+        found = await _first_of(ask, indexes, limit)
+        return [Due(Address(namespace, key), deadline) for deadline, key in found]
 
     async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
         space = space_of(namespace)
-        indexes = [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)]
-        replies = await self._ask(_QUEUED, indexes, [(name, str(limit), space)] * TAGS)
-        return [Address(namespace, key_of(entry)) for entry in sorted(chain(*replies))[:limit]]
+
+        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
+            return await self._ask(_QUEUED, indexes, [(name, str(most), space)] * len(indexes))
+
+        entries = await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
+        return [Address(namespace, key_of(entry)) for entry in entries]
 
     async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
         space = space_of(namespace)
         first = max(prefix, f"{after}{END}") if after else prefix
-        indexes = [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)]
-        replies = await self._ask(_QUEUES, indexes, [(first, prefix, str(limit), space)] * TAGS)
-        return sorted({*chain(*replies)})[:limit]
+
+        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
+            return await self._ask(_QUEUES, indexes, [(first, prefix, str(most), space)] * len(indexes))
+
+        return await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
 
     async def sweep(self, limit: int = 1000) -> Swept:
         indexes = [(tag, self._keys.sweepable(tag)) for tag in range(TAGS)]
@@ -373,6 +375,38 @@ class RedisStorage(Storage):
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
         return [reply for reply, _ in await self._server.call(_ASIDE, requests)]
+
+
+#: A queued record or the name of a queue, or a deadline with its key.
+_Entry = TypeVar("_Entry", str, tuple[float, str])
+
+
+async def _first_of(
+    ask: Callable[[Sequence[tuple[int, str]], int], Coroutine[Any, Any, list[list[_Entry]]]],
+    indexes: Sequence[tuple[int, str]],
+    limit: int,
+) -> list[_Entry]:
+    """Return the first ``limit`` distinct entries of sorted indexes, one for each hash tag.
+
+    The entries are spread evenly, so a few of each index are usually enough. An index is read again if all of its
+    entries that were read are among the first.
+    """
+    most = min(limit, limit // (TAGS // 2) + 2)
+    found: set[_Entry] = set()
+    while True:
+        replies = await ask(indexes, most)
+        found.update(chain(*replies))
+        first = sorted(found)[:limit]
+        if most == limit:
+            return first
+        indexes = [
+            index
+            for index, reply in zip(indexes, replies, strict=True)
+            if len(reply) == most and (len(first) < limit or reply[-1] < first[-1])
+        ]
+        if not indexes:
+            return first
+        most = limit
 
 
 def _filter(name: str | Any_ | None) -> str:
