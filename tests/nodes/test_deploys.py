@@ -15,6 +15,7 @@ from stepwell.errors import (
     InvalidGraph,
     InvalidOption,
     Parked,
+    RunBusy,
     RunIsNewer,
     Unstorable,
     Unsupported,
@@ -857,3 +858,39 @@ async def test_a_queued_run_whose_migration_fails_is_stuck_until_it_is_repaired(
             await asyncio.sleep(0.01)
     await stuck(made(migrate), "migrate() raised ValueError: invalid literal")
     assert await made(lambda run: None).resume("r") == {"n": "x", "said": ["a"]}
+
+
+async def test_a_queued_run_that_waits_for_its_partition_is_not_half_migrated(queues: Storage) -> None:
+    def migrate(run: StoredRun) -> None:
+        run.shared["n"].append(2)
+        run.shared["new"] = True
+
+    with pytest.raises(Parked):
+        await submitted_and_resumed(linear(Wait("x"), name="f", storage=queues), "first")
+    await linear(Say([], "a"), name="f", storage=queues).submit({"n": [1]}, flow_id="r", partition="user")
+    new = linear(Say([], "a"), name="f", storage=queues, revision=2, migrate=migrate)
+    for _ in range(2):
+        with pytest.raises(RunBusy):
+            await new.resume("r")
+        assert await StateStorage(queues).get_state("r") == {"n": [1]}
+    assert (await new.status("r")).revision == 1
+    await StateStorage(queues).cleanup("first")
+    assert await new.resume("r") == {"n": [1, 2], "new": True, "said": ["a"]}
+
+
+async def submitted_and_resumed(flow: NodeFlow, flow_id: str) -> None:
+    await flow.submit(flow_id=flow_id, partition="user")
+    await flow.resume(flow_id)
+
+
+async def test_a_retried_run_has_no_reason_until_it_is_stuck_again(queues: Storage) -> None:
+    await failed(linear(fails("a"), name="f", storage=queues))
+    other = linear(Say([], "b"), name="f", storage=queues)
+    await stuck(other, "it is at 'a'")
+    assert await other.retry(status="stuck") == 1
+    run = await other.status("r")
+    assert (run.status, run.reason) == ("queued", None)
+    async with worker([other], storage=queues):
+        while (await other.status("r")).status != "stuck":
+            await asyncio.sleep(0.01)
+    assert await linear(Say([], "a"), name="f", storage=queues).resume("r") == {"said": ["a"]}

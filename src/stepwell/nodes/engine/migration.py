@@ -71,7 +71,8 @@ async def migrated(journal: Journal, stored: Position, revision: int, migrate: M
         status=journal.status,
         position=stored.positions[""],
         branches={name: path for name, path in stored.positions.items() if name},
-        shared=journal.shared,
+        # A copy, because a commit before the run continues must not write what migrate() has changed.
+        shared=journal.slot.copy_of_data(),
         waits=waits_of(stored.open),
         progress=progress_of(stored.open),
     )
@@ -84,13 +85,16 @@ async def migrated(journal: Journal, stored: Position, revision: int, migrate: M
             result.close()
         raise _failed(journal, f"migrate() returned a {type(result).__name__}; change the run in place, return None")
     moved = _moved(journal, stored, run)
-    journal.shared = run.shared
     # Encoded here too, so that a value that cannot be stored is an error of migrate().
-    journal.slot.data = dict(run.shared)
+    slot, before = journal.slot, journal.slot.data
+    slot.data = dict(run.shared)
     try:
-        await journal.slot.changes()
+        await slot.changes()
     except (EncodeError, TooLarge) as error:
         raise _failed(journal, f"migrate() left a value that cannot be stored: {error}") from error
+    finally:
+        slot.data = before
+    journal.shared = run.shared
     return moved
 
 

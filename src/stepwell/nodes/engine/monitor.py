@@ -145,7 +145,8 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         flow_id=flow_id,
         flow=place.flow,
         status=table["status"],
-        reason=table.get("stuck") or table.get("cancelled") or None,
+        # A run that is retried keeps the reason until it continues.
+        reason=(table.get(table["status"]) or None) if table["status"] in ("stuck", "cancelled") else None,
         revision=place.revision or 1,
         node=place.state,
         branches=table.get("lines", {}),
