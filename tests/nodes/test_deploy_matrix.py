@@ -253,6 +253,17 @@ def released(change: str, where: str, situation: str, *, new: bool, fails: bool 
 
 async def whole(change: str, where: str, situation: str, *, new: bool) -> tuple[list[str], list[str]]:
     """Run a release from its start to its end; return the nodes before the position, and those from it on."""
+    key = (new, change if new or where == "at" else "", where, situation)
+    if key not in _whole:
+        _whole[key] = await _run_whole(change, where, situation, new=new)
+    return _whole[key]
+
+
+#: The results of ``whole``. Most flows before a change are the same.
+_whole: dict[Any, tuple[list[str], list[str]]] = {}
+
+
+async def _run_whole(change: str, where: str, situation: str, *, new: bool) -> tuple[list[str], list[str]]:
     clock, release = Clock(), released(change, where, situation, new=new)
     async with MemoryStorage(clock=clock) as storage:
         flow = release.flow(storage)
