@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import stepwell
 from stepwell import KeyValueStorage, MemoryStorage, StateStorage, Storage
 from stepwell.errors import (
+    InvalidGraph,
     InvalidOption,
     Parked,
     RunBusy,
@@ -382,7 +384,7 @@ async def test_after_its_timeout_a_wait_takes_the_action_timeout(timed: Storage,
 
 
 async def test_an_answer_in_time_ends_the_timeout(timed: Storage, clock: Clock) -> None:
-    flow = linear(Wait("x", timeout=60), Wait("y"), storage=timed)
+    flow = linear(Wait("x", timeout=60), Wait("y"), storage=timed, on_unknown_action="end")
     first = await parked(flow.run(flow_id="r"))
     second = await parked(flow.resume(first.id, 1))
     assert second.deadline is None
@@ -390,15 +392,24 @@ async def test_an_answer_in_time_ends_the_timeout(timed: Storage, clock: Clock) 
     assert (await parked(flow.resume("r"))).id == second.id
 
 
-async def test_a_timeout_without_an_edge_ends_the_flow_or_fails_as_any_action(timed: Storage, clock: Clock) -> None:
+async def test_a_timeout_of_a_wait_without_edges_ends_the_flow(timed: Storage, clock: Clock) -> None:
     ends = linear(Wait("x", timeout=60), storage=timed)
     await parked(ends.run(flow_id="ends"))
-    fails = linear(Wait("x", timeout=60), Say([], "a"), storage=timed)
-    await parked(fails.run(flow_id="fails"))
+    default = linear(Wait("x", timeout=60), Say([], "a"), storage=timed, on_unknown_action="default")
+    await parked(default.run(flow_id="default"))
     clock.advance(60)
     assert await ends.resume("ends") == {}
-    with pytest.raises(UnknownAction, match="timeout"):
-        await fails.resume("fails")
+    assert await default.resume("default") == {"said": ["a"]}
+
+
+async def test_a_timeout_without_an_edge_is_found_when_the_flow_is_compiled(storage: Storage) -> None:
+    flow = linear(Wait("x", timeout=60), Say([], "a"), storage=storage, name="asking")
+    with pytest.raises(InvalidGraph, match="x has the action 'timeout' and no edge for it: connect"):
+        await flow.run()
+    with pytest.raises(InvalidGraph, match="timeout"):
+        await flow.submit()
+    with pytest.raises(InvalidGraph, match="in inner: x has the action 'timeout'"):
+        await linear(Say([], "a"), linear(Wait("x", timeout=60), Wait("y"), name="inner"), storage=storage).run()
 
 
 async def test_the_earliest_of_several_timeouts_fires_first(timed: Storage, clock: Clock) -> None:
@@ -732,3 +743,21 @@ async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypat
     async with worker([flow]):
         monkeypatch.setattr(storage, "due", failing)
         await until(lambda: gone(flow))
+
+
+async def test_a_call_that_waits_for_another_runner_logs_it(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs_module, "NOTICE", 0.05)
+    flow = linear(Wait("x"), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    await parked(flow.resume("r"))
+    assert caplog.records == []
+    async with runs_module.hold(storage, "r", wait=0):
+        resuming = asyncio.create_task(flow.resume("r", 1), context=Context())
+        async with asyncio.timeout(20):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+    assert await resuming == {"x": 1}
+    assert "run 'r' is held by another runner; waiting up to 12 s" in caplog.text
+    assert len(caplog.records) == 1

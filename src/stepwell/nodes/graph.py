@@ -129,6 +129,14 @@ class NodeGraph(BaseFlow):
             for node in nodes
             for action in sorted(node._dangling - self._edges_of(node).keys())
         )
+        if self.on_unknown_action == "raise":
+            problems.extend(
+                f"{node.name} has the action {action!r} and no edge for it: connect({node.name}, target, {action!r}), "
+                "or END as the target"
+                for node in nodes
+                for action in node._own_actions()
+                if (edges := self._edges_of(node)) and action not in edges
+            )
         return problems
 
     def _table(self, edges: dict[str, Stage | None]) -> dict[Any, Stage | None]:

@@ -26,8 +26,8 @@ class Wait(BaseNode):
 
     ``prep`` returns the question. ``post(shared, question, answer)`` chooses the edge; by default it sets
     ``shared[name] = answer``. After ``timeout`` seconds without an answer, the action is ``"timeout"`` and
-    ``post`` is not called. With ``signal``, the oldest unused ``flow.signal(flow_id, signal, value)`` is an answer
-    too, even if it was sent before the run got here.
+    ``post`` is not called; a node with other edges needs one for it. With ``signal``, the oldest unused
+    ``flow.signal(flow_id, signal, value)`` is an answer too, even if it was sent before the run got here.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout", "signal")
@@ -46,6 +46,9 @@ class Wait(BaseNode):
         """Write the answer to the shared state, and choose the edge."""
         shared[self.name] = exec_res
         return None
+
+    def _own_actions(self) -> tuple[str, ...]:
+        return () if self.timeout is None else ("timeout",)
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         return _compile(build, stage, self.timeout, "timeout")

@@ -107,6 +107,10 @@ class BaseNode:
         """Complete the stage, and return the function that runs ``exec``; ``None`` calls ``exec`` directly."""
         raise NotImplementedError
 
+    def _own_actions(self) -> tuple[str, ...]:
+        """Return the actions that the node takes by itself, without ``post``. Each needs an edge."""
+        return ()
+
     def _given_name(self) -> str | None:
         """Return the name that the user chose."""
         return self.name

@@ -77,6 +77,8 @@ NewExecution = Callable[["Program", str], "Execution"]
 
 #: The statuses of runs that a worker may continue.
 _TAKEN_BY_WORKERS = frozenset({"queued", "running", "parked", "sleeping"})
+#: Seconds after which a call logs that it waits for another runner.
+NOTICE = 1.0
 #: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
 LEASE = 10.0
 
@@ -101,8 +103,11 @@ async def start(
     run = new_execution(program, flow_id)
     loop = asyncio.get_running_loop()
     asked_at, wait = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
+    notice = _announce(flow_id, wait)
     try:
         async with hold(storage, flow_id, wait=wait) as slot:
+            if notice is not None:
+                notice.cancel()
             if slot.found:
                 if if_exists == "raise":
                     await slot.confirm()
@@ -122,6 +127,9 @@ async def start(
         raise
     except Busy as busy:
         raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, wait)) from busy
+    finally:
+        if notice is not None:
+            notice.cancel()
 
 
 async def resume(
@@ -143,8 +151,11 @@ async def resume(
     flow_id = flow_id or given
     # Longer than the lease of a runner that has just died.
     wait = LEASE + 2 if wait is None else wait
+    notice = _announce(flow_id, wait)
     try:
         async with hold(storage, flow_id, wait=wait) as slot:
+            if notice is not None:
+                notice.cancel()
             return await _continue(
                 flow,
                 slot,
@@ -158,6 +169,17 @@ async def resume(
         raise
     except Busy as busy:
         raise RunBusy(flow_id, wait, answer=value is not ...) from busy
+    finally:
+        if notice is not None:
+            notice.cancel()
+
+
+def _announce(flow_id: str, wait: float) -> asyncio.TimerHandle | None:
+    """Log after a second that a call waits for a run that another runner holds."""
+    if wait <= NOTICE:
+        return None
+    text = "run %r is held by another runner; waiting up to %g s until it parks or ends, or its lease ends if it died"
+    return asyncio.get_running_loop().call_later(NOTICE, logger.warning, text, flow_id, wait)
 
 
 def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
