@@ -835,6 +835,24 @@ async def test_a_queued_run_is_migrated_and_may_be_moved(queues: Storage) -> Non
     assert (await new.status("r")).revision == 2
 
 
+@pytest.mark.parametrize("cls", [NodeFlow, Prepared])
+async def test_a_queued_run_that_is_moved_into_a_flow(queues: Storage, cls: type[NodeFlow]) -> None:
+    def migrate(run: StoredRun) -> None:
+        run.position = "inner/y"
+
+    def made(last: Node) -> NodeFlow:
+        inner = outer(cls, Say([], "x"), last, name="inner")
+        return linear(Say([], "a"), inner, name="f", storage=queues, revision=2, migrate=migrate)
+
+    await linear(Say([], "a"), name="f", storage=queues).submit(flow_id="r")
+    if cls is Prepared:
+        await stuck(made(Say([], "y")), "it is inside 'inner', whose post() needs the result of prep()")
+        return
+    with pytest.raises(Boom):
+        await made(fails("y")).resume("r")
+    assert await made(Say([], "y")).resume("r") == {"said": ["y"]}
+
+
 async def test_a_queued_run_of_a_later_revision_is_left_alone(queues: Storage) -> None:
     await linear(Say([], "a"), name="f", storage=queues, revision=2).submit(flow_id="r")
     with pytest.raises(RunIsNewer):

@@ -108,6 +108,9 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
         journal.status = "queued"
         stored = await migrated(journal, Position(journal.positions, {}, {}), revision, flow.migrate)
         journal.status, journal.positions = "running", stored.positions
+        _set_visits(journal, stored, {"visits": {}, "renamed": sorted(flow.renamed)}, {})
+        if problems := _unprepared(journal, stored):
+            raise FlowChanged(journal.flow_id, problems, stuck=True)
     if "params" not in table and "mail" not in table:
         return {}
     parts = await slot.parts()
