@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 from collections import defaultdict
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -52,7 +53,8 @@ async def submit_with_kills(
             kills -= 1
             await process.wait_for("submitted")
             await asyncio.sleep(choose.uniform(0, 0.1))
-            process.signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                process.signal(signal.SIGKILL)
         await process.wait_ended()
         acknowledged |= {line[1] for line in process.reported("submitted")}
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.keys import encode_key
-from stepwell.errors import InvalidOption, RecordExists, RunBusy, StepwellError, VersionChanged
+from stepwell.errors import InvalidOption, LeaseLost, RecordExists, RunBusy, StepwellError, VersionChanged
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.run_format import flow_index, table_of
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
@@ -70,7 +70,10 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
         before = None if holder is None else await _holder(storage, holder, partition)
         if before is None and queued:
             first = await _first(storage, flow, revision, partition)
-            before = None if first is None or first[0] == slot.address else first[0]
+            if first is None:
+                # Another runner has started this run, because the lease here has ended.
+                raise LeaseLost(slot.address.text)
+            before = None if first[0] == slot.address else first[0]
         if before is not None:
             await _step_back(slot, queued)
             await _activate(storage, before)

@@ -211,8 +211,9 @@ async def _continue(
     if asked is not None and asked.run != table.get("run", ""):
         raise RunFinished(flow_id, wait_id)
     if by_worker and table["status"] not in _TAKEN_BY_WORKERS:
-        # Mail that was written just after the run ended or stopped has set the deadline.
-        await slot.commit(deadline=None, force=True)
+        if slot.deadline is not None:
+            # Mail that was written just after the run ended or stopped has set it.
+            await slot.commit(deadline=None, force=True)
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         raise RunCancelled(flow_id, table.get("cancelled") or None)
@@ -398,8 +399,10 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
                     f"flow.resume({journal.flow_id!r}, value) replaces it"
                 )
         except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
+            # The run has not ended, so it keeps its partition.
             attach(error, [failure])
-        await _hand_over(journal)
+        else:
+            await _hand_over(journal)
         raise
     await _hand_over(journal)
     run.end("run.finished")
