@@ -1,0 +1,178 @@
+"""Celery: the workers of a Celery application run submitted runs.
+
+A task carries only the name of the flow and the id of the run; the state of the run is in its storage::
+
+    app = Celery("orders", broker="redis://localhost/0")
+    runs = CeleryRuns(app, [orders], storage="postgresql://localhost/orders")
+
+    handle = runs.submit_sync(orders, {"order": 42}, flow_id="order-42")
+
+Start ``celery -A orders worker`` in any number of processes, and one ``celery -A orders beat``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepwell._optional import require
+from stepwell._portal import sync
+from stepwell.codec import decode_key
+from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, UnknownRun
+from stepwell.nodes.engine import partitions, runs
+from stepwell.nodes.engine.run_format import flow_index
+from stepwell.nodes.handle import RunHandle
+from stepwell.record import RUNS, Address
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from stepwell.nodes.flow import NodeFlow
+    from stepwell.storage import Storage
+
+__all__ = ["CeleryRuns"]
+
+require("celery", "celery")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The most tasks of one flow that a sweep sends, and that follow the end of a run.
+MOST_SWEPT, MOST_FOLLOWING = 200, 4
+
+
+class CeleryRuns:
+    """Runs submitted runs of these flows in the workers of a Celery application.
+
+    It registers two tasks. ``stepwell.run`` runs one run to its end or its next wait. A task that is delivered twice
+    does no harm, since a run has one runner at a time. ``stepwell.sweep``, which Celery beat sends every ``sweep``
+    seconds, sends a task for each run that has none: its sleep or timeout has ended, it was answered, its runner died,
+    or the process that submitted it died before it sent the task.
+
+    :param flows: the flows, with different names. Every process of the application needs all of them.
+    :param storage: the storage of the runs; by default that of the flows, else the configured one. Each process opens
+        it on first use.
+    :param sweep: the seconds between two sweeps.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        flows: Iterable[NodeFlow],
+        *,
+        storage: Storage | str | None = None,
+        sweep: float = 10.0,
+    ) -> None:
+        known = list(flows)
+        self._flows = {flow._title(): flow for flow in known}
+        if not known or len(self._flows) < len(known):
+            raise InvalidOption("CeleryRuns() needs at least one flow, and flows with different names")
+        if not isinstance(sweep, int | float) or not sweep > 0:
+            raise InvalidOption(f"sweep={sweep!r}: give a number of seconds above 0")
+        self._storage = runs.storage_of(known[0], storage)
+        if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
+            raise InvalidOption("these flows have different storages: make a CeleryRuns for each storage")
+
+        # Celery accepts functions, and no bound methods.
+        def run(flow: str, flow_id: str) -> str:
+            return sync(self._run(flow, flow_id))
+
+        def send_due_runs() -> None:
+            sync(self._sweep())
+
+        # Acknowledged at its end, so that Celery delivers the task of a killed worker process again.
+        late = {"acks_late": True, "reject_on_worker_lost": True}
+        self._task: Any = app.task(run, name="stepwell.run", ignore_result=True, **late)
+        app.task(send_due_runs, name="stepwell.sweep", ignore_result=True)
+        self._sweep_seconds = sweep
+        # Celery adds it when the application is configured, which may be later.
+        app.add_periodic_task(sweep, app.signature("stepwell.sweep"), name="stepwell.sweep", expires=sweep)
+
+    async def submit(
+        self, flow: NodeFlow, shared: dict[str, Any] | None = None, *, flow_id: str | None = None, **options: Any
+    ) -> RunHandle:
+        """Store a run and send its task; return its handle.
+
+        ``options`` are those of :meth:`NodeFlow.submit`: ``partition``, ``after``, ``priority``, ``params``, ``keep``.
+        ``after`` is as exact as the sweeps, and ``priority`` orders only runs that wait for a sweep. If the broker is
+        unavailable, the run is stored all the same, and a later sweep sends its task.
+        """
+        self._check(flow)
+        handle = await flow.submit(shared, flow_id=flow_id, storage=self._storage, **options)
+        if options.get("after") is None:
+            await asyncio.to_thread(self._send, flow._title(), handle.id)
+        return handle
+
+    def submit_sync(
+        self, flow: NodeFlow, shared: dict[str, Any] | None = None, *, flow_id: str | None = None, **options: Any
+    ) -> RunHandle:
+        """:meth:`submit` without an event loop."""
+        return sync(self.submit(flow, shared, flow_id=flow_id, **options))
+
+    def send(self, flow: NodeFlow, flow_id: str) -> None:
+        """Send the task of a run now, for example after ``flow.answer()``, without waiting for the next sweep."""
+        self._check(flow)
+        self._send(flow._title(), flow_id)
+
+    def _check(self, flow: NodeFlow) -> None:
+        if self._flows.get(flow._title()) is not flow:
+            raise InvalidOption(f"flow {flow._title()!r} is not one of the flows of this CeleryRuns")
+
+    def _send(self, flow: str, flow_id: str, **options: Any) -> None:
+        try:
+            self._task.apply_async((flow, flow_id), **options)
+        except Exception as error:  # noqa: BLE001 - the transports of Celery raise errors of many libraries
+            logger.warning(
+                "the task of run %r was not sent (%s); the run is stored, and a sweep sends it",
+                flow_id,
+                type(error).__name__,
+            )
+
+    async def _run(self, name: str, flow_id: str) -> str:
+        """Run one run to its end or its next wait."""
+        flow = self._flows.get(name)
+        if flow is None:
+            raise InvalidOption(f"flow {name!r} of run {flow_id!r} is not one of the flows of this application")
+        try:
+            await runs.resume(
+                flow,
+                flow_id,
+                ...,
+                storage=self._storage,
+                new_execution=flow._new_execution,
+                wait=0,
+                by_worker=True,
+            )
+        except Parked:
+            return "parked"
+        except RunBusy:
+            # It runs elsewhere, or its runner has died and its lease has not ended: then a sweep sends it again.
+            return "busy"
+        except (RunCancelled, RunFinished, UnknownRun):
+            return "ended"
+        finally:
+            # Its end may have started the next run of its partition.
+            await self._send_due(flow, MOST_FOLLOWING, queued=False)
+        return "finished"
+
+    async def _sweep(self) -> None:
+        """Send a task for each run that can be taken now."""
+        for flow in self._flows.values():
+            for revision in range(1, flow.revision + 1):
+                prefix = partitions.queue_prefix(flow_index(flow._title(), revision))
+                names = await self._storage.queues(RUNS, prefix=prefix, limit=MOST_SWEPT)
+                await partitions.repair(self._storage, flow._title(), revision, names)
+            await self._send_due(flow, MOST_SWEPT, queued=True)
+
+    async def _send_due(self, flow: NodeFlow, limit: int, *, queued: bool) -> None:
+        found: list[Address] = []
+        for revision in range(1, flow.revision + 1):
+            index = flow_index(flow._title(), revision)
+            found += [due.address for due in await self._storage.due(RUNS, flow=index, limit=limit)]
+            if queued:
+                found += await self._storage.queued(RUNS, index, limit=limit)
+        for address in found:
+            # The next sweep finds the run again if no worker was free for it.
+            expires = self._sweep_seconds if queued else None
+            await asyncio.to_thread(self._send, flow._title(), str(decode_key(address.key)), expires=expires)
