@@ -182,10 +182,19 @@ class ExecutorError(NodeFlowError, RuntimeError):
 
 
 class Parked(NodeFlowError):
-    """A run waits for an answer or for time to pass. Its state is stored, and it can be resumed."""
+    """A run waits for an answer, for child runs or for time to pass. Its state is stored, and it can be resumed."""
 
-    def __init__(self, id: str, flow_id: str, node: str, question: Any, deadline: float | None) -> None:  # noqa: A002
-        #: The id of this wait, for ``flow.resume(parked.id, value)``; empty for a sleep.
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        flow_id: str,
+        node: str,
+        question: Any,
+        deadline: float | None,
+        *,
+        for_children: bool = False,
+    ) -> None:
+        #: The id of this wait, for ``flow.resume(parked.id, value)``; empty for a sleep and for a wait for children.
         self.id = id
         self.flow_id = flow_id
         #: The path of the node that waits.
@@ -198,6 +207,8 @@ class Parked(NodeFlowError):
             f"run {flow_id!r} waits at {node!r}; continue it with flow.resume({id!r}, answer), "
             "in this process or in another one"
             if id
+            else f"run {flow_id!r} waits at {node!r} for its child runs; a worker resumes it when they have ended"
+            if for_children
             else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker resumes it then, "
             f"or flow.resume({flow_id!r})"
         )

@@ -51,7 +51,6 @@ from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.migration import StoredRun
 from stepwell.nodes.engine.monitor import Run
 from stepwell.nodes.engine.on_error import Failed
-from stepwell.nodes.engine.position import Step, step
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
@@ -60,6 +59,7 @@ from stepwell.nodes.limits import Limit
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
+from stepwell.nodes.step import Step, step
 from stepwell.nodes.wait import Sleep, Wait
 from stepwell.nodes.worker import worker
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import open_data
 from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
-from stepwell.nodes.engine import monitor, runs
+from stepwell.nodes.engine import children, monitor, runs
 from stepwell.nodes.engine.notices import run_topic
+from stepwell.nodes.engine.position import current
 from stepwell.nodes.engine.run_format import table_of
 from stepwell.record import RUNS, Stored
 from stepwell.storage.operations import Get
 from stepwell.storage.wakeups import add_listener
 
 if TYPE_CHECKING:
+    from stepwell.nodes.engine.position import Cursor
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
@@ -56,9 +58,16 @@ class RunHandle:
 
         :param timeout: the seconds after which ``TimeoutError`` is raised; the run goes on.
 
+        In a node of a durable run, the result of a child of this run parks the run instead. The node runs again from
+        its start when the child has ended, or after ``timeout``.
+
         Raises ``RunFailed`` with the last error, ``RunStuck`` or ``RunCancelled`` if the run ends without a result,
         and ``UnknownRun`` if it has ended and was not kept long enough.
         """
+        if (cursor := current()) is not None and cursor.branch is not None:
+            final = await self._child_result(cursor, timeout)
+            if final is not None:
+                return final
         async with asyncio.timeout(timeout), runs.storage_for(self._flow, self._storage) as storage:
             await storage.ensure_open()
             ended = asyncio.Event()
@@ -78,8 +87,23 @@ class RunHandle:
             finally:
                 end()
 
+    async def _child_result(self, cursor: Cursor, timeout: float | None) -> dict[str, Any] | None:
+        """Return the final state of a child, or park the node of its parent; ``None`` if the run is not a child."""
+        async with runs.storage_for(self._flow, self._storage) as storage:
+            await storage.ensure_open()
+            stored, table = await self._read(storage)
+            if table.get("parent") != cursor.run.flow_id:
+                return None
+            final = await self._final_of(storage, stored, table)
+        if final is None:
+            raise children.park_for(cursor, self.id, timeout)
+        return final
+
     async def _final(self, storage: Storage) -> dict[str, Any] | None:
         """Return the final state of the run, or ``None`` if it has not ended."""
+        return await self._final_of(storage, *await self._read(storage))
+
+    async def _read(self, storage: Storage) -> tuple[Stored, dict[str, Any]]:
         address = storage.address(RUNS, self.id)
         stored: Stored | None = await storage.perform(Get(address))
         if stored is None:
@@ -87,9 +111,12 @@ class RunHandle:
         table = table_of(await storage.read_place(address, stored), address)
         if table is None:
             raise UnknownRun(self.id, state_only=True)
+        return stored, table
+
+    async def _final_of(self, storage: Storage, stored: Stored, table: dict[str, Any]) -> dict[str, Any] | None:
         match table["status"]:
             case "finished":
-                return await open_data(storage.seal(address), stored.fields)
+                return await open_data(storage.seal(storage.address(RUNS, self.id)), stored.fields)
             case "failed":
                 _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
                 raise RunFailed(self.id, node, kind, message)

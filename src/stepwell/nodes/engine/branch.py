@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Graph, Stage
     from stepwell.slot import Sealed
 
-__all__ = ["Branch", "Park"]
+__all__ = ["Branch", "Park", "park_in"]
 
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
-class Park(Exception):
-    """Raised by a wait to park its branch. It never leaves the engine."""
+class Park(BaseException):
+    """Raised by a wait to park its branch. It never leaves the engine.
+
+    A node that awaits a child raises it inside the hooks of users, whose ``except Exception`` must not catch it.
+    """
+
+    def __init__(self, wait: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        #: The wait of a node for a child, until the journal has it.
+        self.wait: dict[str, Any] | None = wait
 
 
 class Branch:
@@ -73,11 +81,24 @@ class Branch:
             journal.put(stage.key, "prep", 0, prep_res)
         journal.visits[stage.index] = visit
         if stage.graph is not None:
+            if stage.keeps_prep and self.parent is None:
+                journal.entered = dict(self.state)
             assert stage.graph.start is not None
             journal.positions[self.name] = stage.graph.start.path
         else:
             journal.positions[self.name] = stage.path
             journal.open[stage.path] = inside
+
+    async def wait(self, stage: Stage, park: Park) -> None:
+        """Record that a node waits for a child. It runs again from its start, on the shared state of its start."""
+        wait, park.wait = park.wait, None
+        if wait is None:
+            return
+        journal = self.journal
+        if self.parent is None:
+            await journal.restore_shared()
+        journal.positions[self.name] = stage.path
+        journal.open[stage.path] = wait
 
     def end(self, stage: Stage, action: Any) -> None:
         """Record that the nodes inside a flow have completed; its ``post`` has not run yet."""
@@ -157,6 +178,19 @@ class Branch:
         if known is None or known.text != text:
             journal.put(self.name, "field", number, text)
         self._fields[key] = _StoredField(number, text, value)
+
+
+def park_in(error: BaseException) -> Park | None:
+    """Return the park in the errors of a ``TaskGroup``, if there are no other errors."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    parks, others = error.split(Park)
+    if parks is None or others is not None:
+        return None
+    first: BaseException = parks
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, Park) else None
 
 
 class _StoredField(NamedTuple):

@@ -192,7 +192,7 @@ class Chunks:
                 # The next chunk begins with this item.
                 break
         try:
-            job = executor.submit(run_in_worker, self._blob, cursor.step(), blobs)
+            job = executor.submit(run_in_worker, self._blob, cursor.values(), blobs)
         except Exception as error:
             raise ExecutorFailed(error) from error
         future = asyncio.wrap_future(job)

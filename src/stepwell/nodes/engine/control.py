@@ -18,7 +18,7 @@ from stepwell.errors import (
     Unstorable,
     UsageError,
 )
-from stepwell.nodes.engine import held, mail, monitor, partitions, runs, waits
+from stepwell.nodes.engine import children, held, mail, monitor, partitions, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
 from stepwell.nodes.engine.notices import wake_waiters, wake_workers
 from stepwell.nodes.engine.run_format import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
@@ -155,7 +155,7 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
     if _can_pause(table, flow_id):
         _, mail_of_run = await slot.parts_of_others(f"{MAIL}pause:")
         await held.pause(slot, mail_of_run)
-        await _hand_over(slot, flow_id, table)
+        await _hand_over(slot, flow_id, table, ended=False)
 
 
 async def retry(
@@ -203,16 +203,15 @@ async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
     if table is None or table["status"] == "finished":
         raise RunFinished(flow_id)
     if table["status"] != "cancelled":
-        await held.cancel(slot, reason)
+        await children.cancel(slot, flow_id, reason)
         wake_waiters(slot.storage, flow_id)
         await _hand_over(slot, flow_id, table)
 
 
-async def _hand_over(slot: Slot, flow_id: str, table: Mapping[str, Any]) -> None:
-    """Let the next run of the partition start, if the run has one."""
-    if "partition" in table:
-        revision = slot.place.revision or 1
-        await partitions.hand_over(slot.storage, slot.place.flow or "", revision, table["partition"], flow_id)
+async def _hand_over(slot: Slot, flow_id: str, table: Mapping[str, Any], *, ended: bool = True) -> None:
+    """Let the next run of the partition start, and wake the parent of a child that has ended."""
+    place = slot.place
+    await children.hand_over(slot.storage, place.flow or "", place.revision or 1, table, flow_id, ended=ended)
 
 
 async def _send(storage: Storage, flow_id: str, kind: mail.Kind, letter_of: mail.LetterOf) -> bool:

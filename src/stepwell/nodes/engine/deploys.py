@@ -127,6 +127,7 @@ def _misfit_inside(path: str, inside: Any, kind: str | None, shape: Shape) -> st
         return None
     if isinstance(inside, dict):
         doing = "waits for an answer at" if inside["id"] else "sleeps at"
+        doing = "waits for a child run at" if "step" in inside else doing
     elif isinstance(inside, list):
         doing = "is half-way in the batch"
     elif inside is True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from stepwell.nodes.engine.run_format import Retention
+from stepwell.nodes.engine.run_format import Retention, end_deadline
 from stepwell.record import DAY, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Get
@@ -23,7 +23,7 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     slot.place = slot.place._replace(stack=(table,))
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
     names = tuple((stored.parts or {}) if stored is not None else ())
-    await slot.commit(deadline=None, expiry=expiry, queue=None, dropped_parts=names)
+    await slot.commit(deadline=end_deadline(table), expiry=expiry, queue=None, dropped_parts=names)
 
 
 async def pause(slot: Slot, mail: Iterable[str]) -> None:

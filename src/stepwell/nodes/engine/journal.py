@@ -33,6 +33,7 @@ from stepwell.nodes.engine.run_format import (
     PARAMS,
     Retention,
     Status,
+    end_deadline,
     kind_of_mail,
     owner_of_part,
     packed,
@@ -40,7 +41,7 @@ from stepwell.nodes.engine.run_format import (
 )
 from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
 from stepwell.nodes.engine.threads import settled
-from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, parked, unanswered
+from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, is_child_wait, parked, unanswered
 from stepwell.record import KEEP, Keep, Place, Version
 from stepwell.slot import Sealed, Slot
 
@@ -90,6 +91,8 @@ class Journal:
         self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
         #: The parts of each node, by its path.
         self.parts: dict[str, dict[str, Any]] = {}
+        #: The shared state after ``prep`` of a flow that was entered since the last commit.
+        self.entered: dict[Any, Any] | None = None
         #: The waits whose deadline has passed.
         self.overdue: set[str] = set()
         #: The mail that was read and is not used yet, by the name of its part.
@@ -133,8 +136,7 @@ class Journal:
     async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:
         """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
         self.keep, self.started_at = keep, self.now()
-        if self.program.want_storage is not None:
-            self.mark = self.slot.storage.ids()[-8:]
+        self.mark = self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self.shape)
         if renamed := cast("BaseFlow", self.program.root.node).renamed:
             check_renamed(self.flow, renamed, self.shape)
@@ -201,7 +203,7 @@ class Journal:
                 self._watched_until, deadline = now + WATCH, WATCH
             self._fill()
             await self._commit(node, keep=True, deadline=deadline, memo=memo, queue=queue)
-            self._saved = saving
+            self._saved, self.entered = saving, None
         finally:
             self._saving = False
             for waiter in self._waiters:
@@ -242,7 +244,8 @@ class Journal:
             if self.cancel is not None:
                 return None
             waits = unanswered(self.open)
-            self.status = "parked" if any(wait["id"] for wait in waits.values()) else "sleeping"
+            asking = any(wait["id"] or is_child_wait(wait) for wait in waits.values())
+            self.status = "parked" if asking else "sleeping"
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
             deadline = max(0.0, min(times) - self.now()) if times else None
             if self.pausing:
@@ -261,6 +264,15 @@ class Journal:
             await self.save(node)
             await self.load_parts()
         return None
+
+    async def restore_shared(self) -> None:
+        """Give the shared state the values that the current node began with."""
+        if self.entered is None:
+            await self.slot.rollback()
+        began_with = self.slot.data if self.entered is None else self.entered
+        # Callers of run() have this dict.
+        self.shared.clear()
+        self.shared.update(began_with)
 
     async def load_parts(self) -> None:
         """Load the parts as a resume would, because a journal does not keep the values of parts that it wrote."""
@@ -347,12 +359,12 @@ class Journal:
         table["status"] = "failed"
         table["errors"] = list(reversed(self.errors))
         inside: dict[str, Any] = table.get("open", {})
-        refused = [path for path in inside if path in self._failed and has_answer(inside[path])]
+        refused = [path for path in inside if path in self._failed and has_answer(inside[path]) and inside[path]["id"]]
         if refused:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
         self.slot.place = self.slot.place._replace(stack=(table,))
-        await self.slot.commit(deadline=None)
+        await self.slot.commit(deadline=end_deadline(table))
         return refused
 
     async def stick(self, reason: str) -> None:
@@ -362,7 +374,7 @@ class Journal:
         table["before"] = table.get("before", table["status"])
         table["status"], table["stuck"] = "stuck", reason
         self.slot.place = self.slot.place._replace(stack=(table,))
-        await self.slot.commit(deadline=None, queue=None)
+        await self.slot.commit(deadline=end_deadline(table), queue=None)
 
     async def check(self, node: str) -> None:
         """Raise ``Unstorable`` if the shared state cannot be stored.
@@ -390,7 +402,7 @@ class Journal:
         self._pending.update(dict.fromkeys(self.mail))
         self._fill()
         expiry = None if self.keep is True else float(self.keep)
-        await self._commit(node, keep=False, deadline=None, expiry=expiry)
+        await self._commit(node, keep=False, deadline=end_deadline(self.submitted), expiry=expiry)
 
     async def _commit(
         self,

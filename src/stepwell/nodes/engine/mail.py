@@ -21,7 +21,7 @@ from stepwell.storage.wakeups import wake
 
 __all__ = ["Kind", "LetterOf", "send", "topic_of"]
 
-Kind = Literal["answer", "cancel", "pause", "signal"]
+Kind = Literal["answer", "cancel", "child", "pause", "signal"]
 
 #: The statuses of runs that nobody holds, and that mail may continue.
 _WAKES: Final = frozenset({"parked", "sleeping"})

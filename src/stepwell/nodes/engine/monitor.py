@@ -43,11 +43,13 @@ class Progress(NamedTuple):
 class OpenWait(NamedTuple):
     """A wait without an answer, or with an answer that its node failed on."""
 
-    #: The id for ``flow.resume(id, value)``; empty for a sleep.
+    #: The id for ``flow.resume(id, value)``; empty for a sleep and for a wait for child runs.
     id: str
     node: str
     question: Any
     deadline: float | None
+    #: The ids of the child runs that it waits for.
+    children: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +165,20 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
 
 def progress_of(opened: Mapping[str, Any]) -> dict[str, Progress]:
     """Return the progress of each batch in ``Journal.open``."""
-    return {node: Progress(*inside) for node, inside in opened.items() if isinstance(inside, list)}
+    known = {node: inside.get("progress") if isinstance(inside, dict) else inside for node, inside in opened.items()}
+    return {node: Progress(*inside) for node, inside in known.items() if isinstance(inside, list | tuple)}
+
+
+def _children_of(wait: Mapping[str, Any]) -> tuple[str, ...]:
+    if "child" in wait:
+        return (wait["child"],)
+    return tuple(f"{wait['step']}/{number}" for number in wait.get("running", ()))
 
 
 def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
     """Return the waits in ``Journal.open`` that need an answer or a deadline."""
     return tuple(
-        OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"])
+        OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"], _children_of(inside))
         for node, inside in opened.items()
         if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
     )

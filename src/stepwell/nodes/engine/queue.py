@@ -14,11 +14,12 @@ from stepwell.errors import (
     Unstorable,
 )
 from stepwell.nodes.engine import partitions
+from stepwell.nodes.engine.children import Parent, tag_of
 from stepwell.nodes.engine.ids import flow_of_wait, new_flow_id
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import PARAMS, Retention, flow_index, table_of
-from stepwell.record import DAY, NOTHING, RUNS, Change, Place, Queue
+from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Place, Queue
 from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Get, Guard
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.storage import Storage
 
-__all__ = ["submit"]
+__all__ = ["kept_child", "submit"]
 
 #: Seconds for which a submitted run is kept after its end if its flow keeps none, for ``RunHandle.result()``.
 KEPT = DAY
@@ -43,8 +44,9 @@ async def submit(
     priority: int,
     params: Mapping[str, Any],
     keep: Retention,
+    parent: Parent | None = None,
 ) -> str:
-    """Write a queued run, unless there is a run of this id already, and return its id."""
+    """Write a queued run, unless there is a run of this id already, and return its id. ``parent``: it is a child."""
     # An invalid graph is found here, not by a worker.
     program_of(flow, without_loop=False, durable=True)
     title, revision = flow._title(), flow.revision
@@ -55,6 +57,10 @@ async def submit(
     table: dict[str, Any] = {"status": "queued", "graph": "", "visits": "", "started": 0.0, "keep": keep or KEPT}
     if priority:
         table["priority"] = priority
+    if parent is not None:
+        table["parent"] = parent.flow_id
+        if parent.above:
+            table["above"] = [list(each) for each in parent.above]
     name = index
     if partition is not None:
         table["partition"] = partitions.encode(partition)
@@ -81,6 +87,7 @@ async def submit(
         fresh=True,
         head=seal.head(Place(title, None, revision if revision > 1 else None, (), (table,))),
         set=fields,
+        tags=KEEP if parent is None else (tag_of(parent.flow_id),),
         deadline=deadline,
         expiry=storage.expiry_of(slot.address),
         parts=parts,
@@ -97,6 +104,11 @@ async def submit(
     if after is None:
         wake_workers(storage, index)
     return flow_id
+
+
+def kept_child(keep: Retention) -> Retention:
+    """Return how long a child of a flow with this ``keep`` is kept; its parent must have time to read its result."""
+    return True if keep is True else max(keep, KEPT)
 
 
 def _check(flow_id: object, after: object, priority: object) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from stepwell.errors import ExecutorError
-from stepwell.nodes.engine.position import Cursor, Step, enter, leave
+from stepwell.nodes.engine.position import Cursor, CursorValues, enter, leave
 
 __all__ = ["BUDGET", "NodeBlob", "dumps", "loads", "not_picklable", "pickles_by_value", "run_in_worker"]
 
@@ -50,7 +50,7 @@ def loads(blob: bytes) -> Any:
     return pickle.loads(blob)  # noqa: S301 - pickled by this run
 
 
-def run_in_worker(node: NodeBlob, step: Step, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
+def run_in_worker(node: NodeBlob, step: CursorValues, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
     """Run a chunk in a worker of an executor; return whether each item succeeded, and its result or error."""
     exec_ = getattr(loads(node.blob), node.exec_name)
     # step() needs no more of the execution in another process.

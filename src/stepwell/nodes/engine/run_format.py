@@ -13,6 +13,7 @@ from stepwell.nodes.engine.ids import WaitId
 from stepwell.record import Address, Place
 
 __all__ = [
+    "ENDED",
     "FORMER",
     "GRAPH",
     "MAIL",
@@ -20,6 +21,7 @@ __all__ = [
     "Former",
     "Retention",
     "Status",
+    "end_deadline",
     "flow_index",
     "flow_of_index",
     "kind_of_mail",
@@ -32,6 +34,10 @@ __all__ = [
 ]
 
 Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
+#: The statuses of runs that have a result, or none until they are resumed.
+ENDED: Final = frozenset({"failed", "stuck", "cancelled", "finished"})
+#: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
+REPORT: Final = 5.0
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
@@ -63,8 +69,13 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
 
 
 def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the partition and the priority of a submitted run, as they are stored."""
-    return {name: table[name] for name in ("partition", "priority") if name in table}
+    """Return the partition, the priority and the parent of a submitted run, as they are stored."""
+    return {name: table[name] for name in ("partition", "priority", "parent", "above") if name in table}
+
+
+def end_deadline(table: Mapping[str, Any]) -> float | None:
+    """Return the deadline of a run that ends: a child is not done before its parent has got mail."""
+    return REPORT if "parent" in table else None
 
 
 class _Table(TypedDict):
@@ -93,6 +104,9 @@ class _Table(TypedDict):
     errors: NotRequired[list[list[Any]]]
     partition: NotRequired[str]
     priority: NotRequired[int]
+    #: The id of its parent, and the flow and the partition of each run above it that has one.
+    parent: NotRequired[str]
+    above: NotRequired[list[list[str]]]
     #: A queued run has params.
     params: NotRequired[bool]
     #: A queued run has mail.
@@ -117,6 +131,14 @@ class _Wait(TypedDict):
     answer: NotRequired[Any]
     again: NotRequired[str]
     signal: NotRequired[str]
+    #: Of a wait for child runs: how their ids begin.
+    step: NotRequired[str]
+    #: The id of the child that a node waits for, and when it stops waiting for this one and for others.
+    child: NotRequired[str]
+    timeouts: NotRequired[dict[str, float]]
+    #: The items whose children are running, and the numbers of those that have ended and of all.
+    running: NotRequired[list[int]]
+    progress: NotRequired[tuple[int, int]]
 
 
 #: The forms of parts, by kind. The result of ``prep`` may have any form.
@@ -148,6 +170,12 @@ class _Signal(TypedDict):
     at: NotRequired[float]
 
 
+class _ChildEnd(TypedDict):
+    """The mail with the end of a child run."""
+
+    child: str
+
+
 class _Cancel(TypedDict):
     """The mail that cancels a run."""
 
@@ -155,7 +183,13 @@ class _Cancel(TypedDict):
 
 
 #: The forms of mail, by kind.
-_LETTERS: Final[Mapping[str, Any]] = {"answer": _Answer, "cancel": _Cancel, "pause": dict[str, Any], "signal": _Signal}
+_LETTERS: Final[Mapping[str, Any]] = {
+    "answer": _Answer,
+    "cancel": _Cancel,
+    "child": _ChildEnd,
+    "pause": dict[str, Any],
+    "signal": _Signal,
+}
 
 
 def kind_of_mail(name: str) -> str:

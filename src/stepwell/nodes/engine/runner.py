@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stepwell.errors import TooManySteps, UsageError
 from stepwell.nodes.engine.base import END, BaseNode
-from stepwell.nodes.engine.branch import Branch, Park
+from stepwell.nodes.engine.branch import Branch, Park, park_in
 from stepwell.nodes.engine.execution import Execution
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.journal import Journal
@@ -184,9 +184,15 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                         if emit is not None:
                             emit("node.finished", cursor, began=began)
                         raise Park
-        except Park:
+        except Park as park:
+            if park.wait is not None and branch is not None:
+                await branch.wait(stage, park)
             raise
         except BaseException as error:
+            if branch is not None and (park_of_group := park_in(error)) is not None:
+                run.cancelling(error)
+                await branch.wait(stage, park_of_group)
+                raise park_of_group from None
             failure = failure_of(stage, cursor, error)
             if branch is not None:
                 branch.journal.note_error(stage, failure, cursor.attempt)

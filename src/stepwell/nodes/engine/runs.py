@@ -26,7 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine import held, partitions, suspects, waits
+from stepwell.nodes.engine import children, held, partitions, suspects, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
@@ -35,7 +35,7 @@ from stepwell.nodes.engine.mail import topic_of
 from stepwell.nodes.engine.notices import wake_waiters
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.run_format import Retention, table_of
+from stepwell.nodes.engine.run_format import ENDED, Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.nodes.engine.stored_run import load, load_queued
 from stepwell.record import KEEP, RUNS
@@ -212,7 +212,10 @@ async def _continue(
         raise RunFinished(flow_id, wait_id)
     if by_worker and table["status"] not in _TAKEN_BY_WORKERS:
         if slot.deadline is not None:
-            # Mail that was written just after the run ended or stopped has set it.
+            if table["status"] in ENDED and "parent" in table:
+                # Its runner was killed before it could report the end.
+                await children.report(slot.storage, flow_id, table["parent"])
+            # Otherwise mail that was written just after the run ended or stopped has set the deadline.
             await slot.commit(deadline=None, force=True)
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
@@ -266,6 +269,9 @@ async def _take(
         raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
     async with _quarantine(journal.slot), _mark_stuck(journal):
         params = await load_queued(journal, table)
+    if "parent" in table and await children.is_cancelled(journal.slot.storage, table["parent"]):
+        # It was submitted while its parent was cancelled.
+        journal.cancel = {"reason": f"its parent {table['parent']!r} was cancelled"}
     await _obey(journal, by_worker)
     if "partition" in table:
         revision = journal.slot.place.revision or 1
@@ -282,7 +288,7 @@ async def _obey(journal: Journal, by_worker: bool) -> None:
     journal.pausing = False
     if pauses and by_worker:
         await held.pause(journal.slot, pauses)
-        await _hand_over(journal)
+        await _hand_over(journal, ended=False)
         raise RunPaused(journal.flow_id, journal.positions[""])
 
 
@@ -360,7 +366,7 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
                 if parked is not None:
                     run.end("run.parked", parked=parked)
                     if isinstance(parked, RunPaused):
-                        await _hand_over(journal)
+                        await _hand_over(journal, ended=False)
                     raise parked from None
                 if journal.cancel is not None:
                     raise await _cancelled(journal) from None
@@ -408,11 +414,11 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
     run.end("run.finished")
 
 
-async def _hand_over(journal: Journal) -> None:
-    """Let the next run of the partition start, if the run has one."""
-    if "partition" in journal.submitted:
-        storage, partition = journal.slot.storage, journal.submitted["partition"]
-        await partitions.hand_over(storage, journal.flow, journal.revision, partition, journal.flow_id)
+async def _hand_over(journal: Journal, *, ended: bool = True) -> None:
+    """Let the next run of the partition start, and wake the parent of a child that has ended."""
+    if journal.submitted:
+        storage, submitted = journal.slot.storage, journal.submitted
+        await children.hand_over(storage, journal.flow, journal.revision, submitted, journal.flow_id, ended=ended)
 
 
 class _Cancellable:
@@ -453,7 +459,7 @@ async def _cancelled(journal: Journal) -> RunCancelled:
     assert journal.cancel is not None
     reason = journal.cancel["reason"]
     if await journal.slot.reload():
-        await held.cancel(journal.slot, reason)
+        await children.cancel(journal.slot, journal.flow_id, reason)
         await _hand_over(journal)
     return RunCancelled(journal.flow_id, reason)
 
@@ -469,7 +475,7 @@ async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
             if not cancels:
                 await held.interrupt(journal.slot)
             elif table is not None and table["status"] not in ("finished", "cancelled"):
-                await held.cancel(journal.slot, "its call was cancelled")
+                await children.cancel(journal.slot, journal.flow_id, "its call was cancelled")
                 await _hand_over(journal)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(

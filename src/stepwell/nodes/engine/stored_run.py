@@ -32,7 +32,7 @@ from stepwell.nodes.engine.run_format import (
     unpack,
 )
 from stepwell.nodes.engine.shape import Shape, digest
-from stepwell.nodes.engine.waits import unanswered
+from stepwell.nodes.engine.waits import is_child_wait, unanswered
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.journal import Journal
@@ -226,26 +226,29 @@ def _unprepared(journal: Journal, stored: Position) -> list[str]:
 
 def _check_position(journal: Journal, stored: Position, graph: Shape) -> None:
     """Raise ``CorruptRecord`` unless the position fits the graph that it was stored with, and the parts."""
-    forms = {"wait": dict, "sleep": dict, "batch": list}
+    forms = {"wait": dict, "sleep": dict, "batch": list, "children": dict}
     opened = stored.open
     if journal.status in ("parked", "sleeping") and not any(isinstance(inside, dict) for inside in opened.values()):
         raise _corrupt(journal, _POSITION, "has no wait")
     for path in stored.positions.values():
         if not path or path not in graph:
             raise _corrupt(journal, _POSITION, f"is not a node of its graph: {path!r}")
-    known = [*stored.positions.values(), *(f"{path}/" for path in opened)]
+    # The visit of a node that waits for a child counts when the node completes.
+    begun = [path for path, inside in opened.items() if graph.get(path, [""])[0] != "node"]
+    known = [*stored.positions.values(), *(f"{path}/" for path in begun)]
     for path in graph:
         if path and path not in stored.visits and any(each.startswith(f"{path}/") for each in known):
             raise _corrupt(journal, _POSITION, f"is inside the node {path!r}, which was not visited")
     for path, inside in opened.items():
         kind = graph[path][0] if path in graph else ""
-        form = forms.get(kind)
+        form = dict if kind == "node" and is_child_wait(inside) else forms.get(kind)
         if type(inside) is not form and (form is not None or type(inside) in (dict, list)):
             raise _corrupt(journal, _POSITION, f"does not fit the node {path!r}")
-        if kind == "batch":
+        if kind in ("batch", "children"):
+            total = inside[1] if kind == "batch" else inside.get("progress", (0, -1))[1]
             items = sum(len(part) for part in journal.parts_of(path, "items"))
             done = [row[0] for part in journal.parts_of(path, "done") for row in part]
-            if inside[1] != items or not all(0 <= index < items for index in done):
+            if total != items or not all(0 <= index < items for index in done):
                 raise _corrupt(journal, f"the batch {path!r}", "does not have the items that it was begun with")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from stepwell.errors import Parked, UsageError
 from stepwell.nodes.engine.ids import WaitId
@@ -18,6 +18,7 @@ __all__ = [
     "check_wait",
     "deliver",
     "has_answer",
+    "is_child_wait",
     "never_asked",
     "parked",
     "questions",
@@ -37,6 +38,17 @@ def has_answer(inside: Any) -> bool:
     return isinstance(inside, dict) and "answer" in inside
 
 
+def is_child_wait(inside: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a value of ``Journal.open`` is a wait for child runs."""
+    return isinstance(inside, dict) and "step" in inside
+
+
+def _waits_for(wait: Mapping[str, Any], child: str) -> bool:
+    if "child" in wait:
+        return bool(wait["child"] == child)
+    return is_child_wait(wait) and child.rpartition("/")[0] == wait["step"]
+
+
 def asked_again(wait: dict[str, Any]) -> dict[str, Any]:
     """Return a wait that accepts a second answer, under a new id, because its node failed on the first."""
     asked = WaitId.read(wait["id"])
@@ -49,7 +61,7 @@ def parked(journal: Journal) -> Parked:
     waits = unanswered(journal.open)
     path = next((path for path, wait in waits.items() if wait["id"]), None) or next(iter(waits))
     wait = waits[path]
-    return Parked(wait["id"], journal.flow_id, path, wait["question"], wait["until"])
+    return Parked(wait["id"], journal.flow_id, path, wait["question"], wait["until"], for_children=is_child_wait(wait))
 
 
 def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
@@ -79,7 +91,7 @@ def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
 
 
 def deliver(journal: Journal) -> bool:
-    """Give the answers and signals in the mail of a run to its waits; return whether a wait got one.
+    """Give answers, signals and ends of children in the mail of a run to its waits; return whether a wait got one.
 
     An answer whose wait has been answered before, or has timed out before it was sent, is dropped. A signal is kept
     until a wait takes it.
@@ -102,6 +114,13 @@ def deliver(journal: Journal) -> bool:
             journal.overdue.discard(waiting)
             _set_answer(journal, waiting, journal.use_mail(signal)["value"])
             delivered = True
+    for name in [name for name in journal.mail if kind_of_mail(name) == "child"]:
+        child = journal.use_mail(name)["child"]
+        for path, wait in unanswered(journal.open).items():
+            if _waits_for(wait, child):
+                # The node reads the record of the child.
+                journal.open[path] = {**wait, "answer": None}
+                delivered = True
     return delivered
 
 

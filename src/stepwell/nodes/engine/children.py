@@ -1,0 +1,230 @@
+"""Child runs: their ids, the notice of their end to their parent, and their cancellation with it.
+
+A child is a submitted run whose table names its parent. Its end is committed with a deadline, then mailed to the
+parent, then the deadline is removed. If its process is killed in between, a worker finds the child by its deadline and
+sends the mail again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    RunFinished,
+    StepwellError,
+    UnknownRun,
+    UsageError,
+    VersionChanged,
+)
+from stepwell.nodes.engine import held, mail, partitions
+from stepwell.nodes.engine.branch import Park
+from stepwell.nodes.engine.notices import wake_waiters
+from stepwell.nodes.engine.run_format import ENDED, table_of
+from stepwell.nodes.engine.waits import is_child_wait
+from stepwell.record import RUNS, Change, Place, Stored
+from stepwell.slot import Slot
+from stepwell.storage.operations import Apply, Get, Guard
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
+    from stepwell.nodes.engine.branch import Branch
+    from stepwell.nodes.engine.journal import Journal
+    from stepwell.nodes.engine.position import Cursor
+    from stepwell.storage import Storage
+
+__all__ = [
+    "Parent",
+    "cancel",
+    "check_partition",
+    "hand_over",
+    "id_of_child",
+    "is_cancelled",
+    "parent_of",
+    "park_for",
+    "place_of",
+    "report",
+    "tag_of",
+]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The longest part of a child's id that names its parent. Keys have a limit, and children may have children.
+LONGEST_PLACE: Final = 200
+#: The lease of a child that is cancelled with its parent, in seconds.
+LEASE: Final = 10.0
+
+
+class Parent(NamedTuple):
+    """The parent of a child, as the child stores it."""
+
+    flow_id: str
+    #: The flow and the partition of each run above the child that has one.
+    above: tuple[tuple[str, str], ...]
+
+
+def tag_of(flow_id: str) -> str:
+    """Return the tag of the children of a run."""
+    return f"parent:{flow_id}"
+
+
+def branch_of(cursor: Cursor | None, flow_id: str) -> Branch:
+    """Return the branch that a node runs in; raise ``UsageError`` outside a durable run."""
+    if cursor is None or cursor.run.flow_id != flow_id:
+        raise UsageError("child() was called outside its step; call step().child(...) in prep, exec or post of a node")
+    if cursor.branch is None:
+        raise UsageError(
+            f"node {cursor.node!r} starts a child run, so its own run needs a storage: run(shared, storage=...)"
+        )
+    return cursor.branch
+
+
+def parent_of(journal: Journal) -> Parent:
+    """Return a run as the parent of a new child."""
+    above = [(flow, partition) for flow, partition in journal.submitted.get("above", ())]
+    if "partition" in journal.submitted:
+        above.append((journal.flow, journal.submitted["partition"]))
+    return Parent(journal.flow_id, tuple(above))
+
+
+def check_partition(flow: BaseFlow, partition: str | int | None, parent: Parent) -> None:
+    """Raise ``UsageError`` if a child would wait for a partition that a run above it has."""
+    if partition is not None and (flow._title(), partitions.encode(partition)) in parent.above:
+        raise UsageError(
+            f"a child run of {flow._title()!r} in partition {partition!r} would wait for its parent "
+            f"{parent.flow_id!r}, which has this partition and waits for it; give the child another partition or none"
+        )
+
+
+def place_of(branch: Branch, node: str, visit: int, item: int | None = None) -> str:
+    """Return the first part of the ids of the children of a step.
+
+    A run that parks at a step stores it, so that a deploy which renames the node does not start the children again.
+    """
+    journal = branch.journal
+    wait = journal.open.get(node)
+    if is_child_wait(wait):
+        return str(wait["step"])
+    # The mark distinguishes the children of an earlier run of the same id, which may still be stored.
+    mark = f":{journal.mark}" if journal.mark else ""
+    place = f"{journal.flow_id}{mark}/{node}/{visit}" + ("" if item is None else f"/{item}")
+    if len(place.encode("utf-8", "replace")) <= LONGEST_PLACE:
+        return place
+    digest = hashlib.sha256(place.encode("utf-8", "replace")).hexdigest()[:32]
+    return f"{place[:20]}~{digest}"
+
+
+def id_of_child(place: str, id: str | int) -> str:  # noqa: A002
+    """Return the id of a child run."""
+    return f"{place}/{id}"
+
+
+def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park:
+    """Return the exception that parks a node until a child has ended; raise ``TimeoutError`` if that took too long."""
+    branch = cursor.branch
+    assert branch is not None
+    stage = next(stage for stage in cursor.run.program.stages if stage.path == cursor.node)
+    if cursor.item is not None:
+        raise UsageError(
+            f"an item of batch {cursor.node!r} waits for a child run, which would occupy it; use ChildMap, or start "
+            "the children in a Node"
+        )
+    if stage.node._shape != "node":
+        raise UsageError(
+            f"{cursor.node!r} waits for a child run, and is a {stage.node._shape}; wait in prep, exec or post of a Node"
+        )
+    journal = branch.journal
+    wait = journal.open.get(cursor.node)
+    timeouts: dict[str, float] = dict(wait.get("timeouts", {})) if is_child_wait(wait) else {}
+    until = None
+    if timeout is not None:
+        until = timeouts.setdefault(child, journal.now() + timeout)
+        fired = is_child_wait(wait) and cursor.node in journal.overdue and wait["until"] == until
+        if fired or until <= journal.now():
+            raise TimeoutError(f"child run {child!r} has not ended within {timeout} seconds")
+    place = place_of(branch, cursor.node, cursor.visit)
+    return Park({"id": "", "question": None, "until": until, "step": place, "child": child, "timeouts": timeouts})
+
+
+async def report(storage: Storage, flow_id: str, parent: str) -> None:
+    """Mail the end of a child to its parent, unless that has ended."""
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        return None if table["status"] in ("finished", "cancelled") else {"child": flow_id}
+
+    # A parent that is not kept leaves no record.
+    with suppress(UnknownRun):
+        await mail.send(storage, parent, "child", letter_of)
+
+
+async def hand_over(
+    storage: Storage, flow: str, revision: int, submitted: Mapping[str, Any], flow_id: str, *, ended: bool = True
+) -> None:
+    """Let the next run of the partition start, and wake the parent. ``ended``: the run is not only paused."""
+    if "partition" in submitted:
+        await partitions.hand_over(storage, flow, revision, submitted["partition"], flow_id)
+    if ended and "parent" in submitted:
+        try:
+            await report(storage, flow_id, submitted["parent"])
+            await _remove_deadline(storage, flow_id)
+        except StepwellError as error:
+            logger.warning("the end of child run %r was not reported yet (%s); a worker repeats it", flow_id, error)
+
+
+async def _remove_deadline(storage: Storage, flow_id: str) -> None:
+    """Remove the deadline of a run that has ended; another process may have started it again meanwhile."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    if stored is None or table is None or stored.deadline is None or table["status"] not in ENDED:
+        return
+    change = Change(write=storage.ids(), deadline=None, limit=storage.seal(address).limit)
+    with suppress(VersionChanged):
+        await storage.perform(Apply(address, change, Guard(version=stored.version)))
+
+
+async def is_cancelled(storage: Storage, flow_id: str) -> bool:
+    """Return whether a run was cancelled."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    return table is not None and table["status"] == "cancelled"
+
+
+async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
+    """Cancel the children of a run that this task holds, then commit that the run was cancelled, and release it.
+
+    If this process is killed in between, the mail that cancels the run is still there.
+    """
+    storage = slot.storage
+    async for entry in storage.scan(RUNS, tag=tag_of(flow_id)):
+        table = table_of(entry.place, entry.address)
+        if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
+            with suppress(UnknownRun, RunFinished):
+                await _cancel_child(storage, entry.key, f"its parent {flow_id!r} was cancelled")
+    await held.cancel(slot, reason)
+
+
+async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
+    """Cancel a run if nobody holds it; otherwise let its runner cancel it."""
+
+    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        return None if table["status"] in ENDED else {"reason": reason}
+
+    try:
+        async with Slot(storage, RUNS, flow_id, wait=0, lease=LEASE) as slot:
+            table = table_of(slot.place, slot.address) if slot.found else None
+            if table is None or table["status"] in ENDED:
+                return
+            await cancel(slot, flow_id, reason)
+            place = slot.place
+    except (AlreadyHeld, Busy):
+        await mail.send(storage, flow_id, "cancel", letter_of)
+        return
+    wake_waiters(storage, flow_id)
+    await hand_over(storage, place.flow or "", place.revision or 1, table, flow_id)

@@ -1,0 +1,93 @@
+"""``step()``: the step that is running, and the child runs that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.nodes.engine import children, queue
+from stepwell.nodes.engine.position import current
+from stepwell.nodes.handle import RunHandle
+
+if TYPE_CHECKING:
+    from stepwell.nodes.flow import NodeFlow
+
+__all__ = ["Step", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that is running."""
+
+    #: The id of the run.
+    flow_id: str
+    #: The path of the node: its name, after the names of the nested flows around it.
+    node: str
+    #: The visit number of this node in the run, from 1.
+    visit: int
+    #: The item's index in its batch, from 0; ``None`` outside a batch.
+    item: int | None
+    #: The attempt number, from 1.
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        """``flow_id/node/visit/item``: equal for every attempt, so it can serve as an idempotency key."""
+        place = f"{self.flow_id}/{self.node}/{self.visit}"
+        return place if self.item is None else f"{place}/{self.item}"
+
+    async def child(
+        self,
+        flow: NodeFlow,
+        shared: dict[str, Any] | None = None,
+        *,
+        id: str,  # noqa: A002
+        partition: str | int | None = None,
+        priority: int = 0,
+        params: Mapping[str, Any] | None = None,
+    ) -> RunHandle:
+        """Start a child run with one write, and return its handle. A worker runs it::
+
+            async def exec(self, order):
+                invoice = await step().child(invoices, {"order": order}, id="invoice")
+                return await invoice.result()
+
+        ``result()`` parks this run until the child has ended. Then the node runs again from its start, and the same
+        call returns the same child. The child is in the storage of this run, and is kept for at least a day after
+        its end. If this run is cancelled, its children are too.
+
+        :param id: distinguishes the children of this step. The id of the child is made from it and from :attr:`id`.
+        :param partition: as for :meth:`NodeFlow.submit`. It must not be that of this run, for which it would wait.
+        """
+        cursor = current()
+        branch = children.branch_of(cursor, self.flow_id)
+        if not isinstance(id, str) or not id:
+            raise InvalidOption(f"id={id!r}: give a non-empty string that distinguishes the children of this step")
+        journal = branch.journal
+        parent = children.parent_of(journal)
+        children.check_partition(flow, partition, parent)
+        place = children.place_of(branch, self.node, self.visit, self.item)
+        storage = journal.slot.storage
+        child = await queue.submit(
+            flow,
+            shared or {},
+            storage=storage,
+            flow_id=children.id_of_child(place, id),
+            partition=partition,
+            after=None,
+            priority=priority,
+            params=params or {},
+            keep=queue.kept_child(flow.keep),
+            parent=parent,
+        )
+        return RunHandle(child, flow, storage)
+
+
+def step() -> Step:
+    """Return the current step of the calling node, in threads and executors too."""
+    cursor = current()
+    if cursor is None:
+        raise UsageError("step() was called outside a run; call it in prep, exec or post of a node")
+    return Step(*cursor.values())
