@@ -18,6 +18,7 @@ __all__ = [
     "QUARANTINE",
     "RATES",
     "RUNS",
+    "SCHEDULES",
     "Address",
     "Change",
     "Damage",
@@ -57,6 +58,8 @@ RUNS: Final = ReservedNamespace('"runs"')
 PARTITIONS: Final = ReservedNamespace('"partitions"')
 #: The last starts of runs of a flow with a rate, with the flow's name as key.
 RATES: Final = ReservedNamespace('"rates"')
+#: Schedules of runs, with the schedule's name as key.
+SCHEDULES: Final = ReservedNamespace('"schedules"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

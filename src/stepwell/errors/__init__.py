@@ -63,6 +63,7 @@ StepwellError
     │   └── RunPaused                               a run was paused
     ├── RunExists (also ValueError)                 a run with this id exists already
     ├── UnknownRun (also LookupError)               no run with this id exists
+    ├── UnknownSchedule (also LookupError)          no schedule with this name exists
     ├── RunFinished (also RuntimeError)             the run has ended and cannot be resumed
     ├── RunFailed (also RuntimeError)               the run has failed, so it has no result
     ├── RunCancelled (also RuntimeError)            the run was cancelled
@@ -118,6 +119,7 @@ from stepwell.errors.nodes import (
     TooManySteps,
     UnknownAction,
     UnknownRun,
+    UnknownSchedule,
     Unstorable,
     WorkCancelled,
 )
@@ -208,6 +210,7 @@ __all__ = [
     "UnknownAction",
     "UnknownFlowError",
     "UnknownRun",
+    "UnknownSchedule",
     "UnknownScheme",
     "UnknownStateError",
     "UnknownType",

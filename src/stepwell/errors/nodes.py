@@ -263,6 +263,17 @@ class UnknownRun(NodeFlowError, LookupError):
         )
 
 
+class UnknownSchedule(NodeFlowError, LookupError):
+    """No schedule of this name exists."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"there is no schedule {name!r} in this storage; add it with worker(..., schedules=[...]) or "
+            "Schedules(storage).add(...)"
+        )
+
+
 def _only_a_state(flow_id: str) -> str:
     return (
         f"there is no run {flow_id!r} in this storage, only a state from update_state() or merge_state(); "

@@ -37,6 +37,7 @@ from stepwell.errors import (
     TooManySteps,
     UnknownAction,
     UnknownRun,
+    UnknownSchedule,
     UnknownScheme,
     UnknownType,
     Unstorable,
@@ -51,6 +52,8 @@ from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.migration import StoredRun
 from stepwell.nodes.engine.monitor import Run
 from stepwell.nodes.engine.on_error import Failed
+from stepwell.nodes.engine.position import Step, step
+from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
@@ -59,6 +62,7 @@ from stepwell.nodes.limits import Limit
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
+from stepwell.nodes.schedule import Schedule, Schedules, cron, every
 from stepwell.nodes.step import Step, step
 from stepwell.nodes.wait import Sleep, Wait
 from stepwell.nodes.worker import worker
@@ -106,6 +110,9 @@ __all__ = [
     "RunPaused",
     "RunReplaced",
     "RunStuck",
+    "Schedule",
+    "ScheduleStatus",
+    "Schedules",
     "Sleep",
     "Step",
     "StorageError",
@@ -116,6 +123,7 @@ __all__ = [
     "TooManySteps",
     "UnknownAction",
     "UnknownRun",
+    "UnknownSchedule",
     "UnknownScheme",
     "UnknownType",
     "Unstorable",
@@ -124,6 +132,8 @@ __all__ = [
     "Wait",
     "WorkCancelled",
     "WrongLoop",
+    "cron",
+    "every",
     "linear",
     "new_flow_id",
     "parallel",

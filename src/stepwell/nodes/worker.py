@@ -25,6 +25,7 @@ from stepwell.nodes.dispatcher import Dispatcher, Source
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.run_format import flow_index
+from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Execution
     from stepwell.nodes.engine.plan import Program
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.schedule import Schedule
     from stepwell.storage import Storage
 
 __all__ = ["worker"]
@@ -58,6 +60,8 @@ class RunWorker:
         and closed with the block.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
+    :param schedules: :func:`every` and :func:`cron`. They are written to the storage, and each tick runs once among all
+        workers. Schedules of these flows that others have added run too.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class RunWorker:
         storage: Storage | str | None = None,
         concurrency: int = 32,
         limits: Mapping[str | NodeFlow, Limit] | None = None,
+        schedules: Iterable[Schedule] = (),
     ) -> None:
         check_concurrency(concurrency)
         known = list(flows)
@@ -74,6 +79,7 @@ class RunWorker:
         if not known or len(self._flows) < len(known):
             raise InvalidOption("worker() needs at least one flow, and flows with different names")
         named = limits_by_name(limits, self._flows)
+        self._schedules = _checked(schedules, self._flows)
         unstored = [name for name, flow in self._flows.items() if flow.storage is None]
         if storage is None and unstored and not is_configured():
             raise InvalidOption(
@@ -85,6 +91,7 @@ class RunWorker:
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a worker for each storage")
         self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
+        self._ticker = Ticker(self._storage, self._flows)
         self._repairing: asyncio.Task[None] | None = None
         #: The last partition that was checked, by the prefix of its queue.
         self._repaired: dict[str, str] = {}
@@ -94,6 +101,9 @@ class RunWorker:
         # Raises here if the storage does not support deadlines or queues.
         await self._storage.due(RUNS, limit=1)
         await self._storage.queued(RUNS, "-", limit=1)
+        for schedule in self._schedules:
+            await schedule.declare(self._storage)
+        self._ticker.start()
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
@@ -101,6 +111,7 @@ class RunWorker:
 
     async def __aexit__(self, *error: object) -> None:
         """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
+        await self._ticker.stop()
         if self._repairing is not None:
             self._repairing.cancel()
             await asyncio.wait([self._repairing])
@@ -164,6 +175,20 @@ class RunWorker:
 
     async def _rest(self, pause: float) -> None:
         await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))
+
+
+def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:
+    """Return the schedules; raise ``InvalidOption`` if two have one name, or if a flow is not one of the worker's."""
+    checked = list(schedules)
+    names = [schedule.name for schedule in checked]
+    for schedule in checked:
+        if names.count(schedule.name) > 1:
+            raise InvalidOption(f"two schedules are named {schedule.name!r}; give one of them another name=...")
+        if flows.get(schedule.flow._title()) is not schedule.flow:
+            raise InvalidOption(
+                f"the flow of the schedule {schedule.name!r} is not one of this worker's; add it to worker([...])"
+            )
+    return checked
 
 
 worker = RunWorker

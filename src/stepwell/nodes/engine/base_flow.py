@@ -15,6 +15,7 @@ from stepwell.nodes.engine.runner import run_nested
 if TYPE_CHECKING:
     from stepwell.nodes.engine.migration import Migrate
     from stepwell.nodes.engine.plan import Build, Strategy
+    from stepwell.nodes.engine.run_format import Retention
     from stepwell.storage import Storage
 
 __all__ = ["BaseFlow", "apply_updates", "is_pair"]
@@ -29,6 +30,8 @@ class BaseFlow(BaseNode):
     concurrency: int | None = None
     #: The storage of its runs.
     storage: Storage | None = None
+    #: Whether finished runs stay in the storage.
+    keep: Retention = False
     #: How often the runner of a run may die at one node.
     max_recoveries: int = 5
     #: The revision of the flow.

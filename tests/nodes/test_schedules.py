@@ -1,0 +1,297 @@
+"""Schedules: each tick runs once among all workers, missed ones by their policy, and daylight saving is right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import CorruptRecord, InvalidOption, UnknownSchedule
+from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
+from stepwell.nodes.engine import schedules as engine
+from stepwell.nodes.engine.ticks import Missed, Timing, tick_id
+from stepwell.record import SCHEDULES
+from stepwell.testing import Clock
+from tests.backends import Backend
+
+BERLIN = ZoneInfo("Europe/Berlin")
+#: A full hour.
+START = datetime(2026, 11, 16, 8, tzinfo=UTC).timestamp()
+
+
+class Note(Node):
+    """Records the ticks of its runs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="note")
+        self.ticks: list[datetime] = []
+        self.shared: list[dict[str, Any]] = []
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+        self.ticks.append(self.params["tick"])
+        self.shared.append(dict(shared))
+
+
+def flow_of(note: Note, name: str = "nightly") -> NodeFlow:
+    return linear(note, name=name)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "EVERY", 0.01)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(START + 0.5)
+
+
+@pytest.fixture
+async def storage(clock: Clock) -> AsyncIterator[Storage]:
+    storage = MemoryStorage(clock=clock)
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+@asynccontextmanager
+async def ticking(storage: Storage, *flows: NodeFlow, schedules: Any = ()) -> AsyncIterator[None]:
+    async with worker(list(flows), storage=storage, schedules=schedules):
+        yield
+
+
+async def settled(note: Note, count: int) -> list[datetime]:
+    """Wait until so many runs have ended, and a little longer for one too many."""
+    async with asyncio.timeout(10):
+        while len(note.ticks) < count:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    return note.ticks
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(START + seconds, UTC)
+
+
+async def test_each_tick_runs_once_among_all_workers(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    schedule = every(60, flow, shared={"kind": "report"})
+    async with ticking(storage, flow, schedules=[schedule]), ticking(storage, flow, schedules=[schedule]):
+        await asyncio.sleep(0.1)
+        assert note.ticks == []
+        for number in (1, 2, 3):
+            clock.advance(60)
+            assert await settled(note, number) == [at(60 * each) for each in range(1, number + 1)]
+    assert note.shared == [{"kind": "report"}] * 3
+    run = await flow.status("nightly@2026-11-16T08:01:00Z", storage=storage)
+    assert run.status == "finished"
+
+
+@pytest.mark.every_backend
+async def test_each_tick_runs_once_on_every_backend(backend: Backend) -> None:
+    note = Note()
+    flow = flow_of(note)
+    schedule = every(0.3, flow, missed="all")
+    url = backend.place()
+    first = backend.storage(url)
+    second = backend.storage(url) if backend.shared else first
+    async with ticking(first, flow, schedules=[schedule]), ticking(second, flow, schedules=[schedule]):
+        ticks = await settled(note, 4)
+    assert len(set(ticks)) == len(ticks)
+    assert [round((later - tick).total_seconds(), 3) for tick, later in pairwise(sorted(ticks))] == [0.3] * (
+        len(ticks) - 1
+    )
+
+
+async def test_a_tick_that_was_submitted_before_a_crash_does_not_run_again(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow, schedules=[every(60, flow)]):
+        pass
+    clock.advance(60)
+    # A worker has submitted the tick, and was killed before it wrote the next one.
+    await flow.submit(flow_id=tick_id("nightly", START + 60), params={"tick": at(60)}, storage=storage)
+    async with ticking(storage, flow):
+        assert await settled(note, 1) == [at(60)]
+        clock.advance(60)
+        assert await settled(note, 2) == [at(60), at(120)]
+
+
+@pytest.mark.parametrize(
+    ("missed", "late", "expected"),
+    [
+        ("once", 300.5, [300]),
+        ("all", 300.5, [60, 120, 180, 240, 300]),
+        ("skip", 300.5, [300]),
+        ("skip", 3700, [3660]),
+    ],
+)
+async def test_missed_ticks(storage: Storage, clock: Clock, missed: Missed, late: float, expected: list[int]) -> None:
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow, schedules=[every(60, flow, missed=missed)]):
+        pass
+    clock.now = START + late
+    async with ticking(storage, flow, schedules=[every(60, flow, missed=missed)]):
+        assert sorted(await settled(note, len(expected))) == [at(each) for each in expected]
+        status = await Schedules(storage).get("nightly")
+        assert status.last == at(expected[-1])
+        assert status.next is not None
+        assert status.next.timestamp() > clock.now
+
+
+async def test_a_late_tick_is_skipped_only_if_it_is_more_than_a_minute_late(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    schedule = every(3600, flow, missed="skip")
+    async with ticking(storage, flow, schedules=[schedule]):
+        pass
+    clock.now = START + 3 * 3600 + 61
+    async with ticking(storage, flow):
+        async with asyncio.timeout(10):
+            while (await Schedules(storage).get("nightly")).next != at(4 * 3600):
+                await asyncio.sleep(0.005)
+    assert note.ticks == []
+    clock.now = START + 4 * 3600 + 59
+    async with ticking(storage, flow):
+        assert await settled(note, 1) == [at(4 * 3600)]
+
+
+async def test_more_missed_ticks_than_one_poll_submits(
+    storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MOST_RUNS", 7)
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow, schedules=[every(1, flow, missed="all")]):
+        pass
+    clock.now = START + 30.5
+    async with ticking(storage, flow):
+        assert sorted(await settled(note, 30)) == [at(each) for each in range(1, 31)]
+
+
+async def test_a_schedule_is_paused_changed_and_removed_while_workers_run(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    known = Schedules(storage)
+    async with ticking(storage, flow, schedules=[every(60, flow)]):
+        await known.pause("nightly")
+        status = await known.get("nightly")
+        assert status.paused
+        assert status.next is None
+        clock.advance(600)
+        await asyncio.sleep(0.1)
+        assert note.ticks == []
+        await known.resume("nightly")
+        clock.advance(60)
+        assert await settled(note, 1) == [at(660)]
+        await known.change("nightly", every=10, shared={"changed": True})
+        clock.advance(10)
+        assert await settled(note, 2) == [at(660), at(670)]
+        assert note.shared[-1] == {"changed": True}
+    # The code has not changed, so the change stays.
+    async with ticking(storage, flow, schedules=[every(60, flow)]):
+        assert (await known.get("nightly")).every == 10
+    # Now it has.
+    async with ticking(storage, flow, schedules=[every(30, flow)]):
+        assert (await known.get("nightly")).every == 30
+        await known.remove("nightly")
+        assert [each async for each in known.list()] == []
+        with pytest.raises(UnknownSchedule, match="'nightly'"):
+            await known.pause("nightly")
+
+
+async def test_a_schedule_is_added_while_workers_run(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow):
+        await Schedules(storage).add(every(5, flow, name="often"))
+        assert [(each.name, each.flow) async for each in Schedules(storage).list()] == [("often", "nightly")]
+        clock.advance(5)
+        assert await settled(note, 1) == [at(5)]
+
+
+async def test_schedules_of_other_flows_cost_a_worker_nothing(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    mine, other = flow_of(note), flow_of(Note(), "other")
+    for number in range(50):
+        await Schedules(storage).add(every(5, other, name=f"other {number}"))
+    async with ticking(storage, mine, schedules=[every(5, mine)]):
+        clock.advance(5)
+        assert await settled(note, 1) == [at(5)]
+    assert {each.last async for each in Schedules(storage).list() if each.flow == "other"} == {None}
+
+
+async def test_a_damaged_schedule_stops_no_other(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow, schedules=[every(5, flow), every(5, flow, name="a damaged one")]):
+        await storage.update_data(SCHEDULES, "a damaged one", {"every": "often"})
+        clock.advance(5)
+        assert await settled(note, 1) == [at(5)]
+    with pytest.raises(CorruptRecord, match="has another form"):
+        await Schedules(storage).get("a damaged one")
+
+
+@pytest.mark.parametrize(
+    ("expression", "start", "expected"),
+    [
+        # The hour from 2 to 3 is skipped on 29 March, and comes twice on 25 October.
+        ("30 2 * * *", "2026-03-28T12:00", ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]),
+        ("30 2 * * *", "2026-10-24T12:00", ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]),
+        ("0 9 * * 1-5", "2026-03-27T09:00", ["2026-03-30T09:00+02:00", "2026-03-31T09:00+02:00"]),
+        ("30 * * * *", "2026-10-25T01:40", ["2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00"]),
+    ],
+)
+def test_daylight_saving(expression: str, start: str, expected: list[str]) -> None:
+    timing = Timing(None, expression, "Europe/Berlin")
+    first = timing.after(datetime.fromisoformat(start).replace(tzinfo=BERLIN).timestamp())
+    ticks = [first, timing.after(first)]
+    assert ticks == [datetime.fromisoformat(each).timestamp() for each in expected]
+    assert timing.last(ticks[1]) == ticks[1]
+    assert timing.last(ticks[1] - 0.5) == ticks[0]
+    assert list(timing.between(first, ticks[1])) == ticks
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.7, 60, 3600])
+def test_ticks_of_an_interval_are_multiples_of_it(seconds: float) -> None:
+    timing = Timing(seconds, None)
+    tick = timing.after(START)
+    for _ in range(100):
+        following = timing.after(tick)
+        assert following > tick
+        assert following - tick == pytest.approx(seconds, abs=1e-6)
+        assert timing.after(timing.last(following)) > timing.last(following)
+        tick = following
+
+
+async def test_a_cron_schedule_runs(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    async with ticking(storage, flow, schedules=[cron("0 10 * * 1-5", flow, tz="Europe/Berlin")]):
+        clock.now = datetime(2026, 11, 16, 10, 0, 1, tzinfo=BERLIN).timestamp()
+        assert await settled(note, 1) == [datetime(2026, 11, 16, 9, tzinfo=UTC)]
+
+
+def test_bad_schedules_are_refused() -> None:
+    flow, other = flow_of(Note()), flow_of(Note(), "other")
+    with pytest.raises(InvalidOption, match=r"every\(0\): give a number of seconds"):
+        every(0, flow)
+    with pytest.raises(InvalidOption, match=r"cron\('0 9 \* \*'\): .* give five fields"):
+        cron("0 9 * *", flow)
+    with pytest.raises(InvalidOption, match="time zone, such as 'Europe/Berlin'"):
+        cron("0 9 * * *", flow, tz="Berlin")
+    with pytest.raises(InvalidOption, match="choose 'skip', 'once' or 'all'"):
+        every(60, flow, missed="never")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="two schedules are named 'nightly'"):
+        worker([flow], storage=MemoryStorage(), schedules=[every(60, flow), every(30, flow)])
+    with pytest.raises(InvalidOption, match="not one of this worker's"):
+        worker([flow], storage=MemoryStorage(), schedules=[every(60, other)])
