@@ -52,7 +52,6 @@ from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.migration import StoredRun
 from stepwell.nodes.engine.monitor import Run
 from stepwell.nodes.engine.on_error import Failed
-from stepwell.nodes.engine.position import Step, step
 from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
