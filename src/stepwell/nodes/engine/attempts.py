@@ -11,7 +11,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from stepwell.errors import InvalidOption, NodeTimeout
+from stepwell.errors import InvalidOption, NodeTimeout, Parked
 from stepwell.nodes.engine.hooks import call_hook, is_async
 from stepwell.nodes.engine.threads import in_thread
 
@@ -139,8 +139,8 @@ async def attempt(
                     raise first
                 result = await call(stage, cursor, node, value)
             except Exception as error:
-                if run.cancelling(error):
-                    # Cancelled work that fails must not be retried.
+                if run.cancelling(error) or isinstance(error, Parked):
+                    # Cancelled work that fails must not be retried, and neither must work that waits.
                     raise
                 last_error = error
                 if number >= policy.max_retries or not isinstance(error, policy.retry_on):

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import KeptError, TooLarge
+from stepwell.errors import KeptError, Parked, TooLarge
+from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.items import BatchRun
 from stepwell.nodes.engine.on_error import Failed, attach, kept_error
@@ -108,6 +109,8 @@ class _DurableBatchRun(BatchRun):
         self._save_lock = asyncio.Lock()
         self._saving: asyncio.Task[None] | None = None
         self._save_failed = False
+        #: How many items wait.
+        self._waiting = 0
 
     async def run_all(self) -> list[Any]:
         try:
@@ -119,6 +122,11 @@ class _DurableBatchRun(BatchRun):
                 attach(error, [failure])
             raise
         await self._end_saving()
+        if self._waiting:
+            await self._save()
+            self._journal.recheck(self.stage.path)
+            raise Park
+        self._journal.rechecks.pop(self.stage.path, None)
         if self.fatal is not None:
             # The last save was under way when the last item ended, and failed after that.
             raise self.fatal
@@ -141,6 +149,10 @@ class _DurableBatchRun(BatchRun):
         self._queue_save(index)
 
     def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
+        if isinstance(error, Parked):
+            # It runs again when the run is resumed.
+            self._waiting += 1
+            return
         super().fail(index, item, error, attempt)
         if self.settings.on_error == "skip":
             self._queue_save(index)

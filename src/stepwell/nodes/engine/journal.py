@@ -59,6 +59,10 @@ TRAIL, ERRORS = 20, 5
 WATCH = 12.0
 
 
+#: The shortest and the longest pause, in seconds, before the items of a batch that wait for other runs run again.
+RECHECKS = 1.0, 60.0
+
+
 class Journal:
     """The position of one run, in memory and in its record.
 
@@ -95,6 +99,8 @@ class Journal:
         self.entered: dict[Any, Any] | None = None
         #: The waits whose deadline has passed.
         self.overdue: set[str] = set()
+        #: For each batch with items that wait for other runs: since when, and when to run these items again.
+        self.rechecks: dict[str, Any] = {}
         #: The mail that was read and is not used yet, by the name of its part.
         self.mail: dict[str, Any] = {}
         self._used_mail: set[str] = set()
@@ -167,6 +173,8 @@ class Journal:
             table["keep"] = self.keep
         if self.submitted:
             table.update(self.submitted)
+        if self.rechecks:
+            table["rechecks"] = dict(self.rechecks)
         if self.recoveries:
             table["recoveries"] = self.recoveries
         if self.open:
@@ -247,6 +255,7 @@ class Journal:
             asking = any(wait["id"] or is_child_wait(wait) for wait in waits.values())
             self.status = "parked" if asking else "sleeping"
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
+            times += [until for _, until in self.rechecks.values()]
             deadline = max(0.0, min(times) - self.now()) if times else None
             if self.pausing:
                 self.status, deadline = "paused", None
@@ -333,6 +342,13 @@ class Journal:
         """Stop reading mail in the background."""
         if self._reading is not None:
             self._reading.cancel()
+
+    def recheck(self, path: str) -> None:
+        """Run the items of a batch that wait again later, after a pause that grows with the time they have waited."""
+        now = self.now()
+        since = self.rechecks[path][0] if path in self.rechecks else now
+        first, longest = RECHECKS
+        self.rechecks[path] = [since, now + min(max(first, (now - since) / 2), longest)]
 
     def recover(self) -> None:
         """Begin to count deaths anew, because a node has completed."""

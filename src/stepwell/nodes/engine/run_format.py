@@ -92,6 +92,8 @@ class _Table(TypedDict):
     interrupted: NotRequired[bool]
     #: How often its runner has died since its last node completed.
     recoveries: NotRequired[int]
+    #: For each batch with items that wait: since when, and when to run these items again.
+    rechecks: NotRequired[dict[str, tuple[float, float]]]
     #: Why it was cancelled; may be empty.
     cancelled: NotRequired[str]
     open: NotRequired[dict[str, Any]]

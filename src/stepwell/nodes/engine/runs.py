@@ -238,8 +238,11 @@ async def _continue(
     waits.deliver(journal)
     if value is not ...:
         waits.answer(journal, wait_id, value)
-    answered = any(waits.has_answer(inside) for inside in journal.open.values())
-    if journal.status in ("parked", "sleeping") and not journal.overdue and not answered:
+    ready = journal.overdue or any(waits.has_answer(inside) for inside in journal.open.values())
+    if journal.rechecks and (not by_worker or min(until for _, until in journal.rechecks.values()) <= slot.now):
+        # Items of a batch wait for other runs, which may have ended.
+        ready = True
+    if journal.status in ("parked", "sleeping") and not ready:
         if table["status"] in ("parked", "sleeping") and (slot.deadline is None or slot.deadline > slot.now):
             raise waits.parked(journal)
         # A stuck, paused or retried run waits as before. Otherwise mail that answers no wait has set the deadline to

@@ -69,7 +69,7 @@ async def load(journal: Journal) -> dict[str, Any]:
         raise _corrupt(journal, "its graph", "differs from its digest")
     journal.status, journal.started_at = table.get("before", table["status"]), table["started"]
     journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
-    journal.submitted = submitted_of(table)
+    journal.submitted, journal.rechecks = submitted_of(table), dict(table.get("rechecks", {}))
     journal.errors.extend(reversed(table.get("errors", ())))
     journal.trail.extend(slot.place.history)
     for name, value in parts.items():
@@ -80,8 +80,8 @@ async def load(journal: Journal) -> dict[str, Any]:
     timed = {path: wait["until"] for path, wait in unanswered(journal.open).items() if wait["until"] is not None}
     latest = slot.now
     due = slot.deadline is not None and slot.deadline <= slot.now
-    if timed and table["status"] in ("parked", "sleeping") and due and not journal.mail:
-        # Without mail, the record's deadline is the earliest of them, on the storage's clock.
+    if timed and table["status"] in ("parked", "sleeping") and due and not journal.mail and not journal.rechecks:
+        # Without mail and rechecks, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
     journal.overdue = {path for path, until in timed.items() if until <= latest}
     params: dict[str, Any] = journal.parts.get("", {}).get(PARAMS, {})
@@ -228,7 +228,8 @@ def _check_position(journal: Journal, stored: Position, graph: Shape) -> None:
     """Raise ``CorruptRecord`` unless the position fits the graph that it was stored with, and the parts."""
     forms = {"wait": dict, "sleep": dict, "batch": list, "children": dict}
     opened = stored.open
-    if journal.status in ("parked", "sleeping") and not any(isinstance(inside, dict) for inside in opened.values()):
+    waits = any(isinstance(inside, dict) for inside in opened.values()) or bool(journal.rechecks)
+    if journal.status in ("parked", "sleeping") and not waits:
         raise _corrupt(journal, _POSITION, "has no wait")
     for path in stored.positions.values():
         if not path or path not in graph:

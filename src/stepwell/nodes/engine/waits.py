@@ -59,6 +59,9 @@ def asked_again(wait: dict[str, Any]) -> dict[str, Any]:
 def parked(journal: Journal) -> Parked:
     """Return the exception that names the first wait of a run."""
     waits = unanswered(journal.open)
+    if not waits:
+        path, (_, until) = next(iter(journal.rechecks.items()))
+        return Parked("", journal.flow_id, path, None, until)
     path = next((path for path, wait in waits.items() if wait["id"]), None) or next(iter(waits))
     wait = waits[path]
     return Parked(wait["id"], journal.flow_id, path, wait["question"], wait["until"], for_children=is_child_wait(wait))
