@@ -58,7 +58,7 @@ class Chunks:
     def __init__(self, stage: Stage, node: Any, executor: Executor | ThreadPool | MakeExecutor | None) -> None:
         self._stage = stage
         self._node = node
-        self.executor = BatchExecutor(stage.path, executor)
+        self.executor: BatchExecutor = BatchExecutor(stage.path, executor)
         self._blob: NodeBlob | None = None
         #: The last executor that broke.
         self._broken: Executor | None = None
