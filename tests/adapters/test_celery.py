@@ -68,7 +68,7 @@ async def test_a_run_is_stored_when_the_broker_is_unavailable(caplog: pytest.Log
     adapter: Any = importlib.import_module("stepwell.adapters.celery")
     celery: Any = importlib.import_module("celery")
     app = celery.Celery("none", broker=f"amqp://127.0.0.1:{free_port()}//")
-    app.conf.task_publish_retry = False
+    app.conf.broker_transport_options = {"max_retries": 0}
     async with MemoryStorage() as storage:
         flow = linear(Node, name="a", storage=storage)
         handle = await adapter.CeleryRuns(app, [flow]).submit(flow, {})
