@@ -27,6 +27,7 @@ EventKind = (
 
 #: Seconds after which work that never suspends lets the event loop run other tasks.
 SLICE = 0.01
+_NEVER = float("inf")
 
 
 class Emit(Protocol):
@@ -58,7 +59,7 @@ class Execution:
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
         #: When to call :meth:`yield_now` next, by ``perf_counter()``; 0 before the first call.
-        self.yield_at: float = float("inf") if without_loop else 0.0
+        self.yield_at: float = _NEVER if without_loop else 0.0
         #: How often each stage was visited, by its index.
         self.visits: list[int] = [0] * len(program.stages)
         self.program = program

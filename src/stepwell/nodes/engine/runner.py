@@ -25,7 +25,7 @@ T = TypeVar("T")
 _new = object.__new__
 
 #: How many visits of a node pass between two checks whether to let the event loop run other tasks.
-_UNCHECKED = 16
+_UNCHECKED = 32
 #: More visits than any run has. CPython compares integers below 2**30 quickly.
 _NEVER = 2**29
 
