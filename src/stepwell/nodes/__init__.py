@@ -48,6 +48,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch import BatchNode
+from stepwell.nodes.children import ChildMap
 from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.migration import StoredRun
 from stepwell.nodes.engine.monitor import Run
@@ -70,6 +71,7 @@ __all__ = [
     "END",
     "AlreadyHeld",
     "BatchNode",
+    "ChildMap",
     "CorruptRecord",
     "Event",
     "ExecutorError",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Stage
     from stepwell.nodes.engine.position import Cursor
 
-__all__ = ["run_batch_durable"]
+__all__ = ["as_list", "row_of", "run_batch_durable", "store_items"]
 
 #: The most items in one part, and parts in one commit.
 ITEMS_A_PART, PARTS_A_COMMIT = 256, 40
@@ -43,12 +43,12 @@ async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any
             for index, result, *error in part:
                 done[index] = Failed(items[index], KeptError(*error)) if error else result
     else:
-        items = await _as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
-        await _store_items(branch, stage, cursor.visit, items)
+        items = await as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
+        await store_items(branch, stage, cursor.visit, items, [0, len(items)])
     return items, await _DurableBatchRun(stage, cursor, node, items, done=done, branch=branch).run_all()
 
 
-async def _as_list(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
+async def as_list(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
     if isinstance(source, list):
         return source
     if isinstance(source, Iterable):
@@ -56,8 +56,8 @@ async def _as_list(source: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
     return [item async for item in source]
 
 
-async def _store_items(branch: Branch, stage: Stage, visit: int, items: list[Any]) -> None:
-    """Write all items. The last commit marks them as complete, and no item runs before it."""
+async def store_items(branch: Branch, stage: Stage, visit: int, items: list[Any], begun: Any) -> None:
+    """Write all items. The last commit marks them as complete with ``begun``, and no item runs before it."""
     journal, path = branch.journal, stage.path
     begin, number, size = 0, 0, ITEMS_A_PART
     while begin < len(items):
@@ -78,7 +78,7 @@ async def _store_items(branch: Branch, stage: Stage, visit: int, items: list[Any
         begin, number = begin + size, number + 1
         if number % PARTS_A_COMMIT == 0:
             await branch.save(path)
-    branch.begin(stage, visit, None, [0, len(items)])
+    branch.begin(stage, visit, None, begun)
     await branch.save(path)
 
 
@@ -200,7 +200,7 @@ class _DurableBatchRun(BatchRun):
     async def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
         """Encode results as one part, or as several if they are large; raise if one cannot be stored."""
         path = self.stage.path
-        rows = [_row(index, result) for index, result in results]
+        rows = [row_of(index, result) for index, result in results]
         try:
             name = f"done:{path}:{number}"
             return [await self._journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
@@ -226,7 +226,7 @@ class _DurableBatchRun(BatchRun):
             await settled(saving)
 
 
-def _row(index: int, result: Any) -> list[Any]:
+def row_of(index: int, result: Any) -> list[Any]:
     """Return the stored form of a result; of a failed item only the error, since the item is stored already."""
     if not isinstance(result, Failed):
         return [index, result]

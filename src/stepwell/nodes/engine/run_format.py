@@ -140,6 +140,8 @@ class _Wait(TypedDict):
     timeouts: NotRequired[dict[str, float]]
     #: The items whose children are running, and the numbers of those that have ended and of all.
     running: NotRequired[list[int]]
+    #: The items whose children have failed.
+    failed: NotRequired[list[int]]
     progress: NotRequired[tuple[int, int]]
 
 

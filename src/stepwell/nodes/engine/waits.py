@@ -46,7 +46,8 @@ def is_child_wait(inside: Any) -> TypeGuard[dict[str, Any]]:
 def _waits_for(wait: Mapping[str, Any], child: str) -> bool:
     if "child" in wait:
         return bool(wait["child"] == child)
-    return is_child_wait(wait) and child.rpartition("/")[0] == wait["step"]
+    place, _, number = child.rpartition("/")
+    return is_child_wait(wait) and place == wait["step"] and number in map(str, wait.get("running", ()))
 
 
 def asked_again(wait: dict[str, Any]) -> dict[str, Any]:
