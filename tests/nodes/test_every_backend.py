@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 
 from stepwell import Limits, StateStorage, Storage
-from stepwell.errors import FlowChanged, RecordReplaced, RunExists, RunFinished, RunReplaced, TooLarge, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, linear, parallel, worker
+from stepwell.errors import (
+    FlowChanged,
+    RecordReplaced,
+    RunCancelled,
+    RunExists,
+    RunFinished,
+    RunReplaced,
+    TooLarge,
+    UnknownRun,
+)
+from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, worker
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.nodes.test_cancel import begun
 from tests.nodes.test_durable import Boom, Say
 from tests.nodes.test_durable_batch import Square, expected
+from tests.nodes.test_mail import Gate, HeldPark, finished
 from tests.nodes.test_wait import approval, gone, parked, until
 
 pytestmark = pytest.mark.every_backend
@@ -197,3 +208,38 @@ async def test_a_run_that_does_not_fit_is_stuck_and_a_later_release_renames_and_
     assert [run.revision async for run in renamed.runs("stuck")] == [1]
     assert await renamed.resume("r") == {**expected(4), "said": ["end"], "revision": 1}
     assert ran == [0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_answer_around_the_park_commit_is_used(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    flow = linear(parallel(Wait("x"), name="p"), Say([], "end"), storage=storage, keep=True)
+
+    async def answer() -> None:
+        await flow.answer("r", 1)
+
+    HeldPark(storage, monkeypatch, **{when: answer})  # type: ignore[arg-type]
+    if when == "before":
+        assert await flow.run(flow_id="r") == {"x": 1, "said": ["end"]}
+    else:
+        await parked(flow.run(flow_id="r"))
+        async with worker([flow]):
+            assert await finished(flow) == {"x": 1, "said": ["end"]}
+
+
+async def test_runs_are_cancelled_paused_and_signalled_while_they_run_and_wait(storage: Storage) -> None:
+    gate = Gate()
+    flow = linear(gate, Wait("x", timeout=60, signal="go"), storage=storage)
+    running = await begun(flow, gate)
+    async with asyncio.timeout(20):
+        await flow.cancel("r", "enough")
+    with pytest.raises(RunCancelled, match="enough"):
+        await running
+    assert [run.flow_id async for run in flow.runs("cancelled")] == ["r"]
+    gate.opened.set()
+    await parked(flow.run(flow_id="s"))
+    await flow.pause("s")
+    await flow.signal("s", "go", 1)
+    assert (await flow.status("s")).status == "paused"
+    assert await flow.resume("s") == {"x": 1}
