@@ -14,7 +14,7 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.storage.urls import as_storage
 
-__all__ = ["defines_router", "load_router", "watched_files"]
+__all__ = ["defines_router", "load_module", "load_router", "watched_files"]
 
 
 def load_router(path: Path, storage: str | None = None) -> Router:
@@ -23,7 +23,7 @@ def load_router(path: Path, storage: str | None = None) -> Router:
     The file defines ``router = Router(fsm)``, or ``make_router(storage)`` that returns one. ``storage`` replaces the
     router's own; ``make_router`` gets it, or the URL of an SQLite file beside the bot.
     """
-    module = _module(path)
+    module = load_module(path)
     make, router = getattr(module, "make_router", None), getattr(module, "router", None)
     if callable(make):
         router = make(storage or f"sqlite:///{quote(path.with_suffix('.db').as_posix())}")
@@ -66,7 +66,8 @@ def watched_files(path: Path) -> dict[str, int]:
     return times
 
 
-def _module(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
+    """Import a file, with the modules beside it importable; raise ``UsageError`` if there is no such file."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory; pass the file that defines the bot's router")
     if not path.is_file():

@@ -13,11 +13,12 @@ import httpx
 import psutil
 import pytest
 
+from stepwell.operate.masking import MASK, is_secret
 from stepwell.playground import pages, serving
 from stepwell.playground.actions import ACTIONS
 from stepwell.playground.auth import HEADERS
 from stepwell.playground.botapi import BotAPI
-from stepwell.playground.display import MASK, as_json, is_secret
+from stepwell.playground.display import as_json
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import demo, play, run
-from stepwell.errors import UsageError
+from stepwell.cli import demo, play, reading, run
+from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
+
+#: The exit code if there is no such record, or if it is busy or was changed meanwhile.
+NOT_FOUND_OR_CHANGED = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,39 +23,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        if options.command == "demo":
-            return demo.run(options.storage, scripted=options.script, port=options.port)
-        if options.command == "run":
-            if not options.webhook and (options.host or options.port is not None or options.workers):
-                raise UsageError("--host, --port and --workers need --webhook; a bot that polls does not listen")
-            if options.reload:
-                return run.reload(options.file, sys.argv[1:] if arguments is None else arguments)
-            if options.webhook:
-                return run.run_webhook(
-                    options.file,
-                    storage=options.storage,
-                    api=options.api,
-                    url=options.webhook,
-                    host=options.host or "127.0.0.1",
-                    port=options.port,
-                    workers=options.workers or 1,
-                )
-            return run.run(options.file, storage=options.storage, api=options.api)
-        return play.run(
-            options.file,
-            storage=options.storage,
-            host=options.host,
-            port=options.port,
-            hosts=tuple(options.allow_host),
-        )
+        if "action" in options:
+            return int(options.action(options))
+        return _start(options, sys.argv[1:] if arguments is None else arguments)
     except stepwell.StepwellError as error:
-        parser.exit(1, f"stepwell: {error}\n")
+        print(f"stepwell: {error}", file=sys.stderr)
+        return NOT_FOUND_OR_CHANGED if isinstance(error, LookupError | Conflict) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of stdout has exited; discard the rest, including output that is flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run a command that starts a bot."""
+    if options.command == "demo":
+        return demo.run(options.storage, scripted=options.script, port=options.port)
+    if options.command == "run":
+        if not options.webhook and (options.host or options.port is not None or options.workers):
+            raise UsageError("--host, --port and --workers need --webhook; a bot that polls does not listen")
+        if options.reload:
+            return run.reload(options.file, arguments)
+        if options.webhook:
+            return run.run_webhook(
+                options.file,
+                storage=options.storage,
+                api=options.api,
+                url=options.webhook,
+                host=options.host or "127.0.0.1",
+                port=options.port,
+                workers=options.workers or 1,
+            )
+        return run.run(options.file, storage=options.storage, api=options.api)
+    return play.run(
+        options.file,
+        storage=options.storage,
+        host=options.host,
+        port=options.port,
+        hosts=tuple(options.allow_host),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_argument(
         "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
     )
+    reading.add(commands)
     return parser
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
-__all__ = ["PACKERS", "ensure_registered", "record_type", "register_shape", "unpack"]
+__all__ = ["PACKERS", "class_of", "ensure_registered", "record_type", "register_shape", "unpack"]
 
 T = TypeVar("T", bound=type)
 
@@ -86,6 +86,11 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
             f"a stored {name!r} no longer fits its class ({type(error).__name__}); "
             "give new fields a default, and keep the names of enum members"
         ) from error
+
+
+def class_of(tag: str, name: str) -> type | None:
+    """Return the class that is registered under a name in this process, if any."""
+    return _OWNERS.get((tag, name))
 
 
 def _own(tag: str, name: str, cls: type) -> None:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
-__all__ = ["MASK", "as_json", "is_secret"]
+from stepwell.operate.masking import MASK, is_secret
 
-MASK = "•••"
+__all__ = ["as_json"]
+
 MAX_TEXT, MAX_ITEMS, MAX_DEPTH = 4096, 100, 12
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET = frozenset(
-    {
-        "apikey", "authorization", "cookie", "credential", "credentials", "cvc", "cvv", "otp", "passphrase", "passwd",
-        "password", "passwords", "pin", "pwd", "secret", "secrets", "token", "tokens",
-    }
-)  # fmt: skip
-_SECRET_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("card", "number")})
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a field of this name probably holds a secret: ``api_key``, ``dbPassword``, ``PIN``."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
 
 
 def as_json(value: Any, depth: int = 0) -> Any:

@@ -13,7 +13,7 @@ from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
 
-__all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "progress_of", "runs", "status", "waits_of"]
+__all__ = ["OpenWait", "Progress", "Run", "RunError", "Status", "progress_of", "run_of", "runs", "status", "waits_of"]
 
 
 class RunError(NamedTuple):
@@ -128,6 +128,11 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
                     # Meanwhile it may get a status in the index, or a later revision.
                     seen.add(entry.address)
                 yield run
+
+
+def run_of(entry: Entry) -> Run | None:
+    """Return the run in a listed record, or ``None`` if it has none; raise ``CorruptRecord`` if it is damaged."""
+    return _run(entry.key, entry.place, entry.address, entry)
 
 
 def _is_unreplaced(place: Place, address: Address, base: str) -> bool:

@@ -1,0 +1,81 @@
+"""Output of the operator's commands: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from shutil import get_terminal_size
+from typing import Any
+
+__all__ = ["ago", "cell", "json_text", "moment", "note", "print_json", "print_table", "span"]
+
+#: Characters that change the terminal or the direction of text.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(value, indent=2))
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows below their headers. In a terminal, long lines are cut."""
+    cells = [[cell(each) for each in row] for row in rows]
+    widths = [max(len(row[n]) for row in [headers, *cells]) for n in range(len(headers))]
+    room = get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in [[header.upper() for header in headers], *cells]:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        print(line if room is None or len(line) <= room else f"{line[: room - 1]}…")
+
+
+def cell(value: Any) -> str:
+    """Return a value as text for a terminal, without control characters."""
+    text = "-" if value is None else value if isinstance(value, str) else str(value)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON for a terminal."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return "\n".join(cell(line) for line in text.split("\n"))
+
+
+def note(text: str) -> None:
+    """Print a message that is not part of the result, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def span(seconds: float) -> str:
+    """Return a duration: ``3d 4h``, ``5m 10s``."""
+    left = int(abs(seconds))
+    if left < 60:
+        return f"{left}s"
+    for n, (size, unit) in enumerate(_UNITS):
+        if left >= size:
+            smaller, name = _UNITS[n + 1] if n + 1 < len(_UNITS) else (1, "s")
+            rest = left % size // smaller
+            return f"{left // size}{unit}" + (f" {rest}{name}" if rest else "")
+    raise AssertionError
+
+
+def ago(at: float | None) -> str:
+    """Return how long ago a time was, or how far ahead it is: ``5m``, ``in 2h``."""
+    if at is None:
+        return "-"
+    past = time.time() - at
+    return span(past) if past >= 0 else f"in {span(past)}"
+
+
+def moment(at: float | None) -> str:
+    """Return a time in UTC, and how long ago it was."""
+    if at is None:
+        return "-"
+    try:
+        text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g}"
+    return f"{text} ({ago(at)}{' ago' if at <= time.time() else ''})"

@@ -1,0 +1,172 @@
+"""One record as an operator sees it: its position, data, times and damage, with secrets masked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell.codec import decode_key, decode_namespace
+from stepwell.codec.json import MalformedJSON, from_json
+from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError
+from stepwell.operate.masking import MASK, is_secret, masked
+from stepwell.record import NOWHERE, Address, Place, Stored, Version
+from stepwell.storage import Storage
+from stepwell.storage.operations import Get
+
+__all__ = ["Missing", "RecordView", "parsed_version", "read", "resolve", "show", "version_text", "view"]
+
+
+class Missing(StepwellError, LookupError):
+    """The storage has no such record."""
+
+    def __init__(self, bot: str, key: str, others: str = "") -> None:
+        self.bot: str = bot
+        self.key: str = key
+        super().__init__(f"bot {bot!r} has no record at {key}; {others or f'stepwell ls {bot} lists its records'}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordView:
+    """One record. Times are seconds since 1970 on the storage's clock."""
+
+    bot: str
+    #: The key as text, such as ``(42,42)``.
+    key: str
+    flow: str | None
+    state: str | None
+    revision: int | None
+    #: The fields as JSON of the codec, with secrets masked.
+    data: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    #: The previous states, the most recent last.
+    history: tuple[str, ...]
+    #: The flows and states that wait for this flow to end, outermost first.
+    waiting: tuple[tuple[str | None, str | None], ...]
+    #: The users and chats that it belongs to.
+    tags: tuple[str, ...]
+    #: Guards an edit.
+    version: str
+    written_at: float
+    expires_at: float | None
+    #: When the timer of its state is due.
+    deadline: float | None
+    #: The number of expired conversations that no worker has handled.
+    expired: int
+    #: The number of groups of Bot API calls that are not sent yet.
+    unsent: int
+    #: What cannot be read, and why.
+    damage: tuple[str, ...]
+
+
+async def show(storage: Storage, bot: str, key: Any) -> RecordView:
+    """Return one record; raise ``Missing`` if there is none."""
+    address = storage.address(bot, key)
+    return view(storage, address, await read(storage, address))
+
+
+async def read(storage: Storage, address: Address) -> Stored:
+    """Return a record as it is stored; raise ``Missing`` if there is none."""
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        raise Missing(decode_namespace(address.namespace), address.key)
+    return stored
+
+
+async def resolve(storage: Storage, bot: str, text: str) -> Address:
+    """Return the address of an existing record for a key as people write it.
+
+    ``text`` is a key as ``ls`` shows it, or its parts: ``42,43`` or ``42``. A single id finds the record of a private
+    chat or of a user.
+    """
+    candidates = [storage.address(bot, key) for key in _keys_of(text)]
+    found = [address for address in candidates if await storage.perform(Get(address)) is not None]
+    if not found:
+        raise Missing(bot, candidates[0].key)
+    if len(found) > 1:
+        raise InvalidOption(
+            f"bot {bot!r} has several records for {text}: {', '.join(each.key for each in found)}; "
+            "give one of these keys, in quotes"
+        )
+    return found[0]
+
+
+def _keys_of(text: str) -> list[Any]:
+    try:
+        key = decode_key(text)
+    except StoredDataError:
+        key = None
+        if text[:1] in ("(", '"') or not text:
+            raise InvalidKey(f"{text!r} is not a key; write it as stepwell ls shows it, such as '(42,42)'") from None
+    else:
+        if type(key) is not int:
+            # A bare word such as None may be the text of a key, too.
+            return [key] if text[:1] in ("(", '"', "x") else [key, text]
+        return [(key, key), (key,), key, text]
+    if "," not in text:
+        return [text]
+    return [tuple(int(part) if part.lstrip("-").isdecimal() else part for part in text.split(",")), text]
+
+
+def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
+    """Return a stored record as it is shown. Damaged values are left out and named in ``damage``."""
+    seal = storage.seal(address)
+    damage: list[str] = []
+    place: Place = NOWHERE
+    try:
+        place = seal.open_head(stored.head)
+    except StoredDataError as error:
+        damage.append(_reason(error, "its flow and state"))
+    data: dict[str, Any] = {}
+    for name, text in stored.fields.items():
+        try:
+            value = from_json(seal.body("f", name, text))
+        except (StepwellError, MalformedJSON) as error:
+            damage.append(_reason(error, f"the field {name!r}"))
+        else:
+            data[name] = MASK if is_secret(name) and value is not None else masked(value)
+    try:
+        profile = masked(from_json(place.profile)) if place.profile else {}
+    except MalformedJSON as error:
+        profile = {}
+        damage.append(_reason(error, "its profile"))
+    # A machine with on_expired has the times in the head.
+    expires_at, deadline = place.times or (stored.expires_at, stored.deadline)
+    return RecordView(
+        bot=decode_namespace(address.namespace),
+        key=address.key,
+        flow=place.flow,
+        state=place.state,
+        revision=place.revision,
+        data=data,
+        profile=profile,
+        history=place.history,
+        waiting=tuple((each[0], each[1]) for each in place.stack if isinstance(each, list | tuple)),
+        tags=stored.tags,
+        version=version_text(stored.version),
+        written_at=stored.written_at,
+        expires_at=expires_at,
+        deadline=deadline,
+        expired=len(place.expired),
+        unsent=len(place.outbox),
+        damage=tuple(damage),
+    )
+
+
+def version_text(version: Version) -> str:
+    """Return a version as text, for ``parsed_version``."""
+    return f"{version.number}.{version.write}"
+
+
+def parsed_version(text: str) -> Version:
+    """Return the version that ``version_text`` was given; raise ``InvalidOption`` for other texts."""
+    number, dot, write = text.partition(".")
+    if not (dot and write and number.isdecimal()):
+        raise InvalidOption(f"{text!r} is not a version; copy it from stepwell show, such as 1763280000000000.0123abcd")
+    return Version(int(number), write)
+
+
+def _reason(error: Exception, what: str) -> str:
+    # Messages of the codec contain no values.
+    text = str(error) if isinstance(error, StepwellError) else "is not valid JSON"
+    return text if what in text else f"{what}: {text}"

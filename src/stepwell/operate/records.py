@@ -1,0 +1,200 @@
+"""Lists of records: bots and their states, records by a filter, records by the value of a field, and timers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepwell.codec import decode_namespace, encode_namespace
+from stepwell.codec.json import MalformedJSON, from_json
+from stepwell.errors import InvalidOption, StepwellError, StoredDataError
+from stepwell.operate.record import RecordView, view
+from stepwell.record import Address, ReservedNamespace, Stored
+from stepwell.storage import ANY, Storage
+from stepwell.storage.listing import Any_, Due, Query
+from stepwell.storage.operations import Get
+
+__all__ = ["Count", "Filter", "Listed", "Timer", "UnknownBot", "bots", "check_bot", "counts", "listed", "timers"]
+
+#: How many records are read at once.
+PAGE = 500
+
+
+class UnknownBot(StepwellError, LookupError):
+    """The storage has no records of this bot."""
+
+    def __init__(self, bot: str, bots: list[str]) -> None:
+        self.bot: str = bot
+        there = f"it has those of {', '.join(map(repr, bots))}" if bots else "it has no bots"
+        super().__init__(f"the storage has no records of the bot {bot!r}; {there}")
+
+
+class Count(NamedTuple):
+    """The records of a bot in one state."""
+
+    bot: str
+    flow: str | None
+    state: str | None
+    records: int
+    #: The time of the oldest last write among them.
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which records to list. Tag, state and flow are found by an index; everything else reads each record."""
+
+    flow: str | Any_ | None = ANY
+    state: str | Any_ | None = ANY
+    tags: tuple[str, ...] = ()
+    #: Only records that were last written at least this many seconds ago.
+    older_than: float | None = None
+    #: Data fields and their values as JSON of the codec. A name may be a path: ``address.city``.
+    fields: Mapping[str, Any] | None = None
+    #: Only records that cannot be read.
+    damaged: bool = False
+
+
+class Listed(NamedTuple):
+    """One record of a list."""
+
+    record: RecordView
+    #: How many records were read so far, with those that do not match.
+    looked: int
+
+
+class Timer(NamedTuple):
+    """A record with a deadline."""
+
+    bot: str
+    key: str
+    deadline: float
+    flow: str | None
+    state: str | None
+
+
+async def bots(storage: Storage) -> list[str]:
+    """Return the names of the bots with records."""
+    names = [decode_namespace(each) for each in await storage.namespaces()]
+    return [name for name in names if not isinstance(name, ReservedNamespace)]
+
+
+async def check_bot(storage: Storage, bot: str) -> None:
+    """Raise ``UnknownBot`` if the storage has no records of a bot."""
+    known = await bots(storage)
+    if bot not in known:
+        raise UnknownBot(bot, known)
+
+
+async def counts(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count], bool]:
+    """Count the records of a bot by flow and state, and return whether all were read.
+
+    It reads up to ``limit`` records.
+    """
+    found: Counter[tuple[str | None, str | None]] = Counter()
+    oldest: dict[tuple[str | None, str | None], float] = {}
+    looked = 0
+    async for entry in storage.scan(bot, page=PAGE):
+        if looked == limit:
+            break
+        looked += 1
+        try:
+            at = entry.place.flow, entry.place.state
+        except StoredDataError:
+            at = None, "(unreadable)"
+        found[at] += 1
+        oldest[at] = min(oldest.get(at, entry.written_at), entry.written_at)
+    else:
+        return _counts(bot, found, oldest), True
+    return _counts(bot, found, oldest), False
+
+
+def _counts(bot: str, found: Counter[Any], oldest: Mapping[Any, float]) -> list[Count]:
+    ordered = sorted(found, key=lambda at: (at[0] or "", at[1] or ""))
+    return [Count(bot, at[0], at[1], found[at], oldest[at]) for at in ordered]
+
+
+async def listed(
+    storage: Storage,
+    bot: str,
+    wanted: Filter,
+    *,
+    after: str | None = None,
+    on_look: Callable[[int], None] | None = None,
+) -> AsyncIterator[Listed]:
+    """Yield the records of a bot that match a filter. Stop the iteration to stop the search.
+
+    ``after``: the key of a record that was listed before; the list continues behind it. ``on_look`` is called with the
+    number of records read, after each page.
+    """
+    query = Query(
+        encode_namespace(bot, storage.limits), wanted.flow, wanted.state, wanted.tags[0] if wanted.tags else None
+    )
+    before = None if wanted.older_than is None else (storage.clock or time.time)() - wanted.older_than
+    position: Any = None
+    skipping = after is not None
+    looked = 0
+    await storage.ensure_open()
+    while True:
+        records, position = await storage.page(query, position, PAGE)
+        for address, stored in records:
+            if skipping:
+                skipping = address.key != after
+                continue
+            looked += 1
+            if _matches(storage, address, stored, wanted, before):
+                shown = view(storage, address, stored)
+                if not wanted.damaged or shown.damage:
+                    yield Listed(shown, looked)
+        if on_look is not None:
+            on_look(looked)
+        if position is None:
+            break
+    if skipping:
+        raise InvalidOption(f"no record of this list has the key {after}; start from its beginning")
+
+
+def _matches(storage: Storage, address: Address, stored: Stored, wanted: Filter, before: float | None) -> bool:
+    if not set(wanted.tags) <= set(stored.tags) or (before is not None and stored.written_at > before):
+        return False
+    for path, value in (wanted.fields or {}).items():
+        try:
+            if _value_at(storage, address, stored, path) != value:
+                return False
+        except (StepwellError, MalformedJSON, ValueError, LookupError, TypeError):
+            return False
+    return True
+
+
+def _value_at(storage: Storage, address: Address, stored: Stored, path: str) -> Any:
+    if path in stored.fields:
+        return from_json(storage.seal(address).body("f", path, stored.fields[path]))
+    name, *inside = path.split(".")
+    value = from_json(storage.seal(address).body("f", name, stored.fields[name]))
+    for step in inside:
+        if isinstance(value, dict) and "$record" in value:
+            value = value["$record"][1]
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return value
+
+
+async def timers(storage: Storage, bot: str, *, before: float, limit: int) -> list[Timer]:
+    """Return the records of a bot whose deadline is before a time, earliest first. Found by an index."""
+    found: list[Timer] = []
+    last: Due | None = None
+    namespace = encode_namespace(bot, storage.limits)
+    await storage.ensure_open()
+    while len(found) < limit:
+        page = await storage.due(namespace, before=before, limit=min(PAGE, limit - len(found)), after=last)
+        for due in page:
+            stored: Stored | None = await storage.perform(Get(due.address))
+            if stored is not None:
+                shown = view(storage, due.address, stored)
+                found.append(Timer(bot, shown.key, due.deadline, shown.flow, shown.state))
+        if not page:
+            break
+        last = page[-1]
+    return found

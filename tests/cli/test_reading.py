@@ -1,0 +1,183 @@
+"""``ls``, ``show``, ``find``, ``timers`` and ``runs``, on each storage that several processes can use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import open_storage
+from stepwell.nodes import Node, NodeFlow, Parked, Wait
+from tests.backends import Backend
+from tests.cli.conftest import Command
+
+
+async def test_ls_counts_the_records_in_each_state(url: str, command: Command) -> None:
+    done = await command("ls", "--json")
+    found = [(each["bot"], each["flow"], each["state"], each["records"]) for each in done.json["states"]]
+    assert found == [("shop", "order", "address", 2), ("shop", "order", "item", 1)]
+    assert done.json["complete"] is True
+    table = await command("ls")
+    assert table.code == 0
+    assert "shop  order  address  2" in table.out
+
+
+async def test_ls_lists_the_records_of_a_bot_by_state_user_and_age(url: str, command: Command) -> None:
+    def keys(done: Any) -> list[str]:
+        return sorted(each["key"] for each in done.json["records"])
+
+    assert keys(await command("ls", "shop", "--json")) == ["(42,42)", "(43,43)", "(44,44)"]
+    assert keys(await command("ls", "shop", "--state", "address", "--flow", "order", "--json")) == [
+        "(42,42)",
+        "(43,43)",
+    ]
+    assert keys(await command("ls", "shop", "--user", "43", "--chat", "43", "--json")) == ["(43,43)"]
+    assert keys(await command("ls", "shop", "--older-than", "1h", "--json")) == []
+    assert keys(await command("ls", "shop", "--flow", "", "--json")) == []
+
+
+async def test_a_long_list_continues_behind_a_record(url: str, command: Command) -> None:
+    first = await command("ls", "shop", "--limit", "2", "--json")
+    assert len(first.json["records"]) == 2
+    rest = await command("ls", "shop", "--limit", "2", "--after", first.json["after"], "--json")
+    assert rest.json["after"] is None
+    both = first.json["records"] + rest.json["records"]
+    assert sorted(each["key"] for each in both) == ["(42,42)", "(43,43)", "(44,44)"]
+
+
+@pytest.mark.parametrize("key", ["42", "42,42", "(42,42)"])
+async def test_show_finds_a_record_by_the_ids_in_its_key(url: str, command: Command, key: str) -> None:
+    record = (await command("show", "shop", key, "--json")).json
+    assert (record["key"], record["flow"], record["state"]) == ("(42,42)", "order", "address")
+    assert record["history"] == ["item"]
+    assert record["deadline"] - record["written_at"] == pytest.approx(600, abs=5)
+
+
+async def test_secrets_are_masked(url: str, command: Command) -> None:
+    for arguments in (["show", "shop", "42"], ["ls", "shop"], ["find", "name=Anna"]):
+        for form in ([], ["--json"]):
+            done = await command(*arguments, *form)
+            assert done.code == 0
+            assert "Anna" in done.out
+            assert "hunter2" not in done.out
+
+
+async def test_find_searches_fields_and_fields_within_them(url: str, command: Command) -> None:
+    found = (await command("find", "to.city=Rome", "--json")).json
+    assert sorted(each["data"]["name"] for each in found["records"]) == ["Anna", "Cleo"]
+    assert (found["looked"], found["complete"]) == (3, True)
+    found = (await command("find", "to.city=Rome", "--state", "item", "--bot", "shop", "--json")).json
+    assert [each["key"] for each in found["records"]] == ["(44,44)"]
+    found = (await command("find", "to.city=Rome", "--limit", "1", "--json")).json
+    assert (len(found["records"]), found["complete"]) == (1, False)
+
+
+async def test_timers_are_listed_by_time(url: str, command: Command) -> None:
+    found = (await command("timers", "--json")).json["timers"]
+    assert [(each["key"], each["state"], each["overdue"]) for each in found] == [
+        ("(42,42)", "address", False),
+        ("(43,43)", "address", False),
+    ]
+    assert (await command("timers", "shop", "--overdue", "--json")).json == {"timers": []}
+    assert len((await command("timers", "--within", "1h", "--json")).json["timers"]) == 2
+
+
+class Ask(Wait):
+    def prep(self, shared: Any) -> Any:
+        return "Really?"
+
+
+class Fails(Node):
+    def exec(self, prep_res: Any) -> Any:
+        raise RuntimeError("no stock")
+
+
+async def test_runs_lists_runs_by_status_and_shows_one(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = shared_backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    storage = shared_backend.storage(url)
+    with pytest.raises(RuntimeError):
+        await NodeFlow(Fails(name="stock"), name="order").run({"api_key": "k", "n": 1}, storage=storage, flow_id="bad")
+    with pytest.raises(Parked):
+        await NodeFlow(Ask("ask"), name="refund").run({}, storage=storage, flow_id="asks")
+    found = (await command("runs", "--json")).json
+    assert {each["flow_id"]: each["status"] for each in found["runs"]} == {"bad": "failed", "asks": "parked"}
+    failed = (await command("runs", "--status", "failed", "--json")).json["runs"]
+    assert [each["flow_id"] for each in failed] == ["bad"]
+    assert (await command("runs", "--flow", "refund", "--status", "failed", "--json")).json["runs"] == []
+    table = await command("runs")
+    assert "no stock" in table.out
+    assert "Really?" in table.out
+    one = (await command("runs", "bad", "--json")).json
+    assert one["errors"][0]["message"] == "no stock"
+    assert one["shared"] == {"api_key": "•••", "n": 1}
+    shown = await command("runs", "asks")
+    assert "Really?" in shown.out
+    assert "stepwell answer asks" in shown.err
+
+
+async def test_unknown_things_are_reported_in_one_line_with_exit_code_3(url: str, command: Command) -> None:
+    for arguments, message in (
+        (["ls", "shpo"], "has no records of the bot 'shpo'; it has those of 'shop'"),
+        (["show", "shop", "99"], "bot 'shop' has no record at (99,99)"),
+        (["runs", "nope"], "nope"),
+    ):
+        done = await command(*arguments, "--json")
+        assert (done.code, done.out) == (3, "")
+        assert done.err.startswith("stepwell: ")
+        assert done.err.count("\n") == 1
+        assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["ls"], 1, "no storage is given"),
+        (["ls", "--storage", "memory://"], 1, "in the memory of one process"),
+        (["ls", "--storage", "sqlite:///{folder}/no.db"], 1, "there is no file"),
+        (["ls", "--storage", "nosuch://x"], 1, "nosuch"),
+        (["ls", "--storage", "redis://localhost:1?patience=0.1"], 1, "localhost:1"),
+        (["ls", "--state", "x", "--storage", "sqlite:///{folder}/a.db"], 1, "a filter needs a bot"),
+        (["ls", "shop", "--limit", "0"], 2, "above 0"),
+        (["ls", "shop", "--older-than", "soon"], 2, "a duration like"),
+        (["find", "--storage", "sqlite:///{folder}/a.db"], 1, "give a field=value"),
+        (["find", "name", "--storage", "sqlite:///{folder}/a.db"], 1, "'name' is not field=value"),
+        (["show", "shop", "(42", "--storage", "sqlite:///{folder}/a.db"], 3, "no records of the bot"),
+        (["runs", "--status", "bad", "--storage", "sqlite:///{folder}/a.db"], 1, "'bad' is not a status"),
+        (["timers", "--overdue", "--within", "1h", "--storage", "sqlite:///{folder}/a.db"], 1, "not both"),
+        (["ls", "--import", "no_such_module", "--storage", "sqlite:///{folder}/a.db"], 1, "cannot import"),
+    ],
+)
+async def test_bad_input_gives_a_clear_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPWELL_STORAGE", raising=False)
+    async with open_storage(f"sqlite:///{tmp_path}/a.db"):
+        pass
+    done = await command(*(each.format(folder=tmp_path) for each in arguments))
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "no.db").exists()
+
+
+async def test_every_help_has_an_example(command: Command) -> None:
+    for name in ("ls", "show", "find", "timers", "runs"):
+        done = await command(name, "--help")
+        assert done.code == 0
+        assert f"example:\n  stepwell {name}" in done.out
+
+
+async def test_control_characters_of_stored_text_do_not_reach_the_terminal(tmp_path: Path, command: Command) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "\x1b[31mred\x1b[0m\u202e"})
+    for arguments in (["show", "shop", "1"], ["ls", "shop"]):
+        done = await command(*arguments, "--storage", url)
+        assert done.code == 0
+        assert "red" in done.out
+        assert "\x1b" not in done.out
+        assert "\u202e" not in done.out
