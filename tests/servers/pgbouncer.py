@@ -19,7 +19,7 @@ from tests.servers.process import free_port
 class PgBouncer:
     """A PgBouncer with few connections to its server, each used for one transaction at a time."""
 
-    def __init__(self, server: postgres.PostgresServer, *, connections: int = 2) -> None:
+    def __init__(self, server: postgres.PostgresServer, *, connections: int = 2, settings: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-pgbouncer-"))
         self.port = free_port()
         users = self.folder / "users.txt"
@@ -38,6 +38,7 @@ auth_file = {users}
 pool_mode = transaction
 default_pool_size = {connections}
 max_client_conn = 200
+{settings}
 """
         )
         self.folder.chmod(0o755)
@@ -76,5 +77,20 @@ max_client_conn = 200
 def shared() -> PgBouncer:
     """Return the PgBouncer of the shared server."""
     bouncer = PgBouncer(postgres.shared())
+    atexit.register(bouncer.stop)
+    return bouncer
+
+
+#: The startup parameters of the storage.
+OUR_PARAMETERS = (
+    "statement_timeout, lock_timeout, idle_in_transaction_session_timeout, default_transaction_isolation, jit, "
+    "enable_seqscan, enable_bitmapscan, enable_hashjoin, enable_mergejoin, plan_cache_mode"
+)
+
+
+@cache
+def lenient() -> PgBouncer:
+    """Return a PgBouncer of the shared server that ignores the startup parameters of the storage."""
+    bouncer = PgBouncer(postgres.shared(), connections=20, settings=f"ignore_startup_parameters = {OUR_PARAMETERS}")
     atexit.register(bouncer.stop)
     return bouncer

@@ -23,6 +23,8 @@ from stepwell.storage.listing import Any_
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
 from stepwell.storage.reference import NEVER, Cell
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
+from stepwell.testing.contract import notices
+from stepwell.testing.contract.notices import NoticePromises
 from stepwell.testing.contract.queues import SharedQueuePromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 
@@ -679,6 +681,10 @@ class KeepsQueuesInTheObject(FaultyStorage):
         return other
 
 
+class NotifiesItsOwnObject(FaultyStorage):
+    """Its ``wake_key`` is the object, as by default."""
+
+
 class LeasesOneInstantTooLong(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
@@ -752,13 +758,16 @@ class LocksWithinItsProcess(FileStorage):
             self.one_at_a_time.release()
 
 
-#: It needs a store that processes share, which the copies of the memory backend are not.
-BY_TWO_PROCESSES = "test_concurrent_merges_by_two_processes_are_all_kept"
+#: They need a store that processes share, which the copies of the memory backend are not.
+BY_TWO_PROCESSES = {
+    "test_concurrent_merges_by_two_processes_are_all_kept",
+    "test_a_notice_reaches_a_listener_in_another_process",
+}
 
 SUITE = {
     name: test
     for name, test in inspect.getmembers(JournaledStorageContract, inspect.iscoroutinefunction)
-    if name.startswith("test_") and name != BY_TWO_PROCESSES
+    if name.startswith("test_") and name not in BY_TWO_PROCESSES
 }
 
 CAUGHT_BY = {
@@ -847,6 +856,7 @@ CAUGHT_BY = {
     ListensForever: "test_listeners_are_called_after_a_notice_of_their_topic",
     ReadsQueuesOnlyIfOpen: "test_the_first_reading_of_a_queue_opens_a_new_storage",
     KeepsQueuesInTheObject: "test_queues_are_seen_by_a_second_object",
+    NotifiesItsOwnObject: "test_a_notice_reaches_a_listener_of_a_second_object",
 }
 
 
@@ -856,6 +866,14 @@ def reopened(storage: Any) -> Storage:
     for name in ("_cells", "_deadlines", "_queued", "_tagged", "_journal"):
         setattr(other, name, getattr(storage, name))
     return other
+
+
+class WithoutBugs(FaultyStorage):
+    """Its objects over the same records get each other's notices."""
+
+    @property
+    def wake_key(self) -> int:
+        return id(self._cells)
 
 
 async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
@@ -878,11 +896,12 @@ async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
 
 @pytest.mark.parametrize("name", SUITE)
 def test_a_copy_without_bugs_passes_every_test(name: str) -> None:
-    asyncio.run(run_promise(name, FaultyStorage))
+    asyncio.run(run_promise(name, WithoutBugs))
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda cls: cls.__name__)
-def test_a_bug_is_detected_by_its_test(mutant: type[FaultyStorage]) -> None:
+def test_a_bug_is_detected_by_its_test(mutant: type[FaultyStorage], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "ARRIVES_WITHIN", 0.1)
     with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
         asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))
 
@@ -904,6 +923,16 @@ async def test_a_lock_within_one_process_is_detected_by_two_processes(tmp_path: 
             await suite.test_concurrent_merges_by_two_processes_are_all_kept(storage)
 
 
+async def test_notices_within_one_process_are_detected_by_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "ARRIVES_WITHIN", 0.5)
+    suite = FileSuite(FileStorage, tmp_path)
+    async with suite.open_storage(Clock()) as storage:
+        with pytest.raises(pytest.fail.Exception, match="notices = False"):
+            await suite.test_a_notice_reaches_a_listener_in_another_process(storage)
+
+
 def test_a_storage_in_memory_has_no_tests_of_reopening() -> None:
     class InMemory(StorageContract):
         persistent = False
@@ -912,5 +941,6 @@ def test_a_storage_in_memory_has_no_tests_of_reopening() -> None:
         return {name for name in dir(suite) if name.startswith("test_") and getattr(suite, name) is not None}
 
     left_out = tests(StorageContract) - tests(InMemory)
-    assert left_out == {name for cls in (ReopenPromises, SharingPromises, SharedQueuePromises) for name in tests(cls)}
-    assert len(left_out) == 12
+    of_shared = (ReopenPromises, SharingPromises, SharedQueuePromises, NoticePromises)
+    assert left_out == {name for cls in of_shared for name in tests(cls)}
+    assert len(left_out) == 14

@@ -420,6 +420,16 @@ async def test_a_user_with_the_documented_acl_line_can_do_everything(either_serv
             await storage.update_data(BOT, 2, {"a": 1})
         assert [entry.key async for entry in storage.scan(BOT)] == [2]
         assert (await storage.due(BOT), (await storage.sweep()).removed) == ([], 0)
+        assert (await storage.queued(BOT, "q"), await storage.queues(BOT)) == ([], [])
+        with either_server.client() as client:
+            storage.listen("t", lambda: None)
+            while not dict(client.pubsub_numsub("stepwell:notices:0"))["stepwell:notices:0"]:
+                await asyncio.sleep(0.01)
+            with client.pubsub() as other:
+                other.subscribe("stepwell:notices:0")
+                assert other.get_message(timeout=5)["type"] == "subscribe"
+                await storage.notify("t")
+                assert other.get_message(timeout=5)["data"] == "t"
 
 
 async def test_missing_permissions_raise_an_error_that_names_the_acl(own_server: RedisServer) -> None:

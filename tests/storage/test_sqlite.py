@@ -9,6 +9,8 @@ from stepwell.testing import Clock, StorageContract
 
 
 class TestSQLiteStorage(StorageContract):
+    notices = False
+
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path

@@ -23,6 +23,7 @@ from stepwell.record import Address, Limits
 from stepwell.storage.facade import Facade
 from stepwell.storage.lane import Batch, Lane, retrieve
 from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, Swept
+from stepwell.storage.notices import NoticeChannel, Outbox
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
@@ -83,6 +84,9 @@ class Storage(Facade):
         self._lanes: dict[Hashable, Lane] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        #: Exchanges notices with other processes. Set by backends with a server.
+        self._channel: NoticeChannel | None = None
+        self._outbox = Outbox()
 
     #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True
@@ -180,14 +184,42 @@ class Storage(Facade):
         """
         check_topic(topic)
         wake(self.wake_key, topic)
+        if self._channel is not None:
+            # The last notices are sent while the storage closes.
+            if self._closing is None and self._loop is not asyncio.get_running_loop():
+                await self.ensure_open()
+            await self._channel.send(topic)
+
+    def notify_soon(self, topic: str) -> None:
+        """Wake the listeners of a topic without waiting for the server.
+
+        ``close()`` waits for the notice, up to a second. It is lost if the event loop ends before that.
+        """
+        if self._channel is None and type(self).notify is Storage.notify:
+            check_topic(topic)
+            wake(self.wake_key, topic)
+        else:
+            self._outbox.send(topic, self.notify)
 
     def listen(self, topic: str, callback: Callback) -> Callable[[], None]:
         """Call ``callback`` in this event loop after each notice of a topic; return a function that ends this.
 
-        Here notices arrive from this process only. Backends with a server deliver those of all processes.
+        Notices of this process arrive at once. Backends with a server deliver those of other processes too, while the
+        storage is open.
         """
         check_topic(topic)
-        return add_listener(self.wake_key, topic, callback)
+        remove = add_listener(self.wake_key, topic, callback)
+        if self._channel is None:
+            return remove
+        remove_remote = self._channel.add(topic, callback)
+        if self._loop is asyncio.get_running_loop():
+            self._channel.start()
+
+        def end() -> None:
+            remove()
+            remove_remote()
+
+        return end
 
     # Shared by all backends
 
@@ -251,10 +283,15 @@ class Storage(Facade):
                 # The loop that opened it is closed, and its tasks have ended with it.
                 self._loop, self._sweeping, self._lanes = None, None, {}
                 self.waiters.clear()
+                self._outbox.reset()
+                if self._channel is not None:
+                    self._channel.reset()
                 await self._close()
             await self._open()
             self._loop, self._process = asyncio.get_running_loop(), os.getpid()
             self._schedule_sweep()
+            if self._channel is not None:
+                self._channel.start()
         finally:
             self._opening = None
 
@@ -287,6 +324,9 @@ class Storage(Facade):
             lanes, self._lanes = self._lanes, {}
             for lane in lanes.values():
                 await lane.close()
+            await self._outbox.close()
+            if self._channel is not None:
+                await self._channel.close()
             await self._close()
         finally:
             self._closing = None

@@ -15,7 +15,7 @@ from stepwell.storage.contract import Storage
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["as_storage", "check_url", "described", "open_storage", "take_options"]
+__all__ = ["as_storage", "check_url", "described", "open_storage", "take_options", "truth"]
 
 _GROUP = "stepwell.storage"
 _OURS = {
@@ -60,6 +60,14 @@ def check_url(url: str) -> None:
         raise InvalidOption(
             f"{described(url)} has an @ after its host; in a password, write # as %23, / as %2F, ? as %3F and @ as %40"
         )
+
+
+_TRUTHS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+
+def truth(text: str) -> bool:
+    """Return the value of an option that is on or off; raise ``KeyError`` for other texts."""
+    return _TRUTHS[text.lower()]
 
 
 def take_options(url: str, parsers: Mapping[str, Callable[[str], Any]], kind: str) -> tuple[str, dict[str, Any]]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TypeAlias
 
 from stepwell.errors import InvalidOption
 
-__all__ = ["Callback", "add_listener", "check_topic", "has_listeners", "wake"]
+__all__ = ["Callback", "Listener", "add_listener", "call_soon", "check_topic", "has_listeners", "wake"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 Callback: TypeAlias = Callable[[], object]
+#: A callback with the event loop that calls it.
+Listener: TypeAlias = tuple[asyncio.AbstractEventLoop, Callback]
 
 #: The maximum size of a topic, in bytes of UTF-8.
 LONGEST_TOPIC = 200
 
 #: The listeners by store and topic, each with its event loop. Loops may run in different threads.
-_listeners: dict[tuple[Hashable, str], list[tuple[asyncio.AbstractEventLoop, Callback]]] = {}
+_listeners: dict[tuple[Hashable, str], list[Listener]] = {}
 _lock = threading.Lock()
 
 
@@ -56,6 +58,11 @@ def wake(key: Hashable, topic: str) -> None:
         return
     with _lock:
         listeners = tuple(_listeners.get((key, topic), ()))
+    call_soon(listeners, topic)
+
+
+def call_soon(listeners: Iterable[Listener], topic: str) -> None:
+    """Call these listeners of a topic soon, each in its event loop."""
     for loop, callback in listeners:
         try:
             loop.call_soon_threadsafe(callback)

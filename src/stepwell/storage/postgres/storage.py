@@ -15,20 +15,21 @@ from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
+from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, migrate
 from stepwell.storage.queue_text import END
-from stepwell.storage.urls import check_url, take_options
+from stepwell.storage.urls import check_url, take_options, truth
 
 __all__ = ["PostgresStorage"]
 
-_BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 #: Options that may be given in a URL, and how they are parsed; all others are passed to asyncpg.
 _URL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "schema": str,
     "timeout": float,
     "connect_timeout": float,
-    "prepared_statements": lambda text: _BOOLEANS[text.lower()],
+    "prepared_statements": truth,
+    "notices": truth,
 }
 #: Seconds between attempts to open: the first pause, and the longest.
 _PAUSES = (0.02, 0.5)
@@ -38,8 +39,9 @@ class PostgresStorage(Storage):
     """Stores records in a schema of a PostgreSQL database, shared by any number of workers.
 
     ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. With a URL the storage opens up to five
-    connections. Use ``prepared_statements=False`` with PgBouncer. A call takes at most ``timeout`` seconds; calls
-    that do not reach the server are retried for ``patience`` seconds.
+    connections, and one more while it listens for notices. Use ``prepared_statements=False`` with PgBouncer. A call
+    takes at most ``timeout`` seconds; calls that do not reach the server are retried for ``patience`` seconds.
+    ``notices=False``: do not tell other processes about new runs; their workers poll.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PostgresStorage(Storage):
         timeout: float = 5.0,
         connect_timeout: float = 5.0,
         prepared_statements: bool = True,
+        notices: bool = True,
         limits: Limits | None = None,
         clock: Callable[[], float] | None = None,
         ids: Callable[[], str] | None = None,
@@ -71,6 +74,9 @@ class PostgresStorage(Storage):
         }
         #: For everything else: migrations, listing and sweeping.
         self._other = PostgresConnection(self._source, options)
+        self._wake_key = ("postgresql", self._source.server if isinstance(source, str) else source, schema)
+        if notices:
+            self._channel = PostgresChannel(self._source, options, self._other, schema)
         parameters = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
         self._run_batch_sql = f"select * from {self._quoted}.run_batch({parameters})"  # noqa: S608 checked and quoted
         # The plans of the fast path need the planner settings of our own connections.
@@ -88,6 +94,10 @@ class PostgresStorage(Storage):
     @property
     def location(self) -> str:
         return self._source.server
+
+    @property
+    def wake_key(self) -> Hashable:
+        return self._wake_key
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()

@@ -116,6 +116,10 @@ class ServerConfig(NamedTuple):
         """Return the same config for another server."""
         return self._replace(arguments={**self.arguments, "host": host, "port": port})
 
+    def for_messages(self) -> ServerConfig:
+        """Return the same server with the older protocol, in which messages are ordinary replies."""
+        return self._replace(arguments={**self.arguments, "protocol": 2})
+
     def for_cluster(self) -> ServerConfig:
         """Return the same server as a node of a Cluster."""
         if self.arguments.get("db"):
@@ -253,6 +257,14 @@ class RedisConnection:
         finally:
             self._timeout.end()
             self._lock.release()
+
+    async def receive(self, seconds: float) -> Reply | None:
+        """Return the next message of a connection that has subscribed to a channel, or ``None`` if none arrives."""
+        try:
+            return await self._connection.read_response(timeout=seconds, disconnect_on_error=False)
+        except (_errors.RedisError, OSError) as error:
+            await self.close()
+            raise self._unavailable("cannot be reached", error, sent=True) from error
 
     async def close(self, *, wait: bool = False) -> None:
         """Close the connection, and ``wait`` until it is closed; the next exchange opens a new one."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from stepwell.errors import StorageUnavailable
 from stepwell.record import Address
 from stepwell.storage.redis.client import RedisConnection, Refused, ServerConfig
-from stepwell.storage.redis.server import Answer, Request, ask, refused
+from stepwell.storage.redis.server import Answer, Request, ask, publish, refused
 from stepwell.storage.redis.wire import TAGS, tag_of
 
 __all__ = ["Cluster"]
@@ -43,6 +43,8 @@ class Cluster:
         self._loading = asyncio.Lock()
         #: How often the map was loaded.
         self._loads = 0
+        #: How many connections for messages were made.
+        self._subscribers = 0
 
     @property
     def location(self) -> str:
@@ -98,6 +100,26 @@ class Cluster:
         raise StorageUnavailable(
             f"the Redis Cluster at {self.location} redirects a call from node to node", sent=bool(answers)
         )
+
+    async def publish(self, lane: Hashable, channel: str, text: str) -> None:
+        """Send a text to all connections that have subscribed to a channel, on all nodes."""
+        nodes = dict.fromkeys(node for node in self._owners if node is not None)
+        problem = StorageUnavailable(f"no node of the Redis Cluster at {self.location} is known", sent=False)
+        for node in nodes:
+            try:
+                return await publish(self._connection(lane, node), channel, text)
+            except StorageUnavailable as error:
+                problem = error
+                if error.final:
+                    break
+        raise problem
+
+    def subscriber(self) -> RedisConnection:
+        """Return a new connection for messages, each time to another node. The caller closes it."""
+        known = self._known or [ClusterNode(*config.address) for config in self._configs]
+        self._subscribers += 1
+        node = known[self._subscribers % len(known)]
+        return RedisConnection(self._configs[0].with_address(*node).for_messages(), self._timeout)
 
     async def lost(self, lane: Hashable) -> None:
         """Reload the map of slots after a node was lost or replaced."""

@@ -10,7 +10,7 @@ from stepwell.record import Address
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import Script
 
-__all__ = ["Answer", "Request", "Server", "ask", "refused"]
+__all__ = ["Answer", "Request", "Server", "ask", "publish", "refused"]
 
 #: Error codes of conditions that may pass.
 _RETRYABLE = frozenset(
@@ -84,6 +84,13 @@ def refused(reply: Refused, location: str) -> StorageError:
     return StorageError(f"Redis at {location} refused a call: {reply.message}")
 
 
+async def publish(connection: RedisConnection, channel: str, text: str) -> None:
+    """Send a text to all connections that have subscribed to a channel."""
+    (reply,) = await connection.exchange([("PUBLISH", channel, text)])
+    if type(reply) is Refused:
+        raise refused(reply, connection.location)
+
+
 class Server:
     """A server that has all keys, so that a batch is one call."""
 
@@ -126,6 +133,14 @@ class Server:
                     error.sent = True
                 raise error
         return answers
+
+    async def publish(self, lane: Hashable, channel: str, text: str) -> None:
+        """Send a text to all connections that have subscribed to a channel."""
+        await publish(self._connection(lane), channel, text)
+
+    def subscriber(self) -> RedisConnection:
+        """Return a new connection for messages, which the caller closes."""
+        return RedisConnection(self._config.for_messages(), self._timeout)
 
     async def lost(self, lane: Hashable) -> None:
         """Reconnect before the next call: after a failover the host name may lead to another server."""

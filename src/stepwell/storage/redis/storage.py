@@ -20,6 +20,7 @@ from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Ope
 from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
+from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
     TAGS,
@@ -34,7 +35,7 @@ from stepwell.storage.redis.wire import (
     stored,
     tag_of,
 )
-from stepwell.storage.urls import check_url, take_options
+from stepwell.storage.urls import check_url, take_options, truth
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -59,6 +60,7 @@ _URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "timeout": float,
     "patience": float,
     "sweep_every": float,
+    "notices": truth,
 }
 #: Lanes: for writes, for other operations, and for confirmations by replicas. Each has its own connection.
 _WRITES, _REST, _CONFIRM = "writes", "rest", "confirm"
@@ -76,6 +78,7 @@ class RedisStorage(Storage):
 
     ``prefix``: the beginning of all keys. ``timeout``: seconds to wait for one answer. ``patience``: seconds for which
     calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when a replica has it.
+    ``notices=False``: do not tell other processes about new runs; their workers poll.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class RedisStorage(Storage):
         prefix: str = "stepwell",
         durability: Durability = "fast",
         timeout: float = 5.0,
+        notices: bool = True,
         limits: Limits | None = None,
         clock: Callable[[], float] | None = None,
         ids: Callable[[], str] | None = None,
@@ -102,6 +106,11 @@ class RedisStorage(Storage):
         configs, cluster = configs_of_client(client)
         self._server: Server | Cluster = Cluster(configs, timeout) if cluster else Server(configs[0], timeout)
         self._keys = Keys(prefix)
+        # The databases of a server share its channels.
+        database = configs[0].arguments.get("db") or 0
+        self._wake_key = ("redis", self._server.location, database, prefix)
+        if notices:
+            self._channel = RedisChannel(self._server, _ASIDE, f"{prefix}:notices:{database}")
         # Half of the timeout, so that the answer to WAIT itself arrives in time.
         self._wait = max(1, int(timeout * 500)) if durability == "wait" else 0
         # Claims may be sent more than once, and each attempt has a number. After an attempt without an answer, the
@@ -129,6 +138,10 @@ class RedisStorage(Storage):
     @property
     def location(self) -> str:
         return f"Redis at {self._server.location}"
+
+    @property
+    def wake_key(self) -> Hashable:
+        return self._wake_key
 
     async def _open(self) -> None:
         give_up = asyncio.get_running_loop().time() + self._patience

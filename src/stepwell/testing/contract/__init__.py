@@ -13,7 +13,7 @@ The storage must start empty, and use ``clock`` for leases, deadlines and expiry
             return MyStorage(storage.path, clock=storage.clock)
 
 A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class. A storage without
-queues sets ``queues = False``.
+queues sets ``queues = False``, and one whose notices stay within their process ``notices = False``.
 """
 
 from typing import Any
@@ -23,6 +23,7 @@ from stepwell.testing.contract.claims import ClaimPromises
 from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
+from stepwell.testing.contract.notices import NoticePromises
 from stepwell.testing.contract.queues import QueuePromises, SharedQueuePromises
 from stepwell.testing.contract.records import RecordPromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
@@ -36,15 +37,23 @@ class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPro
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        left_out: set[type] = set() if cls.persistent else {ReopenPromises, SharingPromises, SharedQueuePromises}
-        for promises in left_out if cls.queues else {*left_out, QueuePromises, SharedQueuePromises}:
+        left_out: set[type] = set()
+        if not cls.persistent:
+            left_out |= {ReopenPromises, SharingPromises, SharedQueuePromises, NoticePromises}
+        if not cls.queues:
+            left_out |= {QueuePromises, SharedQueuePromises}
+        if not cls.notices:
+            left_out.add(NoticePromises)
+        for promises in left_out:
             for name in vars(promises):
                 if name.startswith("test_"):
                     # pytest collects no attribute that is None.
                     setattr(cls, name, None)
 
 
-class StorageContract(KeyValueContract, ListingPromises, QueuePromises, SharingPromises, SharedQueuePromises):
+class StorageContract(
+    KeyValueContract, ListingPromises, QueuePromises, SharingPromises, SharedQueuePromises, NoticePromises
+):
     """The contract of a full storage."""
 
 

@@ -19,6 +19,8 @@ from stepwell.storage import Claimed, Guard, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, fields, get, memo, part, release
 
+__all__ = ["ReopenPromises", "SharingPromises", "forked"]
+
 NOTHING_LEFT = (
     "the second storage object does not see the record. reopen(storage) must open the same store; "
     "if records end with their storage object, set persistent = False"
@@ -153,7 +155,7 @@ class SharingPromises(Suite):
         # The storage is closed before the fork, so that none of its threads runs.
         await storage.close()
         ready, go = os.pipe(), os.pipe()
-        children = [_forked(self._merge_in_a_process(storage, name, ready[1], go[0])) for name in "ab"]
+        children = [forked(self._merge_in_a_process(storage, name, ready[1], go[0])) for name in "ab"]
         # Closed here, so that a read ends when the children end.
         os.close(ready[1])
         os.close(go[0])
@@ -181,7 +183,7 @@ async def _merge(storage: Storage, field: str) -> None:
     await storage.update_data(BOT, KEY, {field: 1})
 
 
-def _forked(work: Coroutine[Any, Any, None]) -> int:
+def forked(work: Coroutine[Any, Any, None]) -> int:
     """Run a coroutine in a child process and return its process id."""
     with warnings.catch_warnings():
         # Python 3.12 warns if any thread is alive, idle ones included.

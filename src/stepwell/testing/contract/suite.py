@@ -27,6 +27,8 @@ class Suite:
     persistent: ClassVar[bool] = True
     #: Set it to ``False`` for a storage without queues, deadlines of one flow and ``Guard(absent=True)``.
     queues: ClassVar[bool] = True
+    #: Set it to ``False`` for a storage whose notices reach listeners of its own process only.
+    notices: ClassVar[bool] = True
 
     def open_storage(self, clock: Clock) -> Storage:
         """Return an empty storage that uses this clock. The only method that a subclass must define."""
