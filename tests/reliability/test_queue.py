@@ -84,8 +84,9 @@ async def disturb(workers: Workers, url: str, choose: random.Random, kills: int,
 
 
 async def all_runs(flows: list[NodeFlow]) -> dict[str, Run]:
-    finished = {run.flow_id: run for flow in flows for run in [run async for run in flow.runs("finished")]}
-    return finished | {run.flow_id: run for flow in flows for run in [run async for run in flow.runs()]}
+    # In this order: a run that finishes between the two lists is in the second one.
+    active = {run.flow_id: run for flow in flows for run in [run async for run in flow.runs()]}
+    return active | {run.flow_id: run for flow in flows for run in [run async for run in flow.runs("finished")]}
 
 
 async def test_every_submitted_run_ends_once_and_partitions_stay_in_order(

@@ -500,10 +500,33 @@ async def test_a_claim_of_an_outage_is_released_after_the_outage() -> None:
     claim = Claim(Address("bot", "1"), "T", 30.0)
     with pytest.raises(StorageUnavailable):
         await lane.submit(claim)
-    while not lane.idle:
+    while len(batches) < 2:
         await asyncio.sleep(0)
     assert [list(batch) for batch in batches] == [[claim], [Release(claim.address, "T")]]
     away = False
     await lane.submit(get(2))
     await lane.close()
     assert [list(batch) for batch in batches[2:]] == [[get(2)], [Release(claim.address, "T")]]
+
+
+async def test_a_release_that_fails_on_a_full_disk_is_sent_again() -> None:
+    full = True
+    batches: list[Batch] = []
+
+    async def run(batch: Batch) -> list[Result]:
+        batches.append(batch)
+        if full:
+            raise StorageFull("the disk is full")
+        return [None for _ in batch]
+
+    lane = Lane(run, ids=iter("abcd").__next__)
+    release = Release(Address("bot", "1"), "T")
+    with pytest.raises(StorageFull):
+        await lane.submit(release)
+    # A storage with a path beside the lane must use the lane now.
+    assert not lane.idle
+    full = False
+    await lane.submit(get(2))
+    await lane.close()
+    assert [list(batch) for batch in batches] == [[release], [get(2)], [release]]
+    assert lane.idle

@@ -114,16 +114,16 @@ class Lane:
         #: Halves of a batch that failed as a whole; they are sent next.
         self._halves: deque[list[_Entry]] = deque()
         self._blocked: deque[asyncio.Future[None]] = deque()
-        #: Releases that failed in an outage. They are sent again after it: a server that only was unreachable may have
-        #: applied the claims, and their addresses would stay claimed until the leases end.
+        #: Releases that failed in an outage or on a full disk. They are sent again after it: otherwise their addresses
+        #: would stay claimed until the leases end.
         self._unreleased: deque[Release] = deque(maxlen=MAX_QUEUE)
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        """Whether no operation is queued or being sent."""
-        return self._runner is None and not self._blocked
+        """Whether no operation is queued or being sent, or has to be sent again."""
+        return self._runner is None and not self._blocked and not self._unreleased
 
     async def submit(self, operation: Operation) -> Any:
         """Queue an operation and wait for its result; its error is raised."""
@@ -270,7 +270,7 @@ class Lane:
             return
         for operation, future in entries:
             outcome = error if len(entries) == 1 else _copied(error)
-            if unavailable and type(operation) is Release:
+            if type(operation) is Release and isinstance(error, StorageUnavailable | StorageFull):
                 self._unreleased.append(operation)
             if not isinstance(error, StorageUnavailable) or error.sent:
                 # A claim may have been applied, and nothing else would release it.
