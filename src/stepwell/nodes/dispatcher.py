@@ -84,7 +84,7 @@ class Source:
         else:
             self._lost += 1
         if self._won + self._lost >= SAMPLE:
-            if self._lost > self._won / 5:
+            if self._lost > self._won / 8:
                 self.spread = min(2 * self.spread, LARGEST_SPREAD)
             elif self._lost < self._won / 50:
                 self.spread = max(self.spread // 2, 1)
