@@ -107,7 +107,7 @@ def test_wrong_arguments_print_the_commands() -> None:
     for arguments in ([], ["dance"], ["demo", "--speed"]):
         done = stepwell(*arguments)
         assert done.returncode == 2
-        assert "usage: stepwell" in done.stderr
+        assert "see stepwell" in done.stderr
 
 
 def test_version_prints_the_version() -> None:

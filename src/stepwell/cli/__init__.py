@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import demo, play, reading, run
+from stepwell.cli import demo, editing, play, reading, run
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -20,8 +21,7 @@ NOT_FOUND_OR_CHANGED = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parsed(_parser(), arguments)
     try:
         if "action" in options:
             return int(options.action(options))
@@ -35,6 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of stdout has exited; discard the rest, including output that is flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("fields" not in options or any(each.startswith("-") for each in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        # argparse takes no more positional arguments once an option has followed them.
+        options.fields += rest
+    return options
 
 
 def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -67,7 +84,7 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stepwell", description="Durable state for conversations and node flows.")
+    parser = _Parser(prog="stepwell", description="Durable state for conversations and node flows.")
     parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
@@ -128,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
     )
     reading.add(commands)
+    editing.add(commands)
     return parser
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final, NamedTuple, get_args
 
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
-from stepwell.errors import InvalidOption, StepwellError, StoredDataError, UnknownRun
+from stepwell.errors import InvalidOption, StepwellError, StoredDataError, UnknownRun, UsageError
+from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
-from stepwell.nodes.engine.monitor import Run, Status
+from stepwell.nodes.engine.monitor import OpenWait, Run, Status
 from stepwell.operate.masking import MASK, is_secret, masked
 from stepwell.record import RUNS, Limits, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
-__all__ = ["OPEN", "DamagedRun", "check_status", "listed_runs", "shared_of", "show_run", "shown_value"]
+__all__ = [
+    "OPEN",
+    "DamagedRun",
+    "answer",
+    "cancel",
+    "check_status",
+    "listed_runs",
+    "retry",
+    "shared_of",
+    "show_run",
+    "shown_value",
+]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: The statuses of runs that have not ended.
 OPEN: Final = tuple(status for status in get_args(Status) if status not in ("finished", "cancelled"))
@@ -82,3 +97,42 @@ async def shared_of(storage: Storage, flow_id: str) -> dict[str, Any]:
 def shown_value(value: Any) -> Any:
     """Return a decoded value, such as a question, as JSON of the codec with its secrets masked."""
     return masked(from_json(encode(value, Limits())))
+
+
+async def cancel(storage: Storage, given: str, reason: str | None, *, who: str) -> Run:
+    """Cancel a run, wait until it has ended, and return it. The code of its flow is not needed."""
+    run = await show_run(storage, given)
+    await _stand_in(run).cancel(run.flow_id, reason, storage=storage)
+    logger.info("%s cancelled run %s", who, run.flow_id)
+    return await show_run(storage, run.flow_id)
+
+
+def wait_of(run: Run, given: str) -> OpenWait:
+    """Return the open wait with this id, or the only one if ``given`` is the id of the run; raise ``UsageError``."""
+    waits = [wait for wait in run.waits if wait.id and given in (wait.id, run.flow_id)]
+    if not waits:
+        raise UsageError(f"run {run.flow_id!r} is {run.status} and does not wait for this answer")
+    if len(waits) > 1:
+        ids = ", ".join(wait.id for wait in waits)
+        raise UsageError(f"run {run.flow_id!r} has several open waits; give one of their ids: {ids}")
+    return waits[0]
+
+
+async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
+    """Store the answer to a wait, given by its id. A worker continues the run. A second answer is ignored."""
+    run = await show_run(storage, wait_id)
+    await _stand_in(run).answer(wait_id, value, storage=storage)
+    logger.info("%s answered %s", who, wait_id)
+
+
+async def retry(storage: Storage, run: Run, *, who: str) -> bool:
+    """Put a failed or stuck run into the queue again, and return whether it was; a worker continues it."""
+    done = bool(await _stand_in(run).retry([run.flow_id], storage=storage))
+    if done:
+        logger.info("%s put run %s into the queue again", who, run.flow_id)
+    return done
+
+
+def _stand_in(run: Run) -> NodeFlow:
+    """Return a flow with the name of the run's flow. What needs no nodes can be done with it."""
+    return NodeFlow(name=run.flow)

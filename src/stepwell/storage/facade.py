@@ -169,6 +169,10 @@ class Facade(ABC):
             change = Change(write=self.ids(), delete=True, forget=True, tags=tags or KEEP)
             await self.perform(Apply(each, change))
 
+    async def drop_quarantined(self, address: Address) -> None:
+        """Remove the copy of a damaged record without a tombstone."""
+        await self.perform(Apply(_quarantine_of(address), Change(write=self.ids(), delete=True, forget=True)))
+
     async def quarantined(self, bot: str, key: Any) -> dict[str, Any] | None:
         """Return the copy of a damaged record: ``version``, ``head``, ``fields``, and ``parts`` of a run."""
         copy = _quarantine_of(self.address(bot, key))

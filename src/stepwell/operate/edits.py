@@ -1,0 +1,187 @@
+"""Edits of one record, guarded by the version that was shown, and the deletion of all records of a user or chat.
+
+An edit claims the record first, so that it never overtakes a handler that holds it. It is refused with
+``VersionChanged`` if the record has another version than the one that was shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwell.codec import decode_namespace, encode_namespace
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, VersionChanged
+from stepwell.fsm import FSM
+from stepwell.fsm.context import HISTORY
+from stepwell.operate.record import Missing
+from stepwell.record import KEEP, Address, Change, Head, Keep, Place, Stored, Version
+from stepwell.storage import Storage
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
+
+__all__ = ["Edit", "RecordBusy", "clear", "edit", "forget", "forget_all", "records_of"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Seconds of the claim of an edit.
+LEASE = 10.0
+
+
+class RecordBusy(Busy):
+    """A handler holds the record."""
+
+    def __init__(self, place: str, waited: float) -> None:
+        super().__init__(place, waited)
+        self.args = (f"a handler still holds {place} after {waited:g} s, nothing was changed; try again later",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """The changes of one edit."""
+
+    #: Entering a state ends the timer of the state before. Another flow begins without a history.
+    flow: str | Keep | None = KEEP
+    state: str | Keep | None = KEEP
+    #: The revision of another flow.
+    revision: int | None = None
+    #: Data fields and their new values.
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    #: Data fields to remove.
+    unset: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """What changes, without the values."""
+        moved = [name for name in ("flow", "state") if getattr(self, name) is not KEEP]
+        return [*moved, *[f"field {name}" for name in (*self.fields, *self.unset)]]
+
+
+async def edit(
+    storage: Storage, address: Address, changes: Edit, *, version: Version, who: str, wait: float = 5.0
+) -> None:
+    """Change a record that has this version. ``who`` is logged."""
+    if not changes.names:
+        raise InvalidOption("nothing to change; give a field, a state or a flow")
+    seal = storage.seal(address)
+    written = {seal.name(name): seal.field(seal.name(name), value) for name, value in changes.fields.items()}
+    async with _claimed(storage, address, version, wait) as (token, claimed, stored):
+        head: Head | Keep = KEEP
+        deadline: float | Keep | None = KEEP
+        if changes.flow is not KEEP or changes.state is not KEEP:
+            place = _moved(_place(storage, address, stored, changes), changes)
+            head, deadline = seal.head(place), _deadline(place, claimed.now)
+        change = Change(
+            storage.ids(),
+            head=head,
+            set=written,
+            unset=tuple(seal.name(name) for name in changes.unset),
+            deadline=deadline,
+            limit=seal.limit,
+        )
+        await _apply(storage, address, change, Guard(token, claimed.base, version))
+    logger.info("%s changed %s of %s", who, ", ".join(changes.names), address.text)
+
+
+async def clear(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
+    """End the conversation of a record that has this version: delete it, except for its profile."""
+    async with _claimed(storage, address, version, wait) as (token, claimed, stored):
+        try:
+            place = storage.seal(address).open_head(stored.head)
+        except CorruptRecord:
+            place = Place(None, None)
+        kept = Place(None, None, expired=place.expired, outbox=place.outbox, profile=place.profile)
+        if kept == Place(None, None):
+            change = Change(storage.ids(), delete=True)
+        else:
+            deadline = _deadline(kept, claimed.now)
+            change = Change(storage.ids(), replace=True, head=storage.seal(address).head(kept), deadline=deadline)
+        await _apply(storage, address, change, Guard(token, claimed.base, version))
+    logger.info("%s cleared %s", who, address.text)
+
+
+async def forget(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
+    """Delete a record that has this version, with its profile, its memo and its copy in quarantine."""
+    async with _claimed(storage, address, version, wait) as (token, claimed, stored):
+        change = Change(storage.ids(), delete=True, forget=True, tags=stored.tags or KEEP)
+        await _apply(storage, address, change, Guard(token, claimed.base, version))
+    await storage.drop_quarantined(address)
+    logger.info("%s forgot %s", who, address.text)
+
+
+async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int | None, limit: int) -> list[Address]:
+    """Return the addresses of a user or a chat, with those of deleted records that left a trace."""
+    return await storage.traces(encode_namespace(bot, storage.limits), _tag(user, chat), limit=limit)
+
+
+async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:
+    """Delete all records of a user or a chat in a bot, and return how many."""
+    count = await FSM(bot, storage=storage, flows=[], run_timers=False).forget(user=user, chat=chat)
+    logger.info("%s forgot %d records of %s in %s", who, count, _tag(user, chat), bot)
+    return count
+
+
+def _tag(user: int | None, chat: int | None) -> str:
+    return f"user:{user}" if user is not None else f"chat:{chat}"
+
+
+@asynccontextmanager
+async def _claimed(
+    storage: Storage, address: Address, version: Version, wait: float
+) -> AsyncIterator[tuple[str, Claimed, Stored]]:
+    """Claim a record that has this version, and release it if the block does not write."""
+    await storage.ensure_open()
+    loop = asyncio.get_running_loop()
+    token, give_up = storage.ids(), loop.time() + wait
+    while isinstance(claimed := await storage.perform(Claim(address, token, LEASE)), Taken):
+        if loop.time() >= give_up:
+            raise RecordBusy(address.text, wait)
+        await asyncio.sleep(min(0.05, max(claimed.remaining, 0.001)))
+    try:
+        if claimed.record is None:
+            raise Missing(decode_namespace(address.namespace), address.key, "it was deleted meanwhile")
+        if claimed.record.version != version:
+            raise VersionChanged(address.text)
+        yield token, claimed, claimed.record
+    finally:
+        await storage.perform(Release(address, token))
+
+
+async def _apply(storage: Storage, address: Address, change: Change, guard: Guard) -> Applied:
+    applied: Applied = await storage.perform(Apply(address, change, guard))
+    return applied
+
+
+def _place(storage: Storage, address: Address, stored: Stored, changes: Edit) -> Place:
+    try:
+        return storage.seal(address).open_head(stored.head)
+    except CorruptRecord:
+        if changes.flow is KEEP or changes.state is KEEP:
+            raise
+        # Both are given, so the damaged position is not needed.
+        return Place(None, None)
+
+
+def _moved(place: Place, changes: Edit) -> Place:
+    times = (place.times[0], None) if place.times else ()
+    state = place.state if changes.state is KEEP else changes.state
+    if changes.flow is not KEEP and changes.flow != place.flow:
+        return place._replace(
+            flow=changes.flow,
+            state=None if changes.state is KEEP else state,
+            revision=changes.revision,
+            history=(),
+            where=(),
+            times=times,
+        )
+    history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
+    return place._replace(state=state, history=history, where=(), times=times)
+
+
+def _deadline(place: Place, now: float) -> float | None:
+    """Return the seconds to the next time in the head: its expiry, a hand-over, or unsent calls."""
+    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox[:1]]]
+    due = [at for at in (*place.times, *waiting) if at is not None]
+    return max(min(due) - now, 0.0) if due else None

@@ -1,0 +1,289 @@
+"""``set``, ``clear``, ``forget``, ``resume``, ``cancel`` and ``answer``, on each storage that processes can share."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import open_storage
+from stepwell.cli.output import span
+from stepwell.errors import VersionChanged
+from stepwell.fsm import FSM
+from stepwell.nodes import Node, NodeFlow, Parked, Wait
+from stepwell.operate import edits
+from stepwell.operate.record import read
+from stepwell.slot import Slot
+from tests.backends import Backend
+from tests.backends.sqlite import SQLite
+from tests.cli.conftest import Command, Order
+
+FLOWS = """
+from stepwell.nodes import Node, NodeFlow, Wait
+
+class Stock(Node):
+    def exec(self, prep_res):
+        return 7
+    def post(self, shared, prep_res, exec_res):
+        shared["left"] = exec_res
+
+class Ask(Wait):
+    def prep(self, shared):
+        return {"text": "Really?", "token": "t"}
+
+order = NodeFlow(Stock(name="stock"), name="order")
+def make_refund():
+    return NodeFlow(Ask("ask"), name="refund")
+"""
+
+
+async def test_set_changes_state_and_fields_and_ends_the_timer(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    version = (await command("show", "shop", "42", "--json")).json["version"]
+    done = await command(
+        "set", "shop", "42", "--state", "item", "name=Zoe", "count=2", 'to={"city": "Bern"}', "--unset", "password",
+        "--version", version, "--yes", "--json",
+    )  # fmt: skip
+    record = done.json["record"]
+    assert (record["flow"], record["state"], record["history"]) == ("order", "item", ["item", "address"])
+    assert record["data"] == {"name": "Zoe", "count": 2, "to": {"city": "Bern"}}
+    assert record["deadline"] is None
+    assert record["version"] != version
+    async with FSM("shop", storage=shared_backend.storage(url), flows=[Order], run_timers=False) as fsm:
+        async with fsm.conversation(key=(42, 42)) as ctx:
+            assert (ctx.state, ctx.data["name"]) == ("item", "Zoe")
+            ctx.back()
+            assert ctx.state == "address"
+
+
+async def test_an_edit_is_refused_if_the_record_changed_since_it_was_shown(url: str, command: Command) -> None:
+    version = (await command("show", "shop", "42", "--json")).json["version"]
+    assert (await command("set", "shop", "42", "name=Eve", "--version", version, "--yes")).code == 0
+    for arguments in (["set", "shop", "42", "name=Mallory"], ["clear", "shop", "42"], ["forget", "shop", "42"]):
+        done = await command(*arguments, "--version", version, "--yes", "--json")
+        assert (done.code, done.out) == (3, "")
+        assert "has changed since it was read" in done.err
+    assert (await command("show", "shop", "42", "--json")).json["data"]["name"] == "Eve"
+
+
+async def test_a_record_that_changes_between_question_and_answer_is_not_overwritten(
+    shared_backend: Backend, url: str
+) -> None:
+    storage = shared_backend.storage(url)
+    address = storage.address("shop", (42, 42))
+    shown = (await read(storage, address)).version
+    await storage.update_data("shop", (42, 42), {"name": "Eve"})
+    for edit in (
+        edits.edit(storage, address, edits.Edit(state="paid"), version=shown, who="test"),
+        edits.clear(storage, address, version=shown, who="test"),
+        edits.forget(storage, address, version=shown, who="test"),
+    ):
+        with pytest.raises(VersionChanged):
+            await edit
+    found = await storage.get_state("shop", (42, 42))
+    assert found is not None
+    assert (found.state, found.data["name"]) == ("address", "Eve")
+
+
+async def test_an_edit_waits_for_a_handler_and_does_not_overtake_it(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    async with Slot(shared_backend.storage(url), "shop", (42, 42)) as slot:
+        done = await command("set", "shop", "42", "--state", "item", "--wait", "0", "--yes")
+        assert done.code == 3
+        assert "a handler still holds" in done.err
+        slot.state = "paid"
+        assert await slot.commit()
+    assert (await command("show", "shop", "42", "--json")).json["state"] == "paid"
+
+
+async def test_clear_ends_the_conversation_and_keeps_the_profile(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    storage = shared_backend.storage(url)
+    async with FSM("shop", storage=storage, flows=[Order], run_timers=False).conversation(key=(43, 43)) as ctx:
+        ctx.profile["language"] = "de"
+    for key in ("42", "43"):
+        assert (await command("clear", "shop", key, "--yes", "--json")).json["cleared"] is True
+    assert (await command("show", "shop", "42")).code == 3
+    left = (await command("show", "shop", "43", "--json")).json
+    assert (left["flow"], left["state"], left["data"], left["deadline"]) == (None, None, {}, None)
+    assert left["profile"] == {"language": "de"}
+
+
+async def test_forget_deletes_all_records_of_a_user(url: str, command: Command) -> None:
+    dry = (await command("forget", "--user", "42", "--dry-run", "--json")).json
+    assert dry == {"forgotten": 0, "records": {"shop": ["(42,42)"]}}
+    assert (await command("show", "shop", "42")).code == 0
+    assert (await command("forget", "--user", "42", "--yes", "--json")).json["forgotten"] == 1
+    assert (await command("forget", "shop", "43", "--yes", "--json")).json["forgotten"] is True
+    assert [each["key"] for each in (await command("ls", "shop", "--json")).json["records"]] == ["(44,44)"]
+    assert (await command("forget", "--user", "42", "--yes", "--json")).json == {"forgotten": 0, "records": {}}
+
+
+async def test_without_yes_and_without_a_terminal_nothing_changes(
+    url: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    for arguments in (
+        ["set", "shop", "42", "name=Eve"],
+        ["clear", "shop", "42"],
+        ["forget", "shop", "42"],
+        ["forget", "--user", "42"],
+    ):
+        done = await command(*arguments)
+        assert done.code == 1
+        assert "pass --yes" in done.err
+        assert (await command(*arguments, "--dry-run")).code == 0
+    assert (await command("show", "shop", "42", "--json")).json["data"]["name"] == "Anna"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("said", "code"), [("y\n", 0), ("n\n", 1), ("", 1)])
+async def test_a_person_is_asked(
+    said: str, code: int, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "Anna", "pin": 1234})
+    monkeypatch.setattr("sys.stdin", Terminal(said))
+    done = await command("set", "shop", "1", "name=Bob", "pin=9876", "--storage", url)
+    assert done.code == code
+    assert 'name: "Anna" -> "Bob"' in done.out
+    assert "1234" not in done.out
+    assert "9876" not in done.out
+    assert "Change shop (1,1)? [y/N]" in done.err
+    async with open_storage(url) as storage:
+        data = await storage.get_data("shop", (1, 1))
+    assert data == ({"name": "Anna", "pin": 1234} if code else {"name": "Bob", "pin": 9876})
+
+
+class Fails(Node):
+    def exec(self, prep_res: Any) -> Any:
+        raise RuntimeError("no stock")
+
+
+class Ask(Wait):
+    def prep(self, shared: Any) -> Any:
+        return {"text": "Really?", "token": "t"}
+
+
+async def start_runs(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Store a failed run ``bad`` and a parked run ``asks``, and return the URL."""
+    url = backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    storage = backend.storage(url)
+    with pytest.raises(RuntimeError):
+        await NodeFlow(Fails(name="stock"), name="order").run({"n": 1}, storage=storage, flow_id="bad", keep=True)
+    with pytest.raises(Parked):
+        await NodeFlow(Ask("ask"), name="refund").run({}, storage=storage, flow_id="asks", keep=True)
+    return url
+
+
+async def test_a_failed_run_is_put_into_the_queue_or_resumed_with_its_flow(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await start_runs(shared_backend, monkeypatch)
+    file = tmp_path / "flows_of_resume.py"
+    file.write_text(FLOWS)
+    dry = await command("resume", "--status", "failed", "--dry-run", "--json")
+    assert dry.json == {"resumed": [], "runs": ["bad"]}
+    assert (await command("resume", "--status", "failed", "--flow", "other", "--yes", "--json")).json["runs"] == []
+    assert (await command("resume", "--status", "failed", "--yes", "--json")).json["resumed"] == ["bad"]
+    assert (await command("runs", "bad", "--json")).json["status"] == "queued"
+    refused = await command("resume", "bad", "--yes")
+    assert refused.code == 1
+    assert "is queued" in refused.err
+    done = await command("resume", "bad", str(file), "--yes", "--json")
+    assert done.json == {"resumed": True, "finished": True, "shared": {"n": 1, "left": 7}}
+    wrong = await command("resume", "asks", f"{file}:order", "--yes")
+    assert wrong.code == 1
+    assert "has the flow 'order', not 'refund'" in wrong.err
+    parked = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
+    assert parked.json["run"]["status"] == "parked"
+
+
+async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await start_runs(shared_backend, monkeypatch)
+    file = tmp_path / "flows_of_answer.py"
+    file.write_text(FLOWS)
+    asked = (await command("answer", "asks", "yes", "--dry-run", "--json")).json
+    assert asked["question"] == {"text": "Really?", "token": "•••"}
+    done = await command("answer", "asks", '{"approved": true}', "--yes", "--json")
+    assert done.json["answered"] is True
+    finished = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
+    assert finished.json["shared"] == {"ask": {"approved": True}}
+    refused = await command("answer", "bad", "1", "--yes")
+    assert refused.code == 1
+    assert "does not wait for this answer" in refused.err
+    cancelled = await command("cancel", "bad", "--reason", "paid twice", "--yes", "--json")
+    assert cancelled.json["cancelled"] == ["bad"]
+    run = (await command("runs", "bad", "--json")).json
+    assert (run["status"], run["reason"]) == ("cancelled", "paid twice")
+    assert (await command("cancel", "nope", "--yes")).code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["set", "shop", "1"], 1, "nothing to change"),
+        (["set", "shop", "1", "name"], 1, "'name' is not field=value"),
+        (["set", "shop", "1", "--flow", "order"], 1, "--flow needs --state"),
+        (["set", "shop", "1", "a=1", "--version", "7"], 1, "'7' is not a version"),
+        (["set", "shop", "1", 'a={"$nope": 1}'], 1, "$nope"),
+        (["set", "shop", "2", "a=1"], 3, "no record at (2,2)"),
+        (["set", "shop", "1", "--state", "x", "name"], 1, "'name' is not field=value"),
+        (["set", "shop", "1", "a=1", "--nope"], 2, "unrecognized arguments: --nope; see stepwell --help"),
+        (["clear", "shop", "1", "more"], 2, "unrecognized arguments: more"),
+        (["forget"], 1, "give a bot and a key"),
+        (["forget", "shop", "1", "--user", "1"], 1, "give a bot and a key"),
+        (["resume"], 1, "give the id of a run"),
+        (["resume", "x", "--status", "failed"], 1, "give the id of a run"),
+        (["resume", "x", "--limit", "3"], 1, "need --status"),
+        (["resume", "x"], 3, "x"),
+        (["answer", "x", "1"], 3, "x"),
+    ],
+)
+async def test_bad_input_gives_a_clear_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, command: Command
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "Anna"})
+    done = await command(*arguments, "--storage", url, "--yes")
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+async def test_a_damaged_record_is_listed_and_can_be_cleared(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SQLite(tmp_path)
+    url = backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "Anna"})
+        await storage.set_data("shop", (2, 2), {"name": "Bob"})
+        address = storage.address("shop", (1, 1))
+    await backend.corrupt(url, address, "field", "name", lambda text: text.replace(b"Anna", b"Enna"))
+    found = (await command("ls", "shop", "--damaged", "--json")).json["records"]
+    assert [each["key"] for each in found] == ["(1,1)"]
+    assert "checksum" in found[0]["damage"][0]
+    assert (await command("clear", "shop", "1", "--yes")).code == 0
+    assert (await command("ls", "shop", "--damaged", "--json")).json["records"] == []
+
+
+def test_durations_are_short() -> None:
+    assert [span(each) for each in (5, 65, 60, 3600, 3700, 90_000, 86_400 * 3)] == [
+        "5s", "1m 5s", "1m", "1h", "1h 1m", "1d 1h", "3d"
+    ]  # fmt: skip
