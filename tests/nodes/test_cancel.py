@@ -474,3 +474,27 @@ async def test_a_handle_answers_and_cancels(queues: Storage) -> None:
 
 async def at_node(flow: NodeFlow, node: str) -> bool:
     return [wait.node for wait in (await flow.status("r")).waits] == [node]
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_a_cancel_during_the_first_commit_of_a_resumed_run_ends_it(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, queued: bool
+) -> None:
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), storage=storage) if queued else one_wait(storage)
+    if queued:
+        await flow.submit(flow_id="r")
+    else:
+        await parked(flow.run(flow_id="r"))
+    commit, sent = Journal._commit, asyncio.Event()
+
+    async def after_mail(journal: Journal, node: str, **options: Any) -> None:
+        if not sent.is_set():
+            sent.set()
+            await send_cancel(storage, "why")
+        await commit(journal, node, **options)
+
+    monkeypatch.setattr(Journal, "_commit", after_mail)
+    await cancelled(flow.resume("r") if queued else flow.resume("r", 1))
+    run = await flow.status("r")
+    assert (run.status, run.reason, ran) == ("cancelled", "why", [])

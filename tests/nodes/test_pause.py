@@ -144,6 +144,47 @@ async def test_a_pause_around_the_park_commit_is_not_lost(
     assert await flow.answer((await waits_of(flow))["x"], 1, run=True) == {"x": 1, "said": ["end"]}
 
 
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_run_in_its_last_node_finishes_instead_of_pausing(storage: Storage, nested: bool) -> None:
+    gate, ran = Gate(), list[str]()
+    last = linear(Say(ran, "a"), gate, name="f", storage=storage)
+    flow = NodeFlow(start=last, storage=storage) if nested else last
+    running = await begun(flow, gate)
+    pausing = asyncio.create_task(flow.pause("r"))
+    await until(lambda: has_mail(storage))
+    # The runner reads the mail before its node ends.
+    await asyncio.sleep(0.05)
+    gate.opened.set()
+    assert await asyncio.wait_for(running, 20) == {"said": ["a"]}
+    with pytest.raises(RunFinished):
+        await pausing
+
+
+async def test_a_retried_run_does_not_obey_a_pause_that_came_too_late(queues: Storage) -> None:
+    gate, broken = Gate(), True
+
+    class Fragile(Node):
+        async def exec(self, prep_res: Any) -> None:
+            gate.entered.set()
+            await gate.opened.wait()
+            if broken:
+                raise Boom
+
+    flow = linear(Fragile, Say([], "a"), storage=queues, keep=True)
+    running = await begun(flow, gate)
+    pausing = asyncio.create_task(flow.pause("r"))
+    await until(lambda: has_mail(queues))
+    gate.opened.set()
+    with pytest.raises(Boom):
+        await running
+    with pytest.raises(UsageError, match="run 'r' is failed"):
+        await pausing
+    broken = False
+    assert await flow.retry("r") == 1
+    async with worker([flow]):
+        assert await finished(flow, "r") == {"said": ["a"]}
+
+
 async def test_runs_that_have_ended_or_failed_cannot_be_paused(storage: Storage) -> None:
     flow = linear(Say([], "a", fails=[Boom()]), Wait("x"), storage=storage)
     with pytest.raises(UnknownRun):
@@ -204,6 +245,9 @@ async def test_failed_runs_are_retried_by_a_worker_where_they_stopped(queues: St
     assert await queues.queues(RUNS, limit=10) == []
     with pytest.raises(InvalidOption, match="choose 'failed' or 'stuck'"):
         await flow.retry(status="parked")  # type: ignore[arg-type]
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(InvalidOption, match="limit"):
+            await flow.retry(limit=wrong)  # type: ignore[arg-type]
 
 
 async def test_retried_runs_of_a_partition_run_one_after_the_other(queues: Storage) -> None:

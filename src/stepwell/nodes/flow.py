@@ -388,7 +388,7 @@ class NodeFlow(NodeGraph):
 
         Its status is ``paused``. No worker continues it; :meth:`resume` does. A pending ``run`` raises
         :class:`RunPaused`. A run that is queued, waits or sleeps is paused at once; its timeouts fire when it is
-        resumed. A paused run does not keep its partition.
+        resumed. A paused run does not keep its partition. Raises ``RunFinished`` if the run finished first.
         """
         async with runs.storage_for(self, storage) as found:
             await control.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
@@ -405,7 +405,7 @@ class NodeFlow(NodeGraph):
 
         A worker continues each of them at the node that it stopped at.
 
-        :param flow_ids: the runs; by default all of ``status``.
+        :param flow_ids: the ids of the runs, or one id; by default all runs of ``status``.
         :param status: ``"failed"`` or ``"stuck"``.
         :param limit: the most runs to retry.
         """

@@ -14,6 +14,7 @@ from stepwell.errors import (
     InvalidOption,
     RunCancelled,
     RunFinished,
+    StepwellError,
     UnknownRun,
     Unstorable,
     UsageError,
@@ -152,10 +153,16 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
     table = table_of(slot.place, slot.address) if slot.found else None
     if table is None:
         raise RunFinished(flow_id)
-    if _can_pause(table, flow_id):
-        _, mail_of_run = await slot.parts_of_others(f"{MAIL}pause:")
-        await held.pause(slot, mail_of_run)
-        await _hand_over(slot, flow_id, table, ended=False)
+    _, pauses = await slot.parts_of_others(f"{MAIL}pause:")
+    try:
+        if not _can_pause(table, flow_id):
+            return
+    except StepwellError:
+        # The run has ended or failed meanwhile. If it is retried, it must not pause.
+        await slot.commit(dropped_parts=tuple(pauses))
+        raise
+    await held.pause(slot, pauses)
+    await _hand_over(slot, flow_id, table, ended=False)
 
 
 async def retry(
@@ -164,6 +171,10 @@ async def retry(
     """Put failed or stuck runs into their queue again, and return how many."""
     if status not in get_args(Retried):
         raise InvalidOption(f"status={status!r}: choose 'failed' or 'stuck'")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidOption(f"limit={limit!r}: give a whole number, or None")
+    if isinstance(flow_ids, str):
+        flow_ids = [flow_ids]
     retried = 0
     if flow_ids is not None:
         for flow_id in flow_ids:

@@ -110,7 +110,7 @@ class Journal:
         self.pausing: bool = False
         #: How often the runner has died since the last node completed.
         self.recoveries: int = 0
-        #: Called when mail cancels the run.
+        #: Called when mail cancels the run; given while nodes run.
         self.on_cancel: Callable[[], None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._unread = False
@@ -197,7 +197,7 @@ class Journal:
             if self._saved >= mine:
                 # The save of another branch has written this change too.
                 return
-        if self.cancel is not None:
+        if self.cancel is not None and self.on_cancel is not None:
             # The node has suppressed the cancellation, or does not await anything.
             raise asyncio.CancelledError
         if self.broken is not None:
@@ -224,7 +224,7 @@ class Journal:
         else:
             # Another writer has merged fields or sent mail.
             await self.look_for_mail()
-            if self.cancel is not None:
+            if self.cancel is not None and self.on_cancel is not None:
                 raise asyncio.CancelledError
 
     async def save_whole(self, node: str) -> None:

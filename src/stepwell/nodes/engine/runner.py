@@ -180,7 +180,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 commit = branch.complete(graph, stage, visits[index], following)
                 if commit is not None:
                     await commit
-                    if branch.journal.pausing:
+                    # After the last node there is nothing left to pause.
+                    if branch.journal.pausing and following is not None:
                         if emit is not None:
                             emit("node.finished", cursor, began=began)
                         raise Park

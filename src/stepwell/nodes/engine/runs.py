@@ -389,6 +389,9 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
 async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
     root = journal.program.root
     run.visits = journal.visits.copy()
+    if journal.cancel is not None:
+        # The commit before has found the mail.
+        raise await _cancelled(journal)
     try:
         async with _Cancellable(journal):
             result = await run_root(root, run, journal.shared, params, journal)
