@@ -138,6 +138,8 @@ class _Children:
             await self._branch.save(self._path)
             conclude(self._node.on_error, self._errors, f"of {len(self._items)} children of {self._path!r}")
         if self._running:
+            if self._journal.recoveries:
+                self._journal.recover()
             raise Park
         return [self._done[index] for index in range(len(self._items))]
 

@@ -99,6 +99,8 @@ class Branch:
             await journal.restore_shared()
         journal.positions[self.name] = stage.path
         journal.open[stage.path] = wait
+        if journal.recoveries:
+            journal.recover()
 
     def end(self, stage: Stage, action: Any) -> None:
         """Record that the nodes inside a flow have completed; its ``post`` has not run yet."""

@@ -351,7 +351,7 @@ class Journal:
         self.rechecks[path] = [since, now + min(max(first, (now - since) / 2), longest)]
 
     def recover(self) -> None:
-        """Begin to count deaths anew, because a node has completed."""
+        """Begin to count deaths anew, because a node has completed or parks."""
         self.recoveries = 0
         suspects.leave(self)
 

@@ -1,0 +1,90 @@
+"""Runs with children that wait, and with children of children, while their workers are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from stepwell import Storage
+from stepwell.errors import RunFinished
+from stepwell.nodes import NodeFlow
+from stepwell.nodes.engine import children, runs
+from stepwell.record import RUNS
+from tests.backends import Backend
+from tests.reliability.child_roles import families, undisturbed
+from tests.reliability.dose import LARGE, dose, seeded
+from tests.reliability.run_roles import LEASE
+from tests.reliability.workers import Worker, Workers
+
+
+@pytest.fixture
+def url(shared_backend: Backend) -> str:
+    if not shared_backend.durable:
+        pytest.skip("this backend does not survive a kill")
+    if not LARGE and shared_backend.name != "sqlite":
+        pytest.skip("other backends with the large dose only")
+    return shared_backend.place()
+
+
+@pytest.fixture
+async def storage(shared_backend: Backend, url: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    monkeypatch.setattr(runs, "LEASE", LEASE)
+    storage = shared_backend.storage(url, sweep_every=None)
+    await storage.open()
+    return storage
+
+
+async def answer_children(asking: NodeFlow, answered: dict[str, str]) -> None:
+    """Answer each child that waits, until this is cancelled."""
+    while True:
+        async for run in asking.runs("parked"):
+            if run.waits and run.flow_id not in answered:
+                answered[run.flow_id] = run.waits[0].id
+                with suppress(RunFinished):
+                    await asking.answer(run.waits[0].id, "go")
+        await asyncio.sleep(0.05)
+
+
+async def test_every_parent_ends_as_an_undisturbed_one_while_workers_are_killed(
+    storage: Storage, url: str, workers: Workers
+) -> None:
+    choose = seeded()
+    top, _, asking, _ = families(storage)
+    count = dose("FAMILIES", 3, 200)
+    handles = [await top.submit({"n": number}, flow_id=f"r{number}") for number in range(count)]
+    running: list[Worker] = [workers.start("child_worker", url, probability=0.1) for _ in range(2)]
+    ended = asyncio.Event()
+    deaths = 0
+
+    async def kill(kills: int) -> None:
+        """Kill workers, and replace those that have died of themselves too."""
+        nonlocal deaths
+        next_kill = choose.uniform(0.1, 0.5)
+        while not ended.is_set():
+            await asyncio.sleep(0.05)
+            next_kill -= 0.05
+            if next_kill <= 0 and kills:
+                kills, next_kill = kills - 1, choose.uniform(0.1, 0.5)
+                with suppress(ProcessLookupError):
+                    await running[choose.randrange(2)].kill()
+            for at, process in enumerate(running):
+                if not process.alive():
+                    deaths += 1
+                    running[at] = workers.start("child_worker", url, probability=0.1)
+
+    answered: dict[str, str] = {}
+    async with asyncio.timeout(60 if not LARGE else 3600), asyncio.TaskGroup() as group:
+        answering = group.create_task(answer_children(asking, answered))
+        group.create_task(kill(dose("KILLS", 3, 200)))
+        for number, handle in enumerate(handles):
+            assert await handle.result() == undisturbed(number)
+        ended.set()
+        answering.cancel()
+    print(f"{deaths} deaths")
+    assert len(answered) == 2 * count
+    for handle in handles:
+        # Two at each side, and those of the map: none was started twice.
+        found = [entry.key async for entry in storage.scan(RUNS, tag=children.tag_of(handle.id))]
+        assert len(found) == 8
