@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from examples import both_halves, durable_batch, human_in_the_loop
+from examples import both_halves, child_runs, durable_batch, human_in_the_loop
 from stepwell import MemoryStorage, SQLiteStorage
 from stepwell.nodes.engine import runs
 from stepwell.testing import Chat
@@ -67,6 +67,23 @@ async def test_a_letter_without_approval_is_dropped(backend: Backend, clock: Any
         await flow.run({"subject": "x"}, storage=storage, flow_id="letter")
     clock.advance(7 * 86_400)
     assert (await flow.resume("letter", storage=storage))["outcome"] == "dropped"
+
+
+async def test_a_trip_waits_for_the_bookings_that_it_has_started(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return "no" if "Stockholm" in question else "yes"
+
+    async with asyncio.timeout(30):
+        final = await child_runs.main(SQLiteStorage(tmp_path / "trips.db"), ask)
+    assert final["booked"] == {"Bath": 80, "Lisbon": 120, "Oslo": 80}
+    assert final["total"] == 280
+    assert sorted(asked) == [
+        "The hotel in Lisbon costs 120. Book it?",
+        "The hotel in Stockholm costs 180. Book it?",
+    ]
 
 
 async def test_a_conversation_and_a_flow_together(tmp_path: Path) -> None:
