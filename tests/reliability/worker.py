@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stepwell import open_storage
-from tests.reliability import child_roles, control_roles, queue_roles, roles, run_roles
+from tests.reliability import child_roles, control_roles, queue_roles, roles, run_roles, storm_roles
 
 
 def serve() -> None:
@@ -45,7 +45,7 @@ def work(role: str, url: str, log: str, options: dict[str, Any]) -> None:
         os.write(out, json.dumps(line).encode() + b"\n")
 
     async def main() -> None:
-        modules = (roles, run_roles, queue_roles, control_roles, child_roles)
+        modules = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles)
         found = [getattr(module, role) for module in modules if hasattr(module, role)]
         act: Callable[..., Awaitable[None]] = found[0]
         async with open_storage(url) as storage:
