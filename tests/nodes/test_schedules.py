@@ -18,6 +18,7 @@ from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worke
 from stepwell.nodes.engine import schedules as engine
 from stepwell.nodes.engine.ticks import Missed, Timing, tick_id
 from stepwell.record import SCHEDULES
+from stepwell.storage.operations import Claim
 from stepwell.testing import Clock
 from tests.backends import Backend
 
@@ -295,3 +296,11 @@ def test_bad_schedules_are_refused() -> None:
         worker([flow], storage=MemoryStorage(), schedules=[every(60, flow), every(30, flow)])
     with pytest.raises(InvalidOption, match="not one of this worker's"):
         worker([flow], storage=MemoryStorage(), schedules=[every(60, other)])
+
+
+async def test_a_worker_starts_while_another_process_holds_its_schedule(storage: Storage) -> None:
+    flow = flow_of(Note())
+    await Schedules(storage).add(every(60, flow))
+    await storage.perform(Claim(storage.address(SCHEDULES, "nightly"), storage.ids(), 3600.0))
+    async with asyncio.timeout(5), ticking(storage, flow, schedules=[every(60, flow)]):
+        pass

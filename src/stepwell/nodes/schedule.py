@@ -10,7 +10,6 @@ from stepwell.nodes.engine import schedules
 from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.ticks import Missed, Timing
 from stepwell.record import SCHEDULES
-from stepwell.slot import Slot
 from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from stepwell.storage import Storage
 
 __all__ = ["Schedule", "Schedules", "cron", "every"]
-
-#: Seconds to wait for a worker that holds a schedule.
-_WAIT = 10.0
 
 
 class Schedule:
@@ -155,14 +151,14 @@ class Schedules:
 
     async def remove(self, name: str) -> None:
         """Remove a schedule. A worker that has it in its code adds it again when it starts; pause it instead."""
-        async with Slot(self.storage, SCHEDULES, name, wait=_WAIT) as slot:
+        async with schedules.hold(self.storage, name) as slot:
             if not slot.found:
                 raise UnknownSchedule(name)
             slot.delete()
             await slot.commit()
 
     async def _change(self, name: str, **changes: Any) -> None:
-        async with Slot(self.storage, SCHEDULES, name, wait=_WAIT) as slot:
+        async with schedules.hold(self.storage, name) as slot:
             if not slot.found:
                 raise UnknownSchedule(name)
             await schedules.change(slot, changes)

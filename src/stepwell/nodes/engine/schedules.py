@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.storage import Storage
 
-__all__ = ["ScheduleStatus", "Ticker", "change", "declare", "describe", "status_of"]
+__all__ = ["ScheduleStatus", "Ticker", "change", "declare", "describe", "hold", "status_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -38,6 +38,10 @@ EVERY = 0.5
 PAGE, MOST_RUNS = 100, 1000
 #: The first and the longest pause, in seconds, before a schedule that failed is tried again.
 PAUSES = (1.0, 300.0)
+#: The lease of a schedule in seconds. If a worker dies while it submits a tick, the tick is late by this time.
+LEASE = 3.0
+#: Seconds to wait for a worker that holds a schedule; longer than the lease of one that has died.
+WAIT = 10.0
 
 
 class _Fields(TypedDict):
@@ -101,6 +105,11 @@ def status_of(name: str, data: Mapping[Any, Any]) -> ScheduleStatus:
     )
 
 
+def hold(storage: Storage, name: str, *, wait: float = WAIT) -> Slot:
+    """Return the slot of a schedule, which one process changes at a time."""
+    return Slot(storage, SCHEDULES, name, wait=wait, lease=LEASE)
+
+
 async def declare(
     storage: Storage,
     name: str,
@@ -113,9 +122,13 @@ async def declare(
 ) -> None:
     """Write a schedule, unless the storage has it from the same code. A changed or paused one then stays so."""
     declared = [*timing, missed, shared, flow]
-    async with Slot(storage, SCHEDULES, name, wait=60.0) as slot:
+    stored = None if replace else await storage.get_data(SCHEDULES, name)
+    if _is_declared(stored, declared):
+        # Usual, and it does not wait for a worker that submits a tick.
+        return
+    async with hold(storage, name) as slot:
         known = slot.data if slot.found and conform(slot.data, _Fields)[1] is None else None
-        if known is not None and known["declared"] == declared and not replace:
+        if _is_declared(known, declared) and not replace:
             return
         data = {
             "flow": flow,
@@ -132,6 +145,10 @@ async def declare(
             data["last"] = known["last"]
         slot.data = data
         await _write(slot)
+
+
+def _is_declared(data: Mapping[Any, Any] | None, declared: list[Any]) -> bool:
+    return data is not None and conform(dict(data), _Fields)[1] is None and data["declared"] == declared
 
 
 async def change(slot: Slot, changes: Mapping[str, Any]) -> None:
@@ -198,7 +215,7 @@ class Ticker:
     async def _tick(self, flow: BaseFlow, address: Address) -> None:
         try:
             # Another worker that holds it submits this tick.
-            async with Slot(self._storage, SCHEDULES, decode_key(address.key), wait=0.0) as slot:
+            async with hold(self._storage, decode_key(address.key), wait=0.0) as slot:
                 if slot.found and slot.deadline is not None and slot.deadline <= slot.now:
                     await self._submit(flow, decode_key(address.key), slot)
         except Busy:
