@@ -24,7 +24,8 @@ from stepwell.errors import (
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, worker
 from stepwell.nodes.engine.rates import Rate
-from stepwell.record import PARTITIONS, RUNS
+from stepwell.record import PARTITIONS, RUNS, Change, Queue
+from stepwell.storage.operations import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
@@ -192,6 +193,55 @@ async def test_a_queued_run_can_be_resumed_here_and_is_not_run_twice(storage: St
         after = await flow.submit({"name": "b"})
         await after.result(timeout=60)
     assert seen.started == ["a", "b"]
+
+
+async def test_a_run_that_starts_while_its_id_is_submitted_leaves_the_queue(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, seen = logged(storage)
+    perform = storage.perform
+    submitted: list[RunHandle] = []
+
+    async def late(operation: Any) -> Any:
+        if isinstance(operation, Apply) and not submitted:
+            submitted.append(await submit_first())
+        return await perform(operation)
+
+    async def submit_first() -> RunHandle:
+        monkeypatch.setattr(storage, "perform", perform)
+        return await flow.submit({"name": "submitted"}, flow_id="r")
+
+    monkeypatch.setattr(storage, "perform", late)
+    await flow.run({"name": "run"}, flow_id="r", keep=True)
+    assert await submitted[0].result(timeout=60) == {"name": "run", "done": "run"}
+    assert await storage.queued(RUNS, "logged", limit=10) == []
+    assert seen.started == ["run"]
+
+
+async def test_a_worker_removes_a_run_that_has_ended_from_its_queue(storage: Storage) -> None:
+    flow, seen = logged(storage)
+    await flow.run({"name": "a"}, flow_id="r", keep=True)
+    address = storage.address(RUNS, "r")
+    await storage.perform(Apply(address, Change(write=storage.ids(), queue=Queue("logged"))))
+    async with worker([flow]), asyncio.timeout(60):
+        while await storage.queued(RUNS, "logged", limit=10):
+            await asyncio.sleep(0.01)
+    assert seen.started == ["a"]
+
+
+async def test_the_check_of_partitions_detects_runs_side_by_side(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def bug(*args: Any) -> None:
+        """Give every run its partition at once."""
+
+    monkeypatch.setattr("stepwell.nodes.engine.partitions.acquire", bug)
+    both = asyncio.Barrier(2)
+    flow, seen = logged(storage, lambda name: both.wait())
+    handles = [await flow.submit({"name": f"p/{number}"}, partition="p") for number in range(2)]
+    await asyncio.gather(*(flow.resume(handle.id) for handle in handles))
+    with pytest.raises(AssertionError, match=r"started (beside|instead)"):
+        check_partitions(seen.log)
 
 
 def test_submit_without_a_loop(tmp_path: Any) -> None:

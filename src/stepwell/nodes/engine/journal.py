@@ -152,7 +152,7 @@ class Journal:
             self.parts[""][PARAMS] = params
         elif params:
             self.put("", "params", "", dict(params))
-        await self.save("", memo=KEEP if self.slot.memo is None else None, queue=None if queued else KEEP)
+        await self.save("", memo=KEEP if self.slot.memo is None else None, queue=None)
 
     def _fill(self) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""

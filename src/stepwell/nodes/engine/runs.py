@@ -211,12 +211,12 @@ async def _continue(
     if asked is not None and asked.run != table.get("run", ""):
         raise RunFinished(flow_id, wait_id)
     if by_worker and table["status"] not in _TAKEN_BY_WORKERS:
-        if slot.deadline is not None:
+        if slot.deadline is not None or slot.queue is not None:
             if table["status"] in ENDED and "parent" in table:
                 # Its runner was killed before it could report the end.
                 await children.report(slot.storage, flow_id, table["parent"])
             # Otherwise mail that was written just after the run ended or stopped has set the deadline.
-            await slot.commit(deadline=None, force=True)
+            await slot.commit(deadline=None, queue=None, force=True)
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         raise RunCancelled(flow_id, table.get("cancelled") or None)
