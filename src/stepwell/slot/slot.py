@@ -23,6 +23,8 @@ from stepwell.errors import (
     LeaseLost,
     RecordReplaced,
     StorageClosed,
+    StorageFull,
+    StorageUnavailable,
     StoredDataError,
     TooLarge,
     UsageError,
@@ -505,6 +507,9 @@ class Slot:
             if self._holding:
                 self._holding = False
                 await self.storage.perform(Release(self.address, self._token))
+        except (StorageUnavailable, StorageFull) as error:
+            # Not a warning: an outage would bring one for each conversation, and the lane sends the release again.
+            logger.info("the claim on %s is released after the outage (%s)", self.address.text, error)
         except Exception as error:  # noqa: BLE001 the caller's work has succeeded or has its own error
             logger.warning(
                 "the claim on %s could not be released (%s); it ends with its lease", self.address.text, error
