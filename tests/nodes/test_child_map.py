@@ -11,6 +11,7 @@ from stepwell import Storage
 from stepwell.errors import InvalidOption, KeptError, RunFailed, TooLarge, UsageError, WorkCancelled
 from stepwell.nodes import ChildMap, Event, Failed, Node, NodeFlow, RunHandle, Wait, linear, parallel, worker
 from stepwell.nodes.engine import children
+from stepwell.nodes.engine.journal import Journal
 from stepwell.record import RUNS
 from tests.backends import Backend
 from tests.nodes.test_children import Double, doubling, has, status_of
@@ -227,3 +228,26 @@ async def test_a_map_that_ends_while_it_starts_children_starts_none_twice(
         await flow.retry()
         assert (await RunHandle("r", flow).result(20))["doubled"] == [0, 2, 4, 6]
     assert len(await ids_of(storage)) == 4
+
+
+async def test_children_that_ended_after_their_starter_was_killed_are_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored position does not name them yet, so their mail wakes nothing."""
+    child = doubling(storage)
+    flow = linear(Map(child, concurrency=2), name="mapping", storage=storage, keep=True)
+    with monkeypatch.context() as patch:
+
+        async def killed(self: Journal) -> None:
+            raise asyncio.CancelledError
+
+        patch.setattr(Journal, "park", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await flow.run({"n": 4}, flow_id="r")
+    for each in await ids_of(storage):
+        await child.resume(each)
+    await parked(flow.resume("r"))
+    assert (await flow.status("r")).progress["Map"] == (2, 4)
+    for each in (await ids_of(storage))[2:]:
+        await child.resume(each)
+    assert (await flow.resume("r"))["doubled"] == [0, 2, 4, 6]

@@ -127,8 +127,9 @@ class _Children:
         before = len(self._done)
         running, self._running = self._running, []
         await self._collect(running)
-        if not self._errors:
-            await self._start()
+        while not self._errors and (started := await self._start()):
+            # After a kill, children of an earlier attempt may have ended, and their mail has been dropped.
+            await self._collect(started)
         if not self._running and self._failed:
             # A child that had failed may have been retried meanwhile.
             failed, self._failed = self._failed, []
@@ -171,13 +172,13 @@ class _Children:
         except (RunFailed, RunStuck, RunCancelled, UnknownRun) as error:
             return error
 
-    async def _start(self) -> None:
-        """Start as many children as ``concurrency`` allows."""
+    async def _start(self) -> list[int]:
+        """Start as many children as ``concurrency`` allows, and return their items."""
         begun = len(self._done) + len(self._running) + len(self._failed)
         free = self._node.concurrency - len(self._running)
-        following = range(begun, min(len(self._items), begun + max(free, 0)))
+        following = list(range(begun, min(len(self._items), begun + max(free, 0))))
         await asyncio.gather(*map(self._submit, following))
-        self._running.extend(following)
+        return following
 
     async def _submit(self, index: int) -> None:
         flow = self._node.flow
