@@ -413,7 +413,40 @@ async def test_a_child_needs_a_durable_run_and_its_own_step(storage: Storage) ->
         await kept[0].child(child, id="x")
 
 
-async def test_items_of_a_batch_and_other_nodes_refuse_to_wait_for_a_child(storage: Storage) -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_items_of_a_batch_wait_for_their_children(storage: Storage, concurrency: int) -> None:
+    child = doubling(storage, Wait("go"))
+
+    class Items(BatchNode):
+        def prep(self, shared: dict[str, Any]) -> list[int]:
+            return [1, 2, 3, 4]
+
+        async def exec(self, item: int) -> Any:
+            if item == 2:
+                return "none"
+            return (await (await step().child(child, {"n": item}, id="x")).result())["doubled"]
+
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["all"] = exec_res
+
+    flow = linear(Items(concurrency=concurrency, name="items"), name="batch", storage=storage, keep=True)
+    async with worker([flow, child]), asyncio.timeout(30):
+        handle = await flow.submit(flow_id="r")
+        answered: set[str] = set()
+        while (await handle.status()).status != "finished":
+            async for run in child.runs("parked"):
+                if run.flow_id not in answered:
+                    answered.add(run.flow_id)
+                    await child.answer(run.flow_id, 1)
+            await asyncio.sleep(0.01)
+        assert await handle.result() == {"all": [2, "none", 6, 8]}
+    assert len(answered) == 3
+
+
+async def test_the_end_of_a_child_wakes_the_items_that_wait_at_once(backend: Backend) -> None:
+    # Time does not pass, so only the mail can wake them.
+    storage = backend.storage(clock=Clock())
+    await storage.open()
     child = doubling(storage)
 
     class Items(BatchNode):
@@ -423,7 +456,24 @@ async def test_items_of_a_batch_and_other_nodes_refuse_to_wait_for_a_child(stora
         async def exec(self, item: int) -> Any:
             return await (await step().child(child, {"n": item}, id="x")).result()
 
-    with pytest.raises(UsageError, match=r"an item of batch 'Items' waits for a child run.*ChildMap"):
+    flow = linear(Items, name="batch", storage=storage, keep=True)
+    await parked(flow.run(flow_id="r"))
+    await child.resume(await child_of_failed(flow, "r"))
+    async with worker([flow]):
+        await until(has(flow, "r", "finished"))
+
+
+async def test_waits_for_children_that_cannot_park_are_refused(storage: Storage) -> None:
+    child = doubling(storage)
+
+    class Items(BatchNode):
+        def prep(self, shared: dict[str, Any]) -> list[int]:
+            return [1]
+
+        async def exec(self, item: int) -> Any:
+            return await (await step().child(child, {"n": item}, id="x")).result(60)
+
+    with pytest.raises(UsageError, match="an item of batch 'Items' waits for a child run with a timeout"):
         await linear(Items, storage=storage).run(flow_id="r")
 
     class Question(Wait):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
+    Parked,
     RunFinished,
     StepwellError,
     UnknownRun,
@@ -124,16 +125,21 @@ def id_of_child(place: str, id: str | int) -> str:  # noqa: A002
     return f"{place}/{id}"
 
 
-def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park:
-    """Return the exception that parks a node until a child has ended; raise ``TimeoutError`` if that took too long."""
+def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park | Parked:
+    """Return the exception that parks a node, or an item of a batch, until a child has ended.
+
+    Raises ``TimeoutError`` if that took too long.
+    """
     branch = cursor.branch
     assert branch is not None
     stage = next(stage for stage in cursor.run.program.stages if stage.path == cursor.node)
     if cursor.item is not None:
-        raise UsageError(
-            f"an item of batch {cursor.node!r} waits for a child run, which would occupy it; use ChildMap, or start "
-            "the children in a Node"
-        )
+        if timeout is not None:
+            raise UsageError(
+                f"an item of batch {cursor.node!r} waits for a child run with a timeout, which is not supported; wait "
+                "for it in a Node, or without a timeout"
+            )
+        return Parked("", branch.journal.flow_id, cursor.node, None, None, for_children=True)
     if stage.node._shape != "node":
         raise UsageError(
             f"{cursor.node!r} waits for a child run, and is a {stage.node._shape}; wait in prep, exec or post of a Node"

@@ -120,6 +120,10 @@ def deliver(journal: Journal) -> bool:
             delivered = True
     for name in [name for name in journal.mail if kind_of_mail(name) == "child"]:
         child = journal.use_mail(name)["child"]
+        if journal.rechecks:
+            # An item of a batch may wait for it.
+            journal.rechecks = {path: [since, 0.0] for path, (since, _) in journal.rechecks.items()}
+            delivered = True
         for path, wait in unanswered(journal.open).items():
             if _waits_for(wait, child):
                 # The node reads the record of the child.
