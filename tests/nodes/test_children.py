@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from stepwell import Storage
+from stepwell.codec import decode_key
 from stepwell.errors import Parked, RunCancelled, RunFailed, RunStuck, UsageError
 from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import children, queue
 from stepwell.nodes.engine.journal import Journal
-from stepwell.record import RUNS
-from stepwell.storage import Get
+from stepwell.record import RUNS, Change, Head
+from stepwell.storage import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say
@@ -380,6 +381,27 @@ async def test_a_cancelled_parent_cancels_its_children_and_their_children(storag
         assert (await middle.status(between)).reason == "its parent 'r' was cancelled"
     for entry in [entry async for entry in storage.scan(RUNS, tag=children.tag_of("r"))]:
         assert (await flow.status(entry.key)).status == "cancelled"
+
+
+async def test_a_damaged_child_does_not_keep_its_parent_from_being_cancelled(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = doubling(storage)
+
+    class Start(Ask):
+        async def prep(self, shared: dict[str, Any]) -> Any:  # type: ignore[override]
+            await step().child(child, id="a")
+            await step().child(child, id="b")
+            return shared["n"]
+
+    flow = linear(Start(child), name="asking", storage=storage)
+    await parked(flow.run({"n": 1}, flow_id="r"))
+    first, *others = [entry.address async for entry in storage.scan(RUNS, tag=children.tag_of("r"))]
+    await storage.perform(Apply(first, Change(storage.ids(), head=Head("child", None, "damaged"))))
+    await flow.cancel("r")
+    assert "was not cancelled with its parent" in caplog.text
+    for flow_id in ["r", *(decode_key(address.key) for address in others)]:
+        assert await status_of(child, flow_id) == "cancelled"
 
 
 async def test_a_child_that_is_submitted_after_the_cancel_of_its_parent_does_not_run(storage: Storage) -> None:

@@ -23,6 +23,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, worker
+from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.rates import Rate
 from stepwell.record import PARTITIONS, RUNS, Change, Queue
 from stepwell.storage.operations import Apply
@@ -359,6 +360,22 @@ async def test_a_waiting_run_keeps_its_partition_and_a_failed_one_does_not(stora
                 await asyncio.sleep(0.01)
         await flow.resume(second.id, "yes")
     check_partitions(seen.log)
+
+
+async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "AT_ONCE", 2)
+    flow = linear(Node, name="f", storage=storage)
+    for number in range(5):
+        handle = await flow.submit(partition=number)
+        change = Change(storage.ids(), deadline=None)
+        await storage.perform(Apply(storage.address(RUNS, handle.id), change))
+    assert await storage.due(RUNS) == []
+    repairs = partitions.Repairs(storage)
+    for found in (2, 4, 5, 5):
+        await repairs.check("f", 1)
+        assert len(await storage.due(RUNS)) == found
 
 
 async def test_a_failed_run_lets_the_next_of_its_partition_start(storage: Storage) -> None:

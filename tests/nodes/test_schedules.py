@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import CorruptRecord, InvalidOption, UnknownSchedule
+from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, UnknownSchedule
 from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
 from stepwell.nodes.engine import schedules as engine
 from stepwell.nodes.engine.ticks import Missed, Timing, tick_id
@@ -229,6 +230,32 @@ async def test_schedules_of_other_flows_cost_a_worker_nothing(storage: Storage, 
         clock.advance(5)
         assert await settled(note, 1) == [at(5)]
     assert {each.last async for each in Schedules(storage).list() if each.flow == "other"} == {None}
+
+
+async def test_a_change_keeps_what_it_does_not_name(storage: Storage) -> None:
+    known, flow = Schedules(storage), flow_of(Note())
+    await known.add(cron("0 9 * * *", flow, tz="Europe/Berlin"))
+    await known.change("nightly", cron="0 10 * * *")
+    changed = await known.get("nightly")
+    assert (changed.cron, changed.tz) == ("0 10 * * *", "Europe/Berlin")
+    await known.change("nightly", tz="UTC")
+    changed = await known.get("nightly")
+    assert (changed.cron, changed.tz, changed.next) == ("0 10 * * *", "UTC", datetime(2026, 11, 16, 10, tzinfo=UTC))
+    await known.change("nightly", every=60)
+    for wrong in ({"tz": "Europe/Berlin"}, {"every": 60, "tz": "UTC"}, {"every": 0}, {"cron": "never"}):
+        with pytest.raises(InvalidOption):
+            await known.change("nightly", **wrong)  # type: ignore[arg-type]
+    assert (await known.get("nightly")).every == 60
+
+
+async def test_a_worker_that_cannot_start_closes_the_storage_that_it_opened(tmp_path: Path) -> None:
+    flow = flow_of(Note())
+    starting = worker(
+        [flow], storage=f"sqlite:///{tmp_path}/runs.db", schedules=[every(5, flow, shared={"x": object()})]
+    )
+    with pytest.raises(EncodeError):
+        await starting.__aenter__()
+    assert not starting._storage.is_open
 
 
 async def test_a_damaged_schedule_stops_no_other(storage: Storage, clock: Clock) -> None:

@@ -73,6 +73,7 @@ class CeleryRuns:
         self._storage = runs.storage_of(known[0], storage)
         if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a CeleryRuns for each storage")
+        self._repairs = partitions.Repairs(self._storage)
 
         # Celery accepts functions, and no bound methods.
         def run(flow: str, flow_id: str) -> str:
@@ -159,10 +160,7 @@ class CeleryRuns:
     async def _sweep(self) -> None:
         """Send a task for each run that can be taken now."""
         for flow in self._flows.values():
-            for revision in range(1, flow.revision + 1):
-                prefix = partitions.queue_prefix(flow_index(flow._title(), revision))
-                names = await self._storage.queues(RUNS, prefix=prefix, limit=MOST_SWEPT)
-                await partitions.repair(self._storage, flow._title(), revision, names)
+            await self._repairs.check(flow._title(), flow.revision)
             await self._send_due(flow, MOST_SWEPT, queued=True)
 
     async def _send_due(self, flow: NodeFlow, limit: int, *, queued: bool) -> None:

@@ -127,21 +127,18 @@ class Schedules:
         *,
         every: float | None = None,
         cron: str | None = None,
-        tz: str = "UTC",
+        tz: str | None = None,
         missed: Missed | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
-        """Change the times, the policy for missed ticks, or the shared state of later runs.
+        """Change the times, the policy for missed ticks, or the shared state of later runs; keep the rest.
 
         The change stays until the schedule in the code of the workers is changed, too.
         """
-        changes: dict[str, Any] = {}
-        if every is not None and cron is not None:
-            raise InvalidOption("change() takes every=... or cron=..., not both")
-        if every is not None or cron is not None:
-            timing = Timing(every, cron, tz)
-            timing.check()
-            changes["timing"] = timing
+        if every is not None and (cron is not None or tz is not None):
+            raise InvalidOption("change() takes every=..., or cron=... and tz=..., not both")
+        given = {"every": every, "cron": cron, "tz": tz}
+        changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         if missed is not None:
             _check_missed(missed)
             changes["missed"] = missed

@@ -24,7 +24,6 @@ from stepwell.errors import (
 from stepwell.nodes.dispatcher import Dispatcher, Source
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.execution import check_concurrency
-from stepwell.nodes.engine.run_format import flow_index
 from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
@@ -45,8 +44,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 #: The first and the longest pause, in seconds, before a run is retried that this worker cannot run, because it has the
 #: flow with another graph.
 FOREIGN_PAUSES = (8.0, 300.0)
-#: Seconds between two checks of the partitions, and the most partitions of one check.
-REPAIR_EVERY, MOST_REPAIRED = 5.0, 200
+#: Seconds between two checks of the partitions.
+REPAIR_EVERY = 5.0
 
 
 class RunWorker:
@@ -93,16 +92,20 @@ class RunWorker:
         self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
         self._ticker = Ticker(self._storage, self._flows)
         self._repairing: asyncio.Task[None] | None = None
-        #: The last partition that was checked, by the prefix of its queue.
-        self._repaired: dict[str, str] = {}
+        self._repairs = partitions.Repairs(self._storage)
 
     async def __aenter__(self) -> Self:
         await self._storage.open()
-        # Raises here if the storage does not support deadlines or queues.
-        await self._storage.due(RUNS, limit=1)
-        await self._storage.queued(RUNS, "-", limit=1)
-        for schedule in self._schedules:
-            await schedule.declare(self._storage)
+        try:
+            # Raises here if the storage does not support deadlines or queues.
+            await self._storage.due(RUNS, limit=1)
+            await self._storage.queued(RUNS, "-", limit=1)
+            for schedule in self._schedules:
+                await schedule.declare(self._storage)
+        except BaseException:
+            if self._closes:
+                await self._storage.close()
+            raise
         self._ticker.start()
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
@@ -166,12 +169,7 @@ class RunWorker:
     async def _repair(self) -> None:
         """Start the next run of partitions that a killed process has left without one."""
         for flow in self._flows.values():
-            for revision in range(1, flow.revision + 1):
-                prefix = partitions.queue_prefix(flow_index(flow._title(), revision))
-                after = self._repaired.get(prefix, "")
-                names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=MOST_REPAIRED)
-                self._repaired[prefix] = names[-1] if len(names) == MOST_REPAIRED else ""
-                await partitions.repair(self._storage, flow._title(), revision, names)
+            await self._repairs.check(flow._title(), flow.revision)
 
     async def _rest(self, pause: float) -> None:
         await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))

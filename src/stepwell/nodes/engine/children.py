@@ -19,6 +19,7 @@ from stepwell.errors import (
     Parked,
     RunFinished,
     StepwellError,
+    StoredDataError,
     UnknownRun,
     UsageError,
     VersionChanged,
@@ -205,14 +206,17 @@ async def is_cancelled(storage: Storage, flow_id: str) -> bool:
 async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
     """Cancel the children of a run that this task holds, then commit that the run was cancelled, and release it.
 
-    If this process is killed in between, the mail that cancels the run is still there.
+    If this process is killed in between, the mail that cancels the run is still there. A damaged child is only logged.
     """
     storage = slot.storage
     async for entry in storage.scan(RUNS, tag=tag_of(flow_id)):
-        table = table_of(entry.place, entry.address)
-        if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
-            with suppress(UnknownRun, RunFinished):
-                await _cancel_child(storage, entry.key, f"its parent {flow_id!r} was cancelled")
+        try:
+            table = table_of(entry.place, entry.address)
+            if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
+                with suppress(UnknownRun, RunFinished):
+                    await _cancel_child(storage, entry.key, f"its parent {flow_id!r} was cancelled")
+        except StoredDataError as error:
+            logger.warning("child run %r was not cancelled with its parent: %s", entry.key, error)
     await held.cancel(slot, reason)
 
 

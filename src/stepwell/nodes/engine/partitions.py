@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepwell.slot import Slot
     from stepwell.storage import Storage
 
-__all__ = ["acquire", "activate_if_first", "encode", "hand_over", "queue_name", "repair"]
+__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "hand_over", "queue_name"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 HOLDING = frozenset({"running", "parked", "sleeping"})
 #: How often a write is tried again after another writer was faster.
 ATTEMPTS = 10
+#: The most partitions of a flow that are checked at once.
+AT_ONCE = 200
 
 
 def encode(partition: str | int) -> str:
@@ -117,28 +119,38 @@ async def activate_if_first(storage: Storage, name: str, address: Address) -> No
         await _activate(storage, address)
 
 
-async def repair(storage: Storage, flow: str, revision: int, names: list[str]) -> int:
-    """Start the next run of each of these queues if nothing else will; return how many were started."""
-    prefix = len(queue_prefix(flow_index(flow, revision)))
-    repaired = await asyncio.gather(
-        *(_repair(storage, flow, revision, name, name[prefix:]) for name in names), return_exceptions=True
-    )
-    for problem in repaired:
-        if isinstance(problem, BaseException):
-            raise problem
-    return sum(map(bool, repaired))
+class Repairs:
+    """Finds partitions whose next run nothing else will start, and starts it: up to ``AT_ONCE`` of a flow at a time."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        #: The last queue that was checked, by the prefix of its name.
+        self._last: dict[str, str] = {}
+
+    async def check(self, flow: str, revision: int) -> None:
+        """Check the next partitions of a flow, in all its revisions."""
+        for each in range(1, revision + 1):
+            prefix = queue_prefix(flow_index(flow, each))
+            after = self._last.get(prefix, "")
+            names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=AT_ONCE)
+            self._last[prefix] = names[-1] if len(names) == AT_ONCE else ""
+            repairs = (_repair(self._storage, flow, name, name.removeprefix(prefix)) for name in names)
+            for problem in await asyncio.gather(*repairs, return_exceptions=True):
+                if isinstance(problem, BaseException):
+                    raise problem
 
 
-async def _repair(storage: Storage, flow: str, revision: int, name: str, partition: str) -> bool:
+async def _repair(storage: Storage, flow: str, name: str, partition: str) -> None:
     first = next(iter(await storage.queued(RUNS, name, limit=1)), None)
     stored: Stored | None = None if first is None else await storage.perform(Get(first))
     if first is None or stored is None or stored.deadline is not None:
-        return False
+        return
     lock = storage.address(PARTITIONS, (flow, partition))
     locked: Stored | None = await storage.perform(Get(lock))
     holder = None if locked is None else storage.seal(lock).data(locked.fields).get("run")
     before = None if holder is None else await _holder(storage, holder, partition)
-    return before in (None, first) and await _activate(storage, first)
+    if before in (None, first):
+        await _activate(storage, first)
 
 
 async def _first(storage: Storage, flow: str, revision: int, partition: str) -> tuple[Address, str] | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from stepwell.codec import decode_key
 from stepwell.codec.values import conform
-from stepwell.errors import Busy, CorruptRecord, StepwellError, StorageError
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, StorageError
 from stepwell.nodes.engine.queue import KEPT, submit
 from stepwell.nodes.engine.ticks import GRACE, Missed, Timing, tick_id
 from stepwell.record import SCHEDULES, Address, Place
@@ -154,14 +154,24 @@ def _is_declared(data: Mapping[Any, Any] | None, declared: list[Any]) -> bool:
 async def change(slot: Slot, changes: Mapping[str, Any]) -> None:
     """Change fields of a held schedule, and find its next tick again if that depends on them."""
     data = slot.data
-    _check(decode_key(slot.address.key), data)
-    timing = changes.get("timing") or _timing(data)
+    name = decode_key(slot.address.key)
+    _check(name, data)
+    timing = before = _timing(data)
+    if "every" in changes:
+        timing = Timing(changes["every"], None)
+    elif "cron" in changes or "tz" in changes:
+        timing = Timing(None, changes.get("cron", before.cron), changes.get("tz", before.tz))
+        if timing.cron is None:
+            raise InvalidOption(f"the schedule {name!r} has no cron expression; give cron=... with tz=...")
     resumed = data["paused"] and changes.get("paused") is False
+    retimed = timing != before
+    if retimed:
+        timing.check()
     slot.data = {
         **data,
-        **{name: value for name, value in changes.items() if name != "timing"},
+        **changes,
         **timing._asdict(),
-        "next": timing.after(slot.now) if "timing" in changes or resumed else data["next"],
+        "next": timing.after(slot.now) if retimed or resumed else data["next"],
     }
     await _write(slot)
 
