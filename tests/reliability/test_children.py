@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import Storage
 from stepwell.errors import RunFinished
-from stepwell.nodes import NodeFlow
+from stepwell.nodes import NodeFlow, RunHandle
 from stepwell.nodes.engine import children, runs
 from stepwell.record import RUNS
 from tests.backends import Backend
@@ -88,3 +88,35 @@ async def test_every_parent_ends_as_an_undisturbed_one_while_workers_are_killed(
         # Two at each side, and those of the map: none was started twice.
         found = [entry.key async for entry in storage.scan(RUNS, tag=children.tag_of(handle.id))]
         assert len(found) == 8
+
+
+async def test_a_cancel_reaches_all_children_while_workers_are_killed(
+    storage: Storage, url: str, workers: Workers
+) -> None:
+    choose = seeded()
+    top, *others = families(storage)
+    count = dose("CANCELLED", 4, 200)
+    handles = [await top.submit({"n": number}, flow_id=f"r{number}") for number in range(count)]
+    running = [workers.start("child_worker", url) for _ in range(2)]
+
+    async def cancel(handle: RunHandle) -> None:
+        await asyncio.sleep(choose.uniform(0, 1))
+        await handle.cancel("enough")
+
+    async def open_runs() -> list[tuple[str, str]]:
+        return [(run.flow_id, run.status) for flow in (top, *others) async for run in flow.runs()]
+
+    async with asyncio.timeout(60 if not LARGE else 3600):
+        async with asyncio.TaskGroup() as group:
+            for handle in handles:
+                group.create_task(cancel(handle))
+            for _ in range(dose("KILLS", 2, 50)):
+                await asyncio.sleep(choose.uniform(0.1, 0.5))
+                at = choose.randrange(2)
+                await running[at].kill()
+                running[at] = workers.start("child_worker", url)
+        for handle in handles:
+            assert (await handle.status()).status == "cancelled"
+        # Children that were busy end with the next renewal, or when a worker takes them up.
+        while await open_runs():
+            await asyncio.sleep(0.05)
