@@ -14,7 +14,7 @@ from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Sleep, Wait, li
 from stepwell.nodes.engine import mail, runs
 from stepwell.nodes.engine.journal import Journal
 from stepwell.record import DAY, RUNS
-from stepwell.storage import Claim
+from stepwell.storage import Apply, Claim, Release
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say
@@ -498,3 +498,33 @@ async def test_a_cancel_during_the_first_commit_of_a_resumed_run_ends_it(
     await cancelled(flow.resume("r") if queued else flow.resume("r", 1))
     run = await flow.status("r")
     assert (run.status, run.reason, ran) == ("cancelled", "why", [])
+
+
+@pytest.mark.parametrize("status", ["cancelled", "paused", "failed"])
+async def test_a_call_whose_process_was_suspended_tries_again(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Its claim has ended before its commit."""
+    flow = linear(Wait("go"), Say([], "a", fails=[Boom("broken")]), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    if status == "failed":
+        with pytest.raises(Boom):
+            await flow.resume("r", "now")
+    perform, lost = storage.perform, []
+
+    async def suspended(operation: Any) -> Any:
+        if isinstance(operation, Apply) and operation.guard.token is not None and not lost:
+            lost.append(operation)
+            await perform(Release(operation.address, operation.guard.token))
+        return await perform(operation)
+
+    monkeypatch.setattr(storage, "perform", suspended)
+    match status:
+        case "cancelled":
+            await flow.cancel("r")
+        case "paused":
+            await flow.pause("r")
+        case "failed":
+            assert await flow.retry() == 0
+    assert len(lost) == 1
+    assert (await flow.status("r")).status == status

@@ -12,6 +12,7 @@ from stepwell.errors import (
     EncodeError,
     FlowChanged,
     InvalidOption,
+    LeaseLost,
     RunCancelled,
     RunFinished,
     StepwellError,
@@ -112,7 +113,7 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
         except AlreadyHeld:
             # A node cancels its own run, which ends when the node awaits something or has ended.
             return
-        except Busy:
+        except (Busy, LeaseLost):
             await asyncio.sleep(pause * storage.rng.uniform(0.8, 1.2))
             pause = min(2 * pause, _LONGEST_POLL)
 
@@ -135,7 +136,7 @@ async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
         except AlreadyHeld:
             # A node pauses its own run.
             return
-        except Busy:
+        except (Busy, LeaseLost):
             await asyncio.sleep(wait * storage.rng.uniform(0.8, 1.2))
             wait = min(2 * wait, _LONGEST_POLL)
 
@@ -200,8 +201,8 @@ async def _retry(flow: BaseFlow, flow_id: str, statuses: Collection[str], *, sto
             partition = table.get("partition")
             name = index if partition is None else partitions.queue_name(index, partition)
             await held.retry(slot, Queue(name, table.get("priority", 0)))
-    except Busy:
-        # Another process resumes it.
+    except (Busy, LeaseLost):
+        # Another process resumes it. The claim is lost if this process was suspended.
         return False
     if partition is not None:
         await partitions.activate_if_first(storage, name, slot.address)
