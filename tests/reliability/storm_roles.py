@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunBusy, RunCancelled, RunFinished, RunPaused, UnknownRun, UsageError
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, every, linear, parallel, step, worker
+from stepwell.nodes import BatchNode, ChildMap, Node, NodeFlow, Sleep, Wait, every, linear, parallel, step, worker
 from stepwell.nodes.engine import journal, partitions, run_format, schedules, waits
 from tests.reliability.queue_roles import hurry
 
@@ -21,6 +21,8 @@ Report = Callable[..., None]
 
 #: Seconds between two ticks of the schedule.
 TICK = 1
+#: The number of children of each run of a flow.
+CHILDREN = {"parents": 2, "mapping": 3}
 #: The number of partitions of child runs.
 CHILD_PARTITIONS = 5
 #: So many kills that no run of the storm gets stuck by them, except the runs that kill their process.
@@ -134,6 +136,20 @@ class Spawn(Mark):
         shared["children"] = finals
 
 
+class Each(ChildMap):
+    """Runs a child for each of three items, two at once."""
+
+    def __init__(self, flow: NodeFlow) -> None:
+        super().__init__(flow, name="each", concurrency=2)
+
+    def prep(self, shared: dict[str, Any]) -> Any:
+        return [{"item": item} for item in range(3)]
+
+    def post(self, shared: dict[str, Any], items: Any, finals: list[dict[str, Any]]) -> None:
+        shared["children"] = [comparable(final) for final in finals]
+        stamp(shared, self.name, monotonic())
+
+
 def comparable(final: dict[str, Any]) -> dict[str, Any]:
     """Return a final state without its times and without the names of those who answered."""
 
@@ -162,6 +178,7 @@ def flows_of(storage: Storage, report: Report) -> dict[str, NodeFlow]:
         flow("resting", mark("first"), Sleep(0.05), Squares(report), mark("last")),
         flow("asking", mark("first"), both, Take("go", report, signal="go"), mark("last")),
         flow("parents", mark("first"), Spawn("spawn", report, child), mark("last")),
+        flow("mapping", mark("first"), Each(child), mark("last")),
         flow("flaky", mark("first"), Flaky("flaky", report), mark("last")),
         flow("poison", Poison("poison", report), recoveries=2),
         flow("ticking", mark("first")),
