@@ -15,6 +15,7 @@ from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunBusy, RunCancelled, RunFinished, RunPaused, UnknownRun, UsageError
 from stepwell.nodes import BatchNode, ChildMap, Node, NodeFlow, Sleep, Wait, every, linear, parallel, step, worker
 from stepwell.nodes.engine import journal, partitions, run_format, schedules, waits
+from stepwell.record import RUNS
 from tests.reliability.queue_roles import hurry
 
 Report = Callable[..., None]
@@ -208,16 +209,18 @@ def hurry_all() -> None:
 
 
 def _share_partitions() -> None:
-    """Let a run start while another one has its partition."""
+    """Let all runs of a partition start."""
 
     async def acquire(*run: Any) -> None:
         pass
 
-    async def holder(*lock: Any) -> None:
-        pass
+    async def repair(storage: Storage, flow: str, revision: int, name: str, partition: str) -> bool:
+        for waiting in await storage.queued(RUNS, name):
+            await partitions._activate(storage, waiting)
+        return True
 
     partitions.acquire = acquire
-    partitions._holder = holder
+    partitions._repair = repair
 
 
 def _lose_answers() -> None:

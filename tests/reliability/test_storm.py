@@ -53,10 +53,9 @@ class Plan:
         return {flow_id for known, _, flow_id, _ in self.actions if known == action}
 
 
-def plan_of(choose: random.Random, count: int, poison: int) -> Plan:
+def plan_of(choose: random.Random, count: int, partitions: int, poison: int) -> Plan:
     """Return random runs and actions, and ``poison`` runs that kill their process."""
     plan = Plan()
-    partitions = max(3, count // 40)
     for number in range(count):
         flow = choose.choice(KINDS)
         partition = choose.choice([None, choose.randrange(partitions)])
@@ -213,6 +212,7 @@ async def brew(
     runs: int,
     kills: int,
     limit: float,
+    partitions: int,
     poison: int = 0,
     bug: str | None = None,
 ) -> None:
@@ -223,7 +223,7 @@ async def brew(
     await storage.open()
     flows = flows_of(storage, quiet)
     finals = await undisturbed()
-    storm = Storm(workers, url, choose, plan_of(choose, runs, poison), bug)
+    storm = Storm(workers, url, choose, plan_of(choose, runs, partitions, poison), bug)
     running = [storm.start_answers(), storm.start_control(), *(storm.start_worker() for _ in range(AT_ONCE))]
     for process in running[2:]:
         await process.wait_for("works")
@@ -380,7 +380,9 @@ def place(shared_backend: Backend) -> Backend:
 async def test_every_run_of_a_storm_ends_as_an_undisturbed_one(place: Backend, workers: Workers) -> None:
     runs, kills = dose("STORM", 30, 1000), dose("STORM_KILLS", 6, 200)
     # test_control.py has the small dose of poison.
-    await brew(place, workers, runs=runs, kills=kills, poison=dose("POISON", 0, 5), limit=60 + runs / 2)
+    poison = dose("POISON", 0, 5)
+    partitions = max(3, runs // 40)
+    await brew(place, workers, runs=runs, kills=kills, partitions=partitions, poison=poison, limit=60 + runs / 2)
 
 
 @pytest.mark.parametrize(
@@ -397,4 +399,4 @@ async def test_a_storm_finds_a_bug(place: Backend, workers: Workers, bug: str, l
     if not LARGE and bug != "shared partitions":
         pytest.skip("other bugs with the large dose only")
     with pytest.raises(AssertionError, match=words):
-        await brew(place, workers, runs=40, kills=4, limit=limit, bug=bug)
+        await brew(place, workers, runs=40, kills=3, partitions=1, limit=limit, bug=bug)
