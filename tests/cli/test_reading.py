@@ -165,7 +165,20 @@ async def test_bad_input_gives_a_clear_line(
 
 
 async def test_every_help_has_an_example(command: Command) -> None:
-    for name in ("ls", "show", "find", "timers", "runs", "set", "clear", "forget", "resume", "cancel", "answer"):
+    for name in (
+        "ls",
+        "show",
+        "find",
+        "timers",
+        "runs",
+        "doctor",
+        "set",
+        "clear",
+        "forget",
+        "resume",
+        "cancel",
+        "answer",
+    ):
         done = await command(name, "--help")
         assert done.code == 0
         assert f"example:\n  stepwell {name}" in done.out

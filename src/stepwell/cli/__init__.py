@@ -10,7 +10,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import demo, editing, play, reading, run
+from stepwell.cli import demo, doctor, editing, play, reading, run
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -146,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reading.add(commands)
     editing.add(commands)
+    doctor.add(commands)
     return parser
 
 

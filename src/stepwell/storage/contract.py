@@ -170,6 +170,10 @@ class Storage(Facade):
         """
         return False
 
+    async def settings(self) -> dict[str, Any]:
+        """Return facts about the server or file for ``stepwell doctor``: ``backend``, versions, durability."""
+        return {"backend": ""}
+
     # Wake-ups
 
     @property

@@ -291,6 +291,21 @@ class PostgresStorage(Storage):
         rows = await self._fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
 
+    async def settings(self) -> dict[str, Any]:
+        names = ("server_version", "server_version_num", "synchronous_commit", "fsync", "full_page_writes")
+        values = ", ".join(f"current_setting('{name}') as {name}" for name in names)
+        (row,) = await self._fetch(
+            f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
+            f"date_part('epoch', clock_timestamp()) as now, "
+            f"(select max(number) from {self._quoted}.migrations) as schema",
+        )
+        return {
+            "backend": "postgres",
+            "prepared_statements": self._fast_path is not None,
+            **dict(row),
+            "pooled": await self._other.call(_is_pooled),
+        }
+
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
@@ -298,6 +313,13 @@ class PostgresStorage(Storage):
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()
+
+
+async def _is_pooled(connection: Any) -> bool:
+    """Return whether a pooler such as PgBouncer is between this client and the server."""
+    # A pooler gives each client a process id of its own.
+    async with connection.transaction():
+        return bool(connection.get_server_pid() != await connection.fetchval("select pg_backend_pid()"))
 
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from stepwell.errors import StorageUnavailable
 from stepwell.record import Address
-from stepwell.storage.redis.client import RedisConnection, Refused, ServerConfig
-from stepwell.storage.redis.server import Answer, Request, ask, publish, refused
+from stepwell.storage.redis.client import RedisConnection, Refused, Reply, ServerConfig
+from stepwell.storage.redis.server import Answer, Request, ask, info, publish, refused
 from stepwell.storage.redis.wire import TAGS, tag_of
 
 __all__ = ["Cluster"]
@@ -100,6 +100,11 @@ class Cluster:
         raise StorageUnavailable(
             f"the Redis Cluster at {self.location} redirects a call from node to node", sent=bool(answers)
         )
+
+    async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
+        """Return the replies of all masters to ``INFO`` and ``TIME`` by their location."""
+        masters = sorted({node for node in self._owners if node is not None})
+        return {f"{node.host}:{node.port}": await info(self._connection(lane, node)) for node in masters}
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel, on all nodes."""

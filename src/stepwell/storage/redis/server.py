@@ -10,7 +10,7 @@ from stepwell.record import Address
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import Script
 
-__all__ = ["Answer", "Request", "Server", "ask", "publish", "refused"]
+__all__ = ["Answer", "Request", "Server", "ask", "info", "publish", "refused"]
 
 #: Error codes of conditions that may pass.
 _RETRYABLE = frozenset(
@@ -84,6 +84,12 @@ def refused(reply: Refused, location: str) -> StorageError:
     return StorageError(f"Redis at {location} refused a call: {reply.message}")
 
 
+async def info(connection: RedisConnection) -> tuple[Reply, Reply]:
+    """Return the replies to ``INFO`` and ``TIME``."""
+    facts, now = await connection.exchange([("INFO",), ("TIME",)])
+    return facts, now
+
+
 async def publish(connection: RedisConnection, channel: str, text: str) -> None:
     """Send a text to all connections that have subscribed to a channel."""
     (reply,) = await connection.exchange([("PUBLISH", channel, text)])
@@ -133,6 +139,10 @@ class Server:
                     error.sent = True
                 raise error
         return answers
+
+    async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
+        """Return the replies to ``INFO`` and ``TIME`` by the location of the server."""
+        return {self.location: await info(self._connection(lane))}
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel."""

@@ -374,6 +374,23 @@ class RedisStorage(Storage):
                 ]
         return Swept(expired, removed)
 
+    async def settings(self) -> dict[str, Any]:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        nodes = {}
+        for location, (facts, now) in (await self._server.info(_ASIDE)).items():
+            lines = facts.splitlines() if isinstance(facts, str) else []
+            node: dict[str, Any] = dict(line.split(":", 1) for line in lines if ":" in line)
+            if isinstance(now, list):
+                node["now"] = int(now[0]) + int(now[1]) / 1e6
+            nodes[location] = node
+        return {
+            "backend": "redis",
+            "cluster": self._server.spread,
+            "durability": "wait" if self._wait else "fast",
+            "nodes": nodes,
+        }
+
     async def _ask(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
     ) -> list[list[Any]]:

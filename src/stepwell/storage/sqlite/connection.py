@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,30 @@ class SQLiteFile:
     def _committed(self, _: Any, __: str, pages: int) -> int:
         self.wal_pages = pages
         return 0
+
+    def settings(self, lease_now: float) -> dict[str, Any]:
+        """Return facts about SQLite and the file. ``lease_now``: the time on the clock of the leases."""
+        execute = self.writer.execute
+        longest = execute("SELECT max(until - ?) FROM lease WHERE until <= ? + length", (lease_now, lease_now)).get
+        facts: dict[str, Any] = {
+            "version": apsw.sqlite_lib_version(),
+            "wal_reset_bug": has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split(".")))),
+            "schema": execute("PRAGMA user_version").get,
+            "journal_mode": execute("PRAGMA journal_mode").get,
+            "longest_lease": longest or 0.0,
+        }
+        if not self.memory:
+            path = Path(self.path)
+            wal = path.with_name(f"{path.name}-wal")
+            facts |= {
+                "file_system": _filesystem(self.path),
+                "network": is_network(_filesystem(self.path)),
+                "bytes": path.stat().st_size,
+                "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+                "free_bytes": shutil.disk_usage(path.parent).free,
+                "others_can_read": bool(path.stat().st_mode & 0o077),
+            }
+        return facts
 
     # Errors
 

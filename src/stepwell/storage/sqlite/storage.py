@@ -297,6 +297,12 @@ class SQLiteStorage(Storage):
                 break
         return Swept(expired, removed)
 
+    async def settings(self) -> dict[str, Any]:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        found: dict[str, Any] = await self._opened_thread().call(self._file.settings, self._rows.lease_clock())
+        return {"backend": "sqlite", "synchronous": self.synchronous, **found}
+
     async def erase(self, *, only_if_quick: bool = False) -> bool:
         """Rewrite the file without the remains of removed and overwritten records; see ``Storage.erase``.
 

@@ -1,0 +1,98 @@
+"""``stepwell doctor``: check a storage, its records, timers and runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from typing import Any
+
+from stepwell.cli.code import load
+from stepwell.cli.command import Commands, add_command, import_code, storage_at, url_of
+from stepwell.cli.output import cell, print_json
+from stepwell.errors import UsageError
+from stepwell.fsm import FSM, Router
+from stepwell.nodes import NodeFlow
+from stepwell.operate.doctor import Finding, diagnose
+
+__all__ = ["add"]
+
+_COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "doctor",
+        "check a storage: its server, durability, records, timers and runs; exit with 1 if a check fails",
+        action=_doctor,
+        example="stepwell doctor bot.py flows.py",
+    )
+    parser.add_argument(
+        "code",
+        nargs="*",
+        help="files or modules with the bots and flows, to find records in states that they do not declare",
+    )
+    parser.add_argument("--all", action="store_true", help="read all records (default: 10,000 of each bot)")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    for given in options.imports:
+        import_code(given)
+    url = url_of(options)
+    machines, flows = _used(options.code, url)
+
+    async def run() -> list[Finding]:
+        found = []
+        storage = storage_at(url)
+        try:
+            async for finding in diagnose(
+                storage, machines=machines, flows=flows, limit=None if options.all else 10_000
+            ):
+                found.append(finding)
+                if not options.json:
+                    _print(finding)
+        finally:
+            await storage.close()
+        return found
+
+    found = asyncio.run(run())
+    failed = sum(each.level == "fail" for each in found)
+    if options.json:
+        print_json({"healthy": not failed, "checks": [each._asdict() for each in found]})
+    else:
+        warnings = sum(each.level == "warn" for each in found)
+        print(f"{len(found)} checks, {warnings} warnings, {failed} failures")
+    return 1 if failed else 0
+
+
+def _used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:
+    """Return the machines and node flows of the given files and modules."""
+    machines: dict[int, FSM] = {}
+    flows: list[NodeFlow] = []
+    for given in code:
+        module, names = load(given)
+        values: list[Any] = [getattr(module, name) for name in names] or list(vars(module).values())
+        make = getattr(module, "make_router", None)
+        if callable(make) and not names:
+            values.append(make(url))
+        for value in values:
+            fsm = value.fsm if isinstance(value, Router) else value
+            if isinstance(fsm, FSM):
+                machines[id(fsm)] = fsm
+            elif isinstance(value, NodeFlow):
+                flows.append(value)
+        if not machines and not flows:
+            raise UsageError(f"{given} has no router, FSM or NodeFlow")
+    return list(machines.values()), flows
+
+
+def _print(finding: Finding) -> None:
+    level = f"{finding.level:<4}"
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+        level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
+    print(f"{level}  {finding.check:<12}{cell(finding.what)}")
+    if finding.advice:
+        print(f"{'':<18}-> {cell(finding.advice)}")

@@ -1,0 +1,20 @@
+"""Checks of the settings of each backend. They read what ``Storage.settings`` returns, and import no driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.operate.checks import postgres, redis, sqlite
+from stepwell.operate.finding import Finding
+
+__all__ = ["check_settings"]
+
+_CHECKS = {"sqlite": sqlite.check, "redis": redis.check, "postgres": postgres.check}
+
+
+def check_settings(settings: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings about the settings of a storage."""
+    check = _CHECKS.get(settings["backend"])
+    return [] if check is None else check(settings, time.time())

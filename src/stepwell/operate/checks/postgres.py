@@ -1,0 +1,42 @@
+"""Checks of a PostgreSQL server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.operate.checks.clock import check_clock
+from stepwell.operate.finding import Finding
+
+__all__ = ["check"]
+
+#: The oldest release that the storage supports.
+OLDEST = 150_000
+
+
+def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
+    """Return the findings about a PostgreSQL server."""
+    version = f"PostgreSQL {settings['server_version']}"
+    found = [
+        Finding("schema", "ok", f"schema version {settings['schema']}"),
+        Finding("server", "ok", version)
+        if int(settings["server_version_num"]) >= OLDEST
+        else Finding("server", "fail", f"{version} is too old", "use PostgreSQL 15 or newer"),
+        check_clock("the server", settings["now"], now),
+    ]
+    if settings["in_recovery"]:
+        found.append(Finding("server", "fail", "the server is a standby and cannot write", "connect to the primary"))
+    for name, lost in (("fsync", "a crash can damage the database"), ("full_page_writes", "a crash can damage pages")):
+        if settings[name] != "on":
+            found.append(Finding("durability", "fail", f"{name} is {settings[name]}: {lost}", f"set {name} = on"))
+    commit = settings["synchronous_commit"]
+    kept = "; Stepwell's own writes wait for the disk all the same" if commit == "off" else ""
+    found.append(Finding("durability", "ok", f"synchronous_commit is {commit}{kept}"))
+    if settings["pooled"] and settings["prepared_statements"]:
+        advice = "add prepared_statements=false to the URL, or connect to PostgreSQL directly"
+        found.append(Finding("pooler", "fail", "a pooler such as PgBouncer is before the server", advice))
+    elif settings["pooled"]:
+        found.append(Finding("pooler", "ok", "a pooler is before the server, and prepared statements are off"))
+    else:
+        found.append(Finding("pooler", "ok", "no pooler is before the server"))
+    return found

@@ -1,0 +1,102 @@
+"""Checks of Redis and Valkey servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stepwell.operate.checks.clock import check_clock
+from stepwell.operate.finding import Finding
+
+__all__ = ["check"]
+
+#: The first release of each series that fixes CVE-2025-49844 (remote code execution through Lua).
+_FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
+_FIXED_VALKEY = {(7, 2): 11, (8, 0): 6, (8, 1): 4}
+
+
+def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
+    """Return the findings about each master."""
+    found: list[Finding] = []
+    for location, node in settings["nodes"].items():
+        found += _check_node(location, node, settings["durability"], now)
+    return found
+
+
+def _check_node(location: str, node: Mapping[str, Any], durability: str, now: float) -> Iterator[Finding]:
+    if "redis_version" not in node:
+        yield Finding(
+            "server", "warn", f"{location} does not permit INFO", "add +info to the ACL of the user, for doctor"
+        )
+        return
+    yield _version(location, node)
+    if "now" in node:
+        yield check_clock(location, node["now"], now)
+    policy = node.get("maxmemory_policy", "")
+    if policy != "noeviction":
+        yield Finding(
+            "eviction",
+            "fail",
+            f"{location} may evict records and claims: maxmemory-policy is {policy or 'unknown'}",
+            "CONFIG SET maxmemory-policy noeviction, and set it in redis.conf",
+        )
+    else:
+        yield Finding("eviction", "ok", f"{location} evicts nothing")
+    evicted = int(node.get("evicted_keys", 0))
+    if evicted:
+        advice = "some of them may have been records: compare with a backup"
+        yield Finding("evicted", "fail", f"{location} has evicted {evicted} keys since its start", advice)
+    if node.get("aof_enabled") == "1":
+        yield Finding("persistence", "ok", f"{location} has an append-only file")
+    else:
+        yield Finding(
+            "persistence",
+            "warn",
+            f"{location} has no append-only file: a restart loses the writes since its last snapshot",
+            "CONFIG SET appendonly yes, and set it in redis.conf",
+        )
+    for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
+        if node.get(name, "ok") != "ok":
+            yield Finding("persistence", "fail", f"{location}: {name} is {node[name]}", "look at the log and the disk")
+    yield _replicas(location, node, durability)
+
+
+def _version(location: str, node: Mapping[str, Any]) -> Finding:
+    valkey = node.get("valkey_version")
+    text = valkey or node["redis_version"]
+    name = f"{'Valkey' if valkey else 'Redis'} {text} at {location}"
+    try:
+        major, minor, patch = map(int, text.split(".")[:3])
+    except ValueError:
+        return Finding("server", "ok", name)
+    if (major, minor) < (6, 2):
+        return Finding("server", "fail", f"{name} is too old", "use Redis 6.2 or newer, or Valkey")
+    fixed = (_FIXED_VALKEY if valkey else _FIXED).get((major, minor))
+    series_ended = not valkey and (major, minor) == (7, 0)
+    if series_ended or (fixed is not None and patch < fixed):
+        return Finding(
+            "server",
+            "warn",
+            f"{name} has CVE-2025-49844 (remote code execution through Lua)",
+            f"install {major}.{minor}.{fixed} or newer" if fixed is not None else "install a newer release",
+        )
+    return Finding("server", "ok", name)
+
+
+def _replicas(location: str, node: Mapping[str, Any], durability: str) -> Finding:
+    replicas = int(node.get("connected_slaves", 0))
+    if durability == "wait" and not replicas:
+        return Finding(
+            "replicas",
+            "fail",
+            f"{location} has no replica, so no write is acknowledged with durability=wait",
+            "connect a replica, or remove durability=wait from the URL",
+        )
+    if replicas and durability == "fast":
+        return Finding(
+            "replicas",
+            "warn",
+            f"{location} has {replicas} replicas: a failover may lose acknowledged writes",
+            "add durability=wait to the URL, unless that is acceptable",
+        )
+    return Finding("replicas", "ok", f"{location} has {replicas} replicas")

@@ -1,0 +1,224 @@
+"""Checks of a storage: its server, its records, its timers and its runs. Nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable
+from typing import Any
+
+from stepwell.errors import StepwellError, StorageError, StoredDataError
+from stepwell.fsm.base import Machine
+from stepwell.nodes import NodeFlow
+from stepwell.nodes.engine import monitor
+from stepwell.operate.checks import check_settings
+from stepwell.operate.finding import Finding
+from stepwell.operate.record import view
+from stepwell.operate.records import bots, timers
+from stepwell.record import QUARANTINE, RUNS, Address
+from stepwell.storage import Storage
+from stepwell.storage.listing import Query
+from stepwell.storage.operations import Claim, Get, Release, Taken
+
+__all__ = ["Finding", "diagnose"]
+
+#: Seconds after which a due timer or a queued run should have been taken.
+LATE = 60.0
+#: The longest lease, in seconds, that is usual.
+LONG_LEASE = 300.0
+#: How many records are read at once, and how many deadlines are counted.
+PAGE = 500
+
+
+async def diagnose(
+    storage: Storage,
+    *,
+    machines: Iterable[Machine] = (),
+    flows: Iterable[NodeFlow] = (),
+    limit: int | None = 10_000,
+) -> AsyncIterator[Finding]:
+    """Yield the findings about a storage.
+
+    ``machines`` and ``flows`` are the bots and node flows that use it: records in flows and states that they do not
+    have are then reported. ``limit``: how many records of each bot to read; ``None``: all.
+    """
+    try:
+        await storage.open()
+    except StepwellError as error:
+        yield Finding("connection", "fail", str(error), "check the URL, the server and the network")
+        return
+    yield Finding("connection", "ok", f"connected to {storage.location}")
+    try:
+        settings = await storage.settings()
+        for finding in check_settings(settings):
+            yield finding
+        yield _leases(settings)
+    except StorageError as error:
+        yield Finding("settings", "warn", f"the settings of the server cannot be read: {error}")
+    known = {machine.bot: machine for machine in machines}
+    for bot in await bots(storage):
+        async for finding in _records(storage, bot, known.get(bot), limit):
+            yield finding
+        yield await _timers(storage, bot)
+    async for finding in _runs(storage, {flow._title() for flow in flows}, limit):
+        yield finding
+    yield await _queues(storage)
+    yield await _quarantine(storage)
+
+
+def _leases(settings: Any) -> Finding:
+    longest = settings.get("longest_lease")
+    if longest is None:
+        return Finding("leases", "ok", "leases end by themselves")
+    if longest > LONG_LEASE:
+        return Finding(
+            "leases",
+            "warn",
+            f"a lease lasts {longest:.0f} s more: if its holder has died, its record is blocked for so long",
+            "use a shorter lease=...; a running holder renews its lease",
+        )
+    return Finding("leases", "ok", f"the longest lease ends in {longest:.0f} s")
+
+
+async def _records(storage: Storage, bot: str, machine: Machine | None, limit: int | None) -> AsyncIterator[Finding]:
+    damaged: list[str] = []
+    undeclared: Counter[tuple[str, str | None]] = Counter()
+    looked = 0
+    after: Any = None
+    query = Query(storage.address(bot, ()).namespace)
+    while True:
+        records, after = await storage.page(query, after, PAGE)
+        for address, stored in records:
+            looked += 1
+            shown = view(storage, address, stored)
+            if shown.damage:
+                damaged.append(shown.key)
+            elif machine is not None and shown.flow is not None:
+                flow = machine.flows.get(shown.flow)
+                if flow is None or (shown.state is not None and not flow.declares(shown.state)):
+                    undeclared[shown.flow, shown.state] += 1
+        if after is None or (limit is not None and looked >= limit):
+            break
+    read = f"{looked} records of {bot!r}" if after is None else f"the first {looked} records of {bot!r}"
+    if damaged:
+        yield Finding(
+            "records",
+            "fail",
+            f"{len(damaged)} of {read} cannot be read, the first is {damaged[0]}",
+            f"stepwell ls {bot} --damaged shows them; restore them from a backup, or stepwell clear them",
+        )
+    else:
+        yield Finding("records", "ok", f"{read} can be read")
+    if machine is None:
+        return
+    for (flow_name, state), count in undeclared.items():
+        yield Finding(
+            "flows",
+            "warn",
+            f"{count} records of {bot!r} are in {flow_name}/{state}, which the code does not declare",
+            f"stepwell ls {bot} --flow {flow_name} --state {state or repr('')} lists them; add migrate() to the flow, "
+            "or move them with stepwell set",
+        )
+    if not undeclared:
+        yield Finding("flows", "ok", f"the code declares the flows and states of {read}")
+
+
+async def _timers(storage: Storage, bot: str) -> Finding:
+    now = (storage.clock or time.time)()
+    late = await timers(storage, bot, before=now - LATE, limit=PAGE)
+    if not late:
+        return Finding("timers", "ok", f"no timer of {bot!r} is overdue")
+    count = f"{PAGE} or more" if len(late) == PAGE else str(len(late))
+    return Finding(
+        "timers",
+        "warn",
+        f"{count} timers of {bot!r} are overdue, the first for {now - late[0].deadline:.0f} s ({late[0].key})",
+        "start the bot, and look for errors of on_timeout in its log; stepwell timers --overdue lists them",
+    )
+
+
+async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> AsyncIterator[Finding]:
+    counts: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    damaged: list[str] = []
+    looked = 0
+    async for entry in storage.scan(RUNS, page=PAGE):
+        if limit is not None and looked >= limit:
+            break
+        looked += 1
+        try:
+            run = monitor.run_of(entry)
+        except StoredDataError:
+            damaged.append(entry.address.key)
+            continue
+        if run is not None:
+            counts[run.status] += 1
+            if known and run.flow not in known:
+                unknown[run.flow] += 1
+    if damaged:
+        what = f"{len(damaged)} runs cannot be read, the first is {damaged[0]}"
+        yield Finding("runs", "fail", what, "restore them from a backup")
+    for status, advice in (
+        (
+            "failed",
+            "stepwell runs --status failed shows their errors; fix the cause, then stepwell resume --status failed",
+        ),
+        ("stuck", "stepwell runs --status stuck shows why; fix the flow, then stepwell resume --status stuck"),
+    ):
+        if counts[status]:
+            yield Finding("runs", "warn", f"{counts[status]} runs are {status}", advice)
+    for flow, count in unknown.items():
+        what = f"{count} runs are of the flow {flow!r}, which the code does not have"
+        yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
+    if not damaged and not unknown and not counts["failed"] and not counts["stuck"]:
+        yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
+
+
+async def _queues(storage: Storage) -> Finding:
+    """Look for runs that no worker takes: overdue ones, and old ones at the head of a queue."""
+    now = (storage.clock or time.time)()
+    waiting = [
+        (now - due.deadline, due.address.key)
+        for due in await storage.due(RUNS, before=now - LATE, limit=10)
+        if not await _is_held(storage, due.address)
+    ]
+    for name in await storage.queues(RUNS):
+        # A run may have to wait for its partition for a long time.
+        if "/" not in name:
+            for address in await storage.queued(RUNS, name, limit=1):
+                stored = await storage.perform(Get(address))
+                if stored is not None and now - stored.written_at > LATE:
+                    waiting.append((now - stored.written_at, address.key))
+    if not waiting:
+        return Finding("workers", "ok", "no run waits for a worker")
+    age, key = max(waiting)
+    return Finding(
+        "workers",
+        "warn",
+        f"runs wait for a worker, run {key} for {age:.0f} s",
+        "start a worker for their flows, or more of them: async with worker(...)",
+    )
+
+
+async def _is_held(storage: Storage, address: Address) -> bool:
+    """Return whether a runner holds a run. If none does, this claims it for a moment."""
+    token = storage.ids()
+    if isinstance(await storage.perform(Claim(address, token, 1.0)), Taken):
+        return True
+    await storage.perform(Release(address, token))
+    return False
+
+
+async def _quarantine(storage: Storage) -> Finding:
+    copies = 0
+    first = ""
+    async for entry in storage.scan(QUARANTINE):
+        copies += 1
+        first = first or entry.address.key
+        if copies == PAGE:
+            break
+    if not copies:
+        return Finding("quarantine", "ok", "there are no copies of damaged records")
+    what = f"{copies} copies of damaged records are in quarantine, the first is of {first}"
+    advice = "restore the records, or delete the copies with stepwell forget"
+    return Finding("quarantine", "warn", what, advice)

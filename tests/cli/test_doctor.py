@@ -1,0 +1,211 @@
+"""``stepwell doctor``, on each storage that processes can share, with planted faults."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import open_storage
+from stepwell.nodes import Node, NodeFlow
+from stepwell.operate.checks import check_settings, postgres, redis, sqlite
+from stepwell.operate.checks.clock import check_clock
+from stepwell.storage.operations import Claim
+from tests.backends import Backend
+from tests.backends.sqlite import SQLite
+from tests.cli.conftest import Command, Done, fill
+from tests.servers import pgbouncer
+from tests.servers.redis import RedisServer
+
+BOT = """
+from stepwell.fsm import FSM, Flow, Router, state
+
+class Order(Flow, name="order"):
+    item = state()
+    paid = state()
+
+def make_router(storage):
+    return Router(FSM("shop", storage=storage, flows=[Order]))
+"""
+
+
+def levels(done: Done, check: str) -> list[str]:
+    return [each["level"] for each in json.loads(done.out)["checks"] if each["check"] == check]
+
+
+def found(done: Done, level: str) -> str:
+    checks = json.loads(done.out)["checks"]
+    return "\n".join(f"{each['what']} -> {each['advice']}" for each in checks if each["level"] == level)
+
+
+def failures(done: Done) -> set[str]:
+    """Return the checks that failed, except for fsync: the PostgreSQL of the tests runs without it."""
+    failed = {each["check"] for each in json.loads(done.out)["checks"] if each["level"] == "fail"}
+    assert done.code == bool(failed)
+    return failed if "fsync is off" not in done.out else failed - {"durability"}
+
+
+async def test_a_healthy_storage_has_no_failures(url: str, command: Command) -> None:
+    done = await command("doctor", "--json")
+    assert failures(done) == set()
+    for check in ("connection", "server", "records", "timers", "runs", "workers", "quarantine", "leases"):
+        assert set(levels(done, check)) == {"ok"}, check
+    table = await command("doctor")
+    assert table.code == done.code
+    assert "3 records of 'shop' can be read" in table.out
+    assert "checks, " in table.out
+
+
+class Fails(Node):
+    def exec(self, prep_res: Any) -> Any:
+        raise RuntimeError("no stock")
+
+
+async def test_planted_faults_are_found_on_each_storage(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = shared_backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    file = tmp_path / "bot_of_doctor.py"
+    file.write_text(BOT)
+    # Everything was written an hour ago: the timers are overdue, and no worker has taken the queued run.
+    storage = shared_backend.storage(url, clock=lambda: time.time() - 3600)
+    await fill(storage)
+    with pytest.raises(RuntimeError):
+        await NodeFlow(Fails(name="stock"), name="order").run({}, storage=storage, flow_id="bad")
+    await NodeFlow(Fails(name="stock"), name="order").submit({}, storage=storage, flow_id="waits")
+    done = await command("doctor", str(file), "--json")
+    assert failures(done) == set()
+    warnings = found(done, "warn")
+    assert "2 records of 'shop' are in order/address, which the code does not declare" in warnings
+    assert "2 timers of 'shop' are overdue, the first for 30" in warnings
+    assert "1 runs are failed -> stepwell runs --status failed" in warnings
+    assert 'runs wait for a worker, run "waits" for 36' in warnings
+
+
+async def test_damaged_records_fail(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SQLite(tmp_path)
+    url = backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "Anna"})
+        address = storage.address("shop", (1, 1))
+    await backend.corrupt(url, address, "field", "name", lambda text: text.replace(b"Anna", b"Enna"))
+    async with open_storage(url) as storage:
+        with pytest.raises(Exception, match="checksum"):
+            await storage.get_data("shop", (1, 1))
+        await storage.perform(Claim(storage.address("shop", (2, 2)), "t", 3600.0))
+        done = await command("doctor", "--json")
+    assert done.code == 1
+    assert "1 of 1 records of 'shop' cannot be read, the first is (1,1) -> stepwell ls shop --damaged" in found(
+        done, "fail"
+    )
+    assert "1 copies of damaged records are in quarantine" in found(done, "warn")
+    assert "a lease lasts 3" in found(done, "warn")
+
+
+@pytest.fixture
+def evicting() -> Iterator[RedisServer]:
+    """A Redis server that may evict keys."""
+    server = RedisServer("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru")
+    server.start()
+    yield server
+    server.stop()
+
+
+async def test_a_redis_that_evicts_keys_fails(evicting: RedisServer, command: Command) -> None:
+    done = await command("doctor", "--storage", evicting.url(), "--json")
+    assert done.code == 1
+    assert "may evict records and claims: maxmemory-policy is allkeys-lru -> CONFIG SET" in found(done, "fail")
+    assert "has no append-only file" in found(done, "warn")
+
+
+@pytest.mark.parametrize(("options", "level"), [("", "fail"), ("&prepared_statements=off", "ok")])
+async def test_pgbouncer_needs_an_option(options: str, level: str, command: Command) -> None:
+    url = f"{pgbouncer.lenient().url()}?schema=doctor{options}"
+    done = await command("doctor", "--storage", url, "--json")
+    assert levels(done, "pooler") == [level]
+
+
+async def test_a_storage_that_cannot_be_reached_is_one_failure(command: Command) -> None:
+    done = await command("doctor", "--storage", "redis://localhost:1?patience=0.1", "--json")
+    assert done.code == 1
+    assert levels(done, "connection") == ["fail"]
+
+
+async def test_code_without_flows_is_reported(url: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty_of_doctor.py").write_text("")
+    done = await command("doctor", str(tmp_path / "empty_of_doctor.py"))
+    assert (done.code, done.out) == (1, "")
+    assert "has no router, FSM or NodeFlow" in done.err
+
+
+def worst(findings: list[Any]) -> set[tuple[str, str]]:
+    return {(each.check, each.level) for each in findings if each.level != "ok"}
+
+
+def test_settings_of_sqlite() -> None:
+    good = {
+        "backend": "sqlite", "version": "3.51.3", "wal_reset_bug": False, "schema": 4, "synchronous": "FULL",
+        "file_system": "ext4", "network": False, "bytes": 1, "wal_bytes": 0, "free_bytes": 1 << 40,
+        "others_can_read": False,
+    }  # fmt: skip
+    assert worst(check_settings(good)) == set()
+    bad = {"wal_reset_bug": True, "network": True, "synchronous": "NORMAL", "free_bytes": 1, "wal_bytes": 1 << 40}
+    assert worst(sqlite.check({**good, **bad, "others_can_read": True}, 0.0)) == {
+        ("server", "fail"), ("file system", "fail"), ("durability", "warn"), ("disk", "warn"), ("WAL", "warn"),
+        ("permissions", "warn"),
+    }  # fmt: skip
+    assert worst(sqlite.check({**good, "file_system": "tmpfs"}, 0.0)) == {("file system", "warn")}
+
+
+def test_settings_of_redis() -> None:
+    node = {
+        "redis_version": "8.2.2", "maxmemory_policy": "noeviction", "aof_enabled": "1", "connected_slaves": "0",
+        "now": 1000.0,
+    }  # fmt: skip
+
+    def check(durability: str = "fast", **changes: Any) -> set[tuple[str, str]]:
+        nodes = {"a:1": {**node, **changes}}
+        return worst(redis.check({"backend": "redis", "durability": durability, "nodes": nodes}, 1000.0))
+
+    assert check() == set()
+    assert check(redis_version="8.2.1") == check(redis_version="7.0.15") == {("server", "warn")}
+    assert check(redis_version="6.0.9") == {("server", "fail")}
+    assert check(valkey_version="8.1.3") == {("server", "warn")}
+    assert check(valkey_version="9.0.0") == set()
+    assert check(maxmemory_policy="volatile-lru", evicted_keys="3") == {("eviction", "fail"), ("evicted", "fail")}
+    assert check(aof_enabled="0") == {("persistence", "warn")}
+    assert check(aof_last_write_status="err") == {("persistence", "fail")}
+    assert check("wait") == {("replicas", "fail")}
+    assert check(connected_slaves="1") == {("replicas", "warn")}
+    assert check("wait", connected_slaves="1") == set()
+    assert check(now=1010.0) == {("clock", "warn")}
+    nodes: dict[str, Any] = {"a:1": {}}
+    assert worst(redis.check({"durability": "fast", "nodes": nodes}, 0.0)) == {("server", "warn")}
+
+
+def test_settings_of_postgresql() -> None:
+    good = {
+        "backend": "postgres", "server_version": "17.2", "server_version_num": "170002", "synchronous_commit": "on",
+        "fsync": "on", "full_page_writes": "on", "in_recovery": False, "now": 1000.0, "schema": 5, "pooled": False,
+        "prepared_statements": True,
+    }  # fmt: skip
+
+    def check(**changes: Any) -> set[tuple[str, str]]:
+        return worst(postgres.check({**good, **changes}, 1000.0))
+
+    assert check() == check(synchronous_commit="off") == check(pooled=True, prepared_statements=False) == set()
+    assert check(server_version_num="140009") == check(in_recovery=True) == {("server", "fail")}
+    assert check(fsync="off") == check(full_page_writes="off") == {("durability", "fail")}
+    assert check(pooled=True) == {("pooler", "fail")}
+    assert check(now=900.0) == {("clock", "warn")}
+
+
+def test_the_skew_of_a_clock_has_a_direction() -> None:
+    assert "10.0 s ahead of" in check_clock("a", 110.0, 100.0).what
+    assert "10.0 s behind" in check_clock("a", 90.0, 100.0).what
