@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestServer
 
 from stepwell.fsm import FSM
 from stepwell.playground.botapi import BotAPI
-from stepwell.playground.serving import Serving
 from stepwell.telegram import BotClient
+from stepwell.web.serving import Serving
 
 SECRET = "s3cret-token"
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stepwell.playground.botapi import Bot, BotAPI
-from stepwell.playground.serving import read_plain
+from stepwell.web.serving import read_plain
 
 
 def request_for(api: BotAPI, bot: Bot, method: str, *, header: str = "", body: bytes = b"{}") -> bytes:

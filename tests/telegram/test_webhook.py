@@ -16,9 +16,9 @@ from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Context, Router, command, text
 from stepwell.playground.botapi import BotAPI, Person
-from stepwell.playground.serving import Serving
 from stepwell.telegram import BotClient, webhook
 from stepwell.testing import FaultyStorage
+from stepwell.web.serving import Serving
 from tests.backends import Backend
 
 SECRET = "s3cret"

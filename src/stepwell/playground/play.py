@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.errors import UsageError
-from stepwell.playground.auth import AuthMiddleware
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.playground.display import as_json
@@ -20,8 +19,9 @@ from stepwell.playground.records import Records
 from stepwell.playground.report_server import ReportServer
 from stepwell.playground.rooms import people_json, room_json
 from stepwell.playground.runs import Runs
-from stepwell.playground.serving import Serving, allowed_hosts, netloc
 from stepwell.playground.timeline import Timeline
+from stepwell.web.auth import AuthMiddleware
+from stepwell.web.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["Playground"]
 
@@ -90,7 +90,7 @@ class Playground:
             "notice": lambda: self._notice,
         }
         self.auth: AuthMiddleware = AuthMiddleware(
-            make_app(self), self._hosts, token=token, on_new_token=self._token_replaced
+            make_app(self), self._is_allowed, token=token, on_new_token=self._token_replaced
         )
         self._serving = Serving(self.auth, name="playground")
 
@@ -311,8 +311,8 @@ class Playground:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _hosts(self) -> frozenset[str]:
-        return allowed_hosts(self.host, self.port, self.hosts)
+    def _is_allowed(self, host: str) -> bool:
+        return host in allowed_hosts(self.host, self.port, self.hosts)
 
 
 def _username(stem: str) -> str:

@@ -13,8 +13,8 @@ from stepwell.playground.botapi.methods import perform
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.serving import CUT, Direct, PlainRequest
-from stepwell.playground.web import JSONResponse, Request, Response, Route, Starlette, body_of
+from stepwell.web.http import JSONResponse, Request, Response, Route, Starlette, body_of
+from stepwell.web.serving import CUT, Direct, PlainRequest
 
 __all__ = ["make_app", "make_direct"]
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from stepwell._optional import require
 from stepwell.playground.botapi.params import Params, Upload
 from stepwell.playground.botapi.refusal import bad_request
-from stepwell.playground.strict_json import loads
+from stepwell.web.strict_json import loads
 
 _multipart = require("python_multipart", "playground")
 _errors = require("python_multipart.exceptions", "playground")

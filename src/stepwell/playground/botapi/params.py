@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from stepwell.playground.botapi.refusal import bad_request
-from stepwell.playground.strict_json import loads
+from stepwell.web.strict_json import loads
 
 __all__ = ["Params", "Upload"]
 

@@ -14,7 +14,7 @@ from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.person import Person
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
-from stepwell.playground.serving import Serving, allowed_hosts, netloc
+from stepwell.web.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["BotAPI"]
 

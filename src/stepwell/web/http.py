@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stepwell._optional import require
+from stepwell.errors import UsageError
+from stepwell.web.strict_json import loads
 
 require("starlette", "playground")
 
@@ -20,6 +24,7 @@ __all__ = [
     "Starlette",
     "StreamingResponse",
     "body_of",
+    "object_of",
 ]
 
 
@@ -34,3 +39,14 @@ async def body_of(request: Request, limit: int) -> bytes | None:
     except ClientDisconnect:
         return None
     return bytes(body)
+
+
+async def object_of(request: Request, limit: int) -> dict[str, Any]:
+    """Return the JSON object in the body of a request; raise ``UsageError`` or ``ValueError`` if it has none."""
+    body = await body_of(request, limit)
+    if body is None:
+        raise UsageError(f"a request must be at most {limit} bytes")
+    given = loads(body or b"{}")
+    if not isinstance(given, dict):
+        raise UsageError("the body must be a JSON object")
+    return given

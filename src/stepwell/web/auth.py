@@ -1,4 +1,4 @@
-"""Access to the page: a token that works once, then a session cookie; allowed host names; same origin only.
+"""Access to a page: a token, which a session cookie replaces; allowed host names; same origin only.
 
 The checks run before every route, unknown ones included.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from html import escape
 from typing import Any
 
-from stepwell.playground.web import PlainTextResponse, Request, Response
+from stepwell.web.http import PlainTextResponse, Request, Response
 
 __all__ = ["HEADERS", "AuthMiddleware"]
 
@@ -34,30 +35,42 @@ HEADERS = {
 _NO_SESSION = "This browser has no session. Open the link that the terminal shows; it ends in ?token=...\n"
 _USED = "This link was already used, and each link works once. The terminal shows a new one; in the demo, type /link.\n"
 # A page, not a redirect: after a redirect from another site the browser would not send a Strict cookie.
-_OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url=/"><title>Stepwell</title>
-<link rel="icon" href="/icon.svg"><a href="/">Continue</a></html>
+_OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url={root}/"><title>Stepwell</title>
+<link rel="icon" href="{root}/icon.svg"><a href="{root}/">Continue</a></html>
 """
 
 
 class AuthMiddleware:
-    """ASGI middleware that authenticates every request."""
+    """ASGI middleware that authenticates every request.
+
+    ``is_allowed`` decides about the Host header, ``schemes`` about the Origin header. A ``reusable`` token opens any
+    number of sessions, and all processes with this token accept them; any other token opens one.
+    """
 
     def __init__(
         self,
         app: Any,
-        hosts: Callable[[], Iterable[str]],
+        is_allowed: Callable[[str], bool],
         *,
         token: str | None = None,
+        reusable: bool = False,
+        schemes: Collection[str] = ("http",),
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
-        self._hosts = hosts
-        #: Opens a session in one browser. It is replaced when it was used.
+        self._is_allowed = is_allowed
+        self._schemes = schemes
+        #: Opens a session in one browser. It is replaced when it was used, unless it is reusable.
         self.token: str = token or secrets.token_urlsafe(24)
+        self._reusable = reusable
         self._used: list[str] = []
         self._on_new_token = on_new_token
         # A second secret for the cookie, because browsers keep the token in their history.
-        self._session = secrets.token_urlsafe(24)
+        self._session = (
+            hmac.new(self.token.encode(), b"stepwell session", "sha256").hexdigest()
+            if reusable
+            else secrets.token_urlsafe(24)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,13 +90,12 @@ class AuthMiddleware:
         request = Request(scope)
         headers = request.headers
         host = headers.getlist("host")
-        if len(host) != 1 or host[0] not in set(self._hosts()):
-            return PlainTextResponse(
-                "This host name is not allowed; start the playground with --allow-host NAME.\n", 403
-            )
+        if len(host) != 1 or not self._is_allowed(host[0]):
+            return PlainTextResponse("This host name is not allowed; allow it with --allow-host NAME.\n", 403)
         writes = scope["method"] not in ("GET", "HEAD")
         origins = headers.getlist("origin")
-        if any(origin != f"http://{host[0]}" for origin in origins) or (writes and len(origins) != 1):
+        own = {f"{scheme}://{host[0]}" for scheme in self._schemes}
+        if not own.issuperset(origins) or (writes and len(origins) != 1):
             return PlainTextResponse("Requests from other origins are not allowed.\n", 403)
         kinds = headers.getlist("content-type")
         if any(kind.partition(";")[0].strip().lower() != "application/json" for kind in kinds) or (
@@ -93,25 +105,30 @@ class AuthMiddleware:
         if _same(request.cookies.get(_cookie_name(host[0]), ""), self._session):
             return None
         token = request.query_params.get("token", "")
-        if scope["path"] == "/" and scope["method"] == "GET":
+        root = scope.get("root_path", "").rstrip("/")
+        # Servers and frameworks differ in whether the path has the prefix of a mounted application.
+        if scope["path"] in ("/", f"{root}/") and scope["method"] == "GET":
             if _same(token, self.token):
-                return self._open_session(host[0])
+                return self._open_session(host[0], root, is_secure=scope.get("scheme") == "https")
             if any(_same(token, used) for used in self._used):
                 return PlainTextResponse(_USED, 401)
         return PlainTextResponse(_NO_SESSION, 401)
 
-    def _open_session(self, host: str) -> Response:
-        self._used.append(self.token)
-        self.token = secrets.token_urlsafe(24)
-        if self._on_new_token is not None:
-            self._on_new_token()
-        response = Response(_OPENED, media_type="text/html")
-        response.set_cookie(_cookie_name(host), self._session, httponly=True, samesite="strict", path="/")
+    def _open_session(self, host: str, root: str, *, is_secure: bool) -> Response:
+        if not self._reusable:
+            self._used.append(self.token)
+            self.token = secrets.token_urlsafe(24)
+            if self._on_new_token is not None:
+                self._on_new_token()
+        response = Response(_OPENED.format(root=escape(root)), media_type="text/html")
+        response.set_cookie(
+            _cookie_name(host), self._session, httponly=True, samesite="strict", secure=is_secure, path=f"{root}/"
+        )
         return response
 
 
 def _cookie_name(host: str) -> str:
-    # Browsers share cookies between ports: with one name, two playgrounds would overwrite each other's.
+    # Browsers share cookies between ports: with one name, two servers would overwrite each other's.
     return f"stepwell-{host.rpartition(':')[2]}"
 
 

@@ -58,14 +58,14 @@ export function banner(text) {
 export async function act(name, body = {}) {
   let answer;
   try {
-    const response = await fetch(`/api/${name}`, {
+    const response = await fetch(`api/${name}`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
     });
     answer = response.headers.get("content-type")?.includes("json") ? await response.json() : { error: await response.text() };
   } catch {
-    answer = { error: "The playground does not respond. Is it still running in the terminal?" };
+    answer = { error: "The server does not respond. Is it still running in the terminal?" };
   }
   if (!answer.ok) toast(answer.error, "bad");
   return answer.ok ? answer : null;
