@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from stepwell.errors import InvalidOption, RunFailed
-from stepwell.nodes import Node, linear
+from stepwell.nodes import Node, NodeFlow, linear
+from stepwell.nodes.engine import journal
+from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
 from tests.servers.process import Process, free_port
 from tests.servers.redis import RedisServer
@@ -74,6 +76,58 @@ async def test_a_run_is_stored_when_the_broker_is_unavailable(caplog: pytest.Log
         handle = await adapter.CeleryRuns(app, [flow]).submit(flow, {})
         assert (await handle.status()).status == "queued"
     assert "a sweep sends it" in caplog.text
+
+
+class Sent:
+    """A Celery application whose tasks are collected, and run by the test."""
+
+    def __init__(self, flow: NodeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapter: Any = importlib.import_module("stepwell.adapters.celery")
+        celery: Any = importlib.import_module("celery")
+        self.runs = adapter.CeleryRuns(celery.Celery("none"), [flow])
+        self.tasks: list[str] = []
+        monkeypatch.setattr(self.runs, "_send", lambda flow, flow_id, **options: self.tasks.append(flow_id))
+
+    async def run(self, most: int) -> list[str]:
+        """Run up to ``most`` tasks, and return the outcomes in the order of the tasks."""
+        outcomes = []
+        while self.tasks and len(outcomes) < most:
+            outcomes.append(await self.runs._run("f", self.tasks.pop(0)))
+        return outcomes
+
+
+async def test_runs_with_a_long_node_cause_no_endless_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "WATCH", 0.0)
+    opened = asyncio.Event()
+
+    class Long(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await opened.wait()
+
+    async with MemoryStorage() as storage:
+        flow = linear(Long, name="f", storage=storage)
+        busy = [asyncio.create_task(flow.run(flow_id=f"r{number}")) for number in range(2)]
+        while len(await storage.due(RUNS)) < 2:
+            await asyncio.sleep(0.01)
+        sent = Sent(flow, monkeypatch)
+        # A sweep sends their tasks, because their runner may have died.
+        await sent.runs._sweep()
+        assert await sent.run(50) == ["busy", "busy"]
+        opened.set()
+        await asyncio.gather(*busy)
+
+
+async def test_the_end_of_a_run_sends_the_task_of_the_next_one_of_its_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with MemoryStorage() as storage:
+        flow = linear(Node(inline=True), name="f", storage=storage)
+        handles = [await flow.submit(partition="p") for _ in range(3)]
+        sent = Sent(flow, monkeypatch)
+        sent.tasks.append(handles[0].id)
+        assert await sent.run(50) == ["finished"] * 3
+        for handle in handles:
+            assert (await handle.status()).status == "finished"
 
 
 async def found(folder: Path, pattern: str, count: int) -> list[list[str]]:

@@ -715,6 +715,7 @@ async def _async_migrate(run: StoredRun) -> None: ...
     ("options", "match"),
     [
         ({"revision": 0}, "revision=0"),
+        ({"revision": 20261116}, "from 1 to 1000"),
         ({"revision": True}, "revision=True"),
         ({"revision": "2"}, "revision='2'"),
         ({"migrate": lambda run: None}, "give revision=2"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell._optional import require
 from stepwell._portal import sync
 from stepwell.codec import decode_key
-from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, UnknownRun
+from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.run_format import flow_index
 from stepwell.nodes.handle import RunHandle
@@ -29,6 +29,8 @@ from stepwell.record import RUNS, Address
 if TYPE_CHECKING:
     from celery import Celery
 
+    from stepwell.nodes.engine.execution import Execution
+    from stepwell.nodes.engine.plan import Program
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
@@ -38,8 +40,8 @@ require("celery", "celery")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: The most tasks of one flow that a sweep sends, and that follow the end of a run.
-MOST_SWEPT, MOST_FOLLOWING = 200, 4
+#: The most tasks that a sweep sends for the queue of a flow, and for its runs with a deadline in the past.
+MOST_SWEPT = 200
 
 
 class CeleryRuns:
@@ -135,15 +137,16 @@ class CeleryRuns:
         flow = self._flows.get(name)
         if flow is None:
             raise InvalidOption(f"flow {name!r} of run {flow_id!r} is not one of the flows of this application")
+        started = False
+
+        def new_execution(program: Program, flow_id: str) -> Execution:
+            nonlocal started
+            started = True
+            return flow._new_execution(program, flow_id)
+
         try:
             await runs.resume(
-                flow,
-                flow_id,
-                ...,
-                storage=self._storage,
-                new_execution=flow._new_execution,
-                wait=0,
-                by_worker=True,
+                flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0, by_worker=True
             )
         except Parked:
             return "parked"
@@ -153,24 +156,30 @@ class CeleryRuns:
         except (RunCancelled, RunFinished, UnknownRun):
             return "ended"
         finally:
-            # Its end may have started the next run of its partition.
-            await self._send_due(flow, MOST_FOLLOWING, queued=False)
+            if started:
+                await self._send_next(flow, flow_id)
         return "finished"
+
+    async def _send_next(self, flow: NodeFlow, flow_id: str) -> None:
+        """Send the task of the next run of the partition of a run, which may have ended."""
+        try:
+            following = await partitions.following(self._storage, flow._title(), flow.revision, flow_id)
+        except StepwellError as error:
+            logger.warning("the run after %r was not sent yet (%s); a sweep sends it", flow_id, error)
+            return
+        if following is not None:
+            await asyncio.to_thread(self._send, flow._title(), following)
 
     async def _sweep(self) -> None:
         """Send a task for each run that can be taken now."""
         for flow in self._flows.values():
             await self._repairs.check(flow._title(), flow.revision)
-            await self._send_due(flow, MOST_SWEPT, queued=True)
-
-    async def _send_due(self, flow: NodeFlow, limit: int, *, queued: bool) -> None:
-        found: list[Address] = []
-        for revision in range(1, flow.revision + 1):
-            index = flow_index(flow._title(), revision)
-            found += [due.address for due in await self._storage.due(RUNS, flow=index, limit=limit)]
-            if queued:
-                found += await self._storage.queued(RUNS, index, limit=limit)
-        for address in found:
-            # The next sweep finds the run again if no worker was free for it.
-            expires = self._sweep_seconds if queued else None
-            await asyncio.to_thread(self._send, flow._title(), str(decode_key(address.key)), expires=expires)
+            found: list[Address] = []
+            for revision in range(1, flow.revision + 1):
+                index = flow_index(flow._title(), revision)
+                found += [due.address for due in await self._storage.due(RUNS, flow=index, limit=MOST_SWEPT)]
+                found += await self._storage.queued(RUNS, index, limit=MOST_SWEPT)
+            for address in found:
+                flow_id = str(decode_key(address.key))
+                # The next sweep finds the run again if no worker was free for it.
+                await asyncio.to_thread(self._send, flow._title(), flow_id, expires=self._sweep_seconds)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Migrate", "StoredRun", "check_deploy_options", "migrated"]
 
 
+#: The highest revision. Workers look for runs of each earlier revision.
+MOST_REVISIONS = 1000
+
+
 @dataclass(slots=True, kw_only=True)
 class StoredRun:
     """A run of an earlier revision, as ``NodeFlow(migrate=...)`` gets it.
@@ -50,8 +54,10 @@ Migrate = Callable[[StoredRun], None]
 
 def check_deploy_options(revision: object, migrate: object, renamed: Mapping[str, str] | None) -> None:
     """Raise ``InvalidOption`` unless these can be options of a flow."""
-    if type(revision) is not int or revision < 1:
-        raise InvalidOption(f"revision={revision!r}: give a whole number of at least 1")
+    if type(revision) is not int or not 1 <= revision <= MOST_REVISIONS:
+        raise InvalidOption(
+            f"revision={revision!r}: give a whole number from 1 to {MOST_REVISIONS}, and increase it by 1"
+        )
     if migrate is not None:
         if not callable(migrate) or inspect.iscoroutinefunction(migrate):
             raise InvalidOption(f"migrate={migrate!r}: give a def function that takes the run")

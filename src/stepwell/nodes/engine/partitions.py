@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from stepwell.codec.keys import encode_key
+from stepwell.codec.keys import decode_key, encode_key
 from stepwell.errors import InvalidOption, LeaseLost, RecordExists, RunBusy, StepwellError, VersionChanged
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.run_format import flow_index, table_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepwell.slot import Slot
     from stepwell.storage import Storage
 
-__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "hand_over", "queue_name"]
+__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "following", "hand_over", "queue_name"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -117,6 +117,17 @@ async def activate_if_first(storage: Storage, name: str, address: Address) -> No
     """Give a run of a partition a deadline if it is the first of its queue."""
     if await storage.queued(RUNS, name, limit=1) == [address]:
         await _activate(storage, address)
+
+
+async def following(storage: Storage, flow: str, revision: int, flow_id: str) -> str | None:
+    """Return the id of the first waiting run of the partition of a run, or ``None``."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    if table is None or "partition" not in table:
+        return None
+    first = await _first(storage, flow, revision, table["partition"])
+    return None if first is None else str(decode_key(first[0].key))
 
 
 class Repairs:
