@@ -10,7 +10,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import demo, doctor, editing, play, reading, run
+from stepwell.cli import completion, demo, diagram, doctor, editing, moving, new, play, reading, run
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -147,6 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     reading.add(commands)
     editing.add(commands)
     doctor.add(commands)
+    moving.add(commands)
+    diagram.add(commands)
+    new.add(commands)
+    completion.add(commands)
     return parser
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from stepwell.cli.command import import_code
 from stepwell.errors import UsageError
+from stepwell.fsm import FSM, Router
 from stepwell.nodes import NodeFlow
 
-__all__ = ["flow_named", "load", "node_flows"]
+__all__ = ["flow_named", "load", "node_flows", "used", "used_values"]
 
 
 def load(given: str) -> tuple[Any, list[str]]:
@@ -52,3 +53,33 @@ def flow_named(given: str, name: str) -> NodeFlow:
         if flow._title() == name:
             return flow
     raise UsageError(f"{given} has the flow {', '.join(repr(each._title()) for each in flows)}, not {name!r}")
+
+
+def used_values(given: str, url: str) -> list[Any]:
+    """Return the values that ``module:name`` names, or all values of a module.
+
+    Those of a module include the router that its ``make_router`` makes for a storage.
+    """
+    module, names = load(given)
+    values = [getattr(module, name) for name in names] or list(vars(module).values())
+    make = getattr(module, "make_router", None)
+    if callable(make) and not names:
+        values.append(make(url))
+    return values
+
+
+def used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:
+    """Return the machines and node flows of files and modules; raise ``UsageError`` if one of them has none."""
+    machines: dict[int, FSM] = {}
+    flows: list[NodeFlow] = []
+    for given in code:
+        before = len(machines) + len(flows)
+        for value in used_values(given, url):
+            fsm = value.fsm if isinstance(value, Router) else value
+            if isinstance(fsm, FSM):
+                machines[id(fsm)] = fsm
+            elif isinstance(value, NodeFlow):
+                flows.append(value)
+        if len(machines) + len(flows) == before:
+            raise UsageError(f"{given} has no router, FSM or NodeFlow")
+    return list(machines.values()), flows

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from stepwell.botfile import load_module
+from stepwell.cli.output import note
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.storage import Storage
 from stepwell.storage.sqlite import SQLiteStorage
@@ -24,6 +25,7 @@ __all__ = [
     "Commands",
     "Work",
     "add_command",
+    "add_yes",
     "assignment",
     "duration",
     "import_code",
@@ -150,3 +152,22 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add ``--yes`` and ``--dry-run``."""
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="show what would change, and change nothing")
+
+
+def confirmed(options: argparse.Namespace, question: str) -> bool:
+    """Ask, unless ``--yes`` is given; return whether to go on."""
+    if options.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError("nothing was changed: there is no terminal to ask; pass --yes, or --dry-run to look first")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    note("nothing was changed")
+    return False

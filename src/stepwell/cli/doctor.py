@@ -6,14 +6,10 @@ import argparse
 import asyncio
 import os
 import sys
-from typing import Any
 
-from stepwell.cli.code import load
+from stepwell.cli.code import used
 from stepwell.cli.command import Commands, add_command, import_code, storage_at, url_of
 from stepwell.cli.output import cell, print_json
-from stepwell.errors import UsageError
-from stepwell.fsm import FSM, Router
-from stepwell.nodes import NodeFlow
 from stepwell.operate.doctor import Finding, diagnose
 
 __all__ = ["add"]
@@ -42,7 +38,7 @@ def _doctor(options: argparse.Namespace) -> int:
     for given in options.imports:
         import_code(given)
     url = url_of(options)
-    machines, flows = _used(options.code, url)
+    machines, flows = used(options.code, url)
 
     async def run() -> list[Finding]:
         found = []
@@ -66,27 +62,6 @@ def _doctor(options: argparse.Namespace) -> int:
         warnings = sum(each.level == "warn" for each in found)
         print(f"{len(found)} checks, {warnings} warnings, {failed} failures")
     return 1 if failed else 0
-
-
-def _used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:
-    """Return the machines and node flows of the given files and modules."""
-    machines: dict[int, FSM] = {}
-    flows: list[NodeFlow] = []
-    for given in code:
-        module, names = load(given)
-        values: list[Any] = [getattr(module, name) for name in names] or list(vars(module).values())
-        make = getattr(module, "make_router", None)
-        if callable(make) and not names:
-            values.append(make(url))
-        for value in values:
-            fsm = value.fsm if isinstance(value, Router) else value
-            if isinstance(fsm, FSM):
-                machines[id(fsm)] = fsm
-            elif isinstance(value, NodeFlow):
-                flows.append(value)
-        if not machines and not flows:
-            raise UsageError(f"{given} has no router, FSM or NodeFlow")
-    return list(machines.values()), flows
 
 
 def _print(finding: Finding) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
 
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import (
     Commands,
     Work,
     add_command,
+    add_yes,
     assignment,
+    confirmed,
     duration,
     json_or_text,
     positive,
     with_storage,
 )
-from stepwell.cli.output import cell, json_text, note, print_json
+from stepwell.cli.output import cell, json_text, report
 from stepwell.cli.reading import print_record, run_json
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError, VersionChanged
@@ -94,7 +94,7 @@ def add(commands: Commands) -> None:
     resume.add_argument("--status", choices=("failed", "stuck"), help="all runs of this status, instead of one id")
     resume.add_argument("--flow", metavar="NAME", help="with --status: only runs of this flow")
     resume.add_argument("--limit", type=positive, metavar="N", help="with --status: the most runs")
-    _add_yes(resume)
+    add_yes(resume)
 
     cancel = add_command(
         commands,
@@ -105,7 +105,7 @@ def add(commands: Commands) -> None:
     )
     cancel.add_argument("ids", nargs="+", metavar="id", help="the id of a run")
     cancel.add_argument("--reason", help="why; stored with the run")
-    _add_yes(cancel)
+    add_yes(cancel)
 
     answer = add_command(
         commands,
@@ -116,7 +116,7 @@ def add(commands: Commands) -> None:
     )
     answer.add_argument("id", help="the id of the run or of its wait")
     answer.add_argument("value", help="the answer, as JSON or text")
-    _add_yes(answer)
+    add_yes(answer)
 
 
 def _add_record(parser: argparse.ArgumentParser) -> None:
@@ -129,25 +129,7 @@ def _add_edit(parser: argparse.ArgumentParser) -> None:
         "--version", metavar="VERSION", help="refuse unless the record has this version, as show prints it"
     )
     parser.add_argument("--wait", type=duration, default=5.0, metavar="TIME", help="wait for a handler (default: 5s)")
-    _add_yes(parser)
-
-
-def _add_yes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--dry-run", action="store_true", help="show what would change, and change nothing")
-
-
-def _confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Ask, unless ``--yes`` is given; return whether to go on."""
-    if options.yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UsageError("nothing was changed: there is no terminal to ask; pass --yes, or --dry-run to look first")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return True
-    note("nothing was changed")
-    return False
+    add_yes(parser)
 
 
 def _who() -> str:
@@ -190,12 +172,12 @@ def _set(options: argparse.Namespace) -> int:
         if not options.json:
             _print_changes(before, changes)
         if options.dry_run:
-            return _report(options, {"changed": False, "record": asdict(before)}, "nothing was changed (dry run)")
-        if not _confirmed(options, f"Change {before.bot} {before.key}?"):
+            return report(options, {"changed": False, "record": asdict(before)}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Change {before.bot} {before.key}?"):
             return 1
         await edits.edit(storage, address, changes, version=version, who=_who(), wait=options.wait)
         after = view(storage, address, await read(storage, address))
-        return _report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
+        return report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
 
     return with_storage(options, work)
 
@@ -223,11 +205,11 @@ def _deletion(options: argparse.Namespace, delete: Callable[..., Awaitable[None]
             print_record(before)
         told = {"bot": before.bot, "key": before.key, "version": version_text(version)}
         if options.dry_run:
-            return _report(options, {done: False, **told}, "nothing was changed (dry run)")
-        if not _confirmed(options, f"{verb} {before.bot} {before.key}?"):
+            return report(options, {done: False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, f"{verb} {before.bot} {before.key}?"):
             return 1
         await delete(storage, address, version=version, who=_who(), wait=options.wait)
-        return _report(options, {done: True, **told}, done)
+        return report(options, {done: True, **told}, done)
 
     return work
 
@@ -256,21 +238,13 @@ def _forget(options: argparse.Namespace) -> int:
                 print(f"{cell(bot)}: {len(keys)} records: {', '.join(map(cell, keys[:10]))}")
         if options.dry_run or not found:
             text = "nothing was changed (dry run)" if found else "there are no such records"
-            return _report(options, {"forgotten": 0, "records": found}, text)
-        if not _confirmed(options, f"Delete these {sum(map(len, found.values()))} records and all traces of them?"):
+            return report(options, {"forgotten": 0, "records": found}, text)
+        if not confirmed(options, f"Delete these {sum(map(len, found.values()))} records and all traces of them?"):
             return 1
         count = sum([await edits.forget_all(storage, bot, **peer, who=_who()) for bot in found])
-        return _report(options, {"forgotten": count, "records": found}, f"deleted {count} records")
+        return report(options, {"forgotten": count, "records": found}, f"deleted {count} records")
 
     return with_storage(options, work)
-
-
-def _report(options: argparse.Namespace, result: dict[str, Any], text: str) -> int:
-    if options.json:
-        print_json(result)
-    else:
-        print(text)
-    return 0
 
 
 # Runs
@@ -291,12 +265,12 @@ def _resume(options: argparse.Namespace) -> int:
             for run in found:
                 print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
         if options.dry_run or not found:
-            return _report(options, {"resumed": [], "runs": ids}, "nothing was changed")
-        if not _confirmed(options, f"Put these {len(found)} runs into the queue again?"):
+            return report(options, {"resumed": [], "runs": ids}, "nothing was changed")
+        if not confirmed(options, f"Put these {len(found)} runs into the queue again?"):
             return 1
         done = [run.flow_id for run in found if await runs.retry(storage, run, who=_who())]
         text = f"put {len(done)} runs into the queue; a worker continues them"
-        return _report(options, {"resumed": done, "runs": ids}, text)
+        return report(options, {"resumed": done, "runs": ids}, text)
 
     async def one(storage: Storage) -> int:
         run = await runs.show_run(storage, options.id)
@@ -309,18 +283,18 @@ def _resume(options: argparse.Namespace) -> int:
         if not options.json:
             print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
         if options.dry_run:
-            return _report(options, {"resumed": False, "run": run_json(run)}, "nothing was changed (dry run)")
-        if not _confirmed(options, f"Resume run {run.flow_id}?"):
+            return report(options, {"resumed": False, "run": run_json(run)}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Resume run {run.flow_id}?"):
             return 1
         if flow is None:
             done = await runs.retry(storage, run, who=_who())
             text = "put into the queue; a worker continues it" if done else "another process resumes it"
-            return _report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
+            return report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
         try:
             shared = await flow.resume(options.id, storage=storage)
         except Parked as parked:
             waiting = run_json(await runs.show_run(storage, run.flow_id))
-            return _report(
+            return report(
                 options, {"resumed": True, "run": waiting}, f"the run goes on, and waits: {cell(str(parked))}"
             )
         except StepwellError:
@@ -329,7 +303,7 @@ def _resume(options: argparse.Namespace) -> int:
             raise UsageError(f"run {run.flow_id!r} failed again: {type(error).__name__}: {error}") from error
         result = runs.shown_value(shared)
         text = f"finished: {json_text(result, indent=2)}"
-        return _report(options, {"resumed": True, "finished": True, "shared": result}, text)
+        return report(options, {"resumed": True, "finished": True, "shared": result}, text)
 
     return with_storage(options, many if options.id is None else one)
 
@@ -342,12 +316,12 @@ def _cancel(options: argparse.Namespace) -> int:
                 print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
         ids = [run.flow_id for run in found]
         if options.dry_run:
-            return _report(options, {"cancelled": [], "runs": ids}, "nothing was changed (dry run)")
-        if not _confirmed(options, f"Cancel {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
+            return report(options, {"cancelled": [], "runs": ids}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Cancel {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
         for each in ids:
             await runs.cancel(storage, each, options.reason, who=_who())
-        return _report(options, {"cancelled": ids, "runs": ids}, f"cancelled {len(ids)} runs")
+        return report(options, {"cancelled": ids, "runs": ids}, f"cancelled {len(ids)} runs")
 
     return with_storage(options, work)
 
@@ -363,11 +337,11 @@ def _answer(options: argparse.Namespace) -> int:
             print(f"{cell(run.flow_id)} asks at {cell(wait.node)}: {json_text(question)}")
         told = {"run": run.flow_id, "wait": wait.id, "question": question}
         if options.dry_run:
-            return _report(options, {"answered": False, **told}, "nothing was changed (dry run)")
-        if not _confirmed(options, "Answer it?"):
+            return report(options, {"answered": False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, "Answer it?"):
             return 1
         # The id of the wait that was shown: the run may ask another question meanwhile.
         await runs.answer(storage, wait.id, value, who=_who())
-        return _report(options, {"answered": True, **told}, "answered; a worker continues the run")
+        return report(options, {"answered": True, **told}, "answered; a worker continues the run")
 
     return with_storage(options, work)

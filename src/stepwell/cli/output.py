@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-__all__ = ["ago", "cell", "json_text", "moment", "note", "print_json", "print_table", "span"]
+__all__ = ["ago", "cell", "json_text", "moment", "note", "print_json", "print_table", "report", "span"]
 
 #: Characters that change the terminal or the direction of text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -47,6 +48,15 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def note(text: str) -> None:
     """Print a message that is not part of the result, to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def report(options: argparse.Namespace, result: dict[str, Any], text: str) -> int:
+    """Print the result of a command as JSON or as a text, and return exit code 0."""
+    if options.json:
+        print_json(result)
+    else:
+        print(text)
+    return 0
 
 
 def span(seconds: float) -> str:

@@ -1,0 +1,154 @@
+"""``copy``, ``migrate``, ``diagram``, ``new`` and ``completion``."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepwell import open_storage
+from stepwell.nodes import NodeFlow, Parked, Wait
+from tests.backends import Backend
+from tests.cli.conftest import Command
+
+OLD = """
+from stepwell.fsm import FSM, Flow, Router, state
+
+class Order(Flow, name="order", revision=2):
+    item = state()
+    street = state()
+
+    @classmethod
+    def migrate(cls, revision, state, data):
+        if data["name"] == "Bob":
+            raise ValueError("Bob stays")
+        return ("street" if state == "address" else state), data
+
+def make_router(storage):
+    return Router(FSM("shop", storage=storage, flows=[Order]))
+"""
+
+
+async def test_copy_moves_everything_to_another_storage(
+    url: str, command: Command, shared_backend: Backend, tmp_path: Path
+) -> None:
+    with pytest.raises(Parked):
+        await NodeFlow(Wait("ask"), name="refund").run({}, storage=shared_backend.storage(url), flow_id="asks")
+    target = f"sqlite:///{tmp_path}/target.db"
+    dry = await command("copy", url, target, "--dry-run", "--json")
+    assert dry.json == {"copied": False, "records": {"runs": 1, "shop": 3}}
+    assert not (tmp_path / "target.db").exists()
+    done = (await command("copy", url, target, "--yes", "--json")).json
+    assert (done["written"], done["verified"], done["damaged"]) == (4, 4, [])
+    again = (await command("copy", url, target, "--yes", "--json")).json
+    assert (again["written"], again["same"]) == (0, 4)
+    found = (await command("ls", "shop", "--storage", target, "--json")).json["records"]
+    assert sorted(each["key"] for each in found) == ["(42,42)", "(43,43)", "(44,44)"]
+    assert (await command("runs", "asks", "--storage", target, "--json")).json["status"] == "parked"
+
+
+async def test_copy_takes_single_bots(url: str, command: Command, tmp_path: Path) -> None:
+    target = f"sqlite:///{tmp_path}/target.db"
+    done = await command("copy", url, target, "--bot", "nobody", "--yes")
+    assert done.code == 1
+    assert "no records of the bot 'nobody'" in done.err
+    assert (await command("copy", url, target, "--bot", "shop", "--runs", "--yes", "--json")).json["written"] == 3
+    assert (await command("copy", url, target)).code == 1
+
+
+async def test_migrate_moves_records_to_the_present_revision(url: str, command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "bot_of_migrate.py"
+    file.write_text(OLD)
+    dry = (await command("migrate", str(file), "--dry-run", "--json")).json
+    assert (dry["old"], dry["migrated"]) == ({"shop": 3}, {})
+    done = await command("migrate", str(file), "--yes")
+    assert done.code == 1
+    assert "migrated 2 records" in done.out
+    assert "not migrated: shop (43,43)" in done.err
+    record = (await command("show", "shop", "42", "--json")).json
+    assert (record["state"], record["revision"]) == ("street", 2)
+
+
+async def test_migrate_without_code_migrates_the_tables(tmp_path: Path, command: Command) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url):
+        pass
+    assert (await command("migrate", "--storage", url, "--json")).json["schema"] >= 4
+
+
+async def test_diagram_prints_the_flows_of_a_file(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "flows_of_diagram.py"
+    file.write_text(
+        OLD + "\nfrom stepwell.nodes import NodeFlow, Wait\nrefund = NodeFlow(Wait('ask'), name='refund')\n"
+    )
+    both = await command("diagram", str(file))
+    assert both.code == 0
+    assert "%% order\nstateDiagram-v2" in both.out
+    assert "%% refund\nflowchart TD" in both.out
+    one = await command("diagram", str(file), "--flow", "order")
+    assert one.out.startswith("stateDiagram-v2")
+    assert list((await command("diagram", f"{file}:refund", "--json")).json["flows"]) == ["refund"]
+    for arguments, message in (
+        ([str(file), "--flow", "nope"], "has no flow 'nope'; it has 'order', 'refund'"),
+        ([f"{file}:nope"], "has no 'nope'"),
+        ([str(tmp_path / "nope.py")], "does not exist"),
+        (["json"], "json has no flows"),
+    ):
+        done = await command("diagram", *arguments)
+        assert (done.code, done.out) == (1, "")
+        assert message in done.err
+
+
+@pytest.mark.parametrize("kind", ["bot", "flow"])
+async def test_the_tests_of_a_new_project_pass_as_written(
+    kind: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = (await command("new", kind, "my-shop", "--json")).json["written"]
+    names = {f"{kind}.py", f"test_{kind}.py", "pyproject.toml", "Dockerfile", "README.md", ".gitignore"}
+    assert {Path(each).name for each in written} == names
+    assert not any("@name@" in Path(each).read_text() for each in written)
+    tests = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(tests, cwd="my-shop", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache"]
+    checked = subprocess.run(ruff, cwd="my-shop", capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    again = await command("new", kind, "my-shop")
+    assert (again.code, again.err) == (1, "stepwell: my-shop exists already; choose another name\n")
+    drawn = await command("diagram", f"my-shop/{kind}.py")
+    assert drawn.code == 0
+
+
+async def test_a_name_that_cannot_be_a_folder_is_refused(command: Command) -> None:
+    done = await command("new", "bot", "../shop")
+    assert done.code == 1
+    assert "is not a name for a project" in done.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_knows_all_commands_and_options(shell: str, command: Command) -> None:
+    script = await command("completion", shell)
+    assert script.code == 0
+    for word in ("doctor", "timers", "dry-run"):
+        assert word in script.out
+    program = shutil.which(shell)
+    if program is not None and shell != "zsh":
+        assert subprocess.run([program, "-n"], input=script.out, text=True, check=False).returncode == 0
+
+
+def test_bash_completes_commands() -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    code = f"""
+        eval "$({sys.executable} -m stepwell completion bash)"
+        COMP_WORDS=(stepwell do); COMP_CWORD=1; _stepwell; echo "${{COMPREPLY[*]}}"
+        COMP_WORDS=(stepwell timers --ov); COMP_CWORD=2; _stepwell; echo "${{COMPREPLY[*]}}"
+    """
+    done = subprocess.run([bash, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "doctor\n--overdue\n"
