@@ -35,7 +35,9 @@ class RecordBusy(Busy):
 
     def __init__(self, place: str, waited: float) -> None:
         super().__init__(place, waited)
-        self.args = (f"a handler still holds {place} after {waited:g} s, nothing was changed; try again later",)
+        self.args: tuple[object, ...] = (
+            f"a handler still holds {place} after {waited:g} s, nothing was changed; try again later",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
