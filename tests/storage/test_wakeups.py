@@ -24,6 +24,16 @@ async def test_a_notice_of_another_thread_wakes_the_listener_in_its_own_loop() -
     assert woken.empty()
 
 
+async def test_a_listener_that_is_removed_is_not_called_for_an_earlier_notice() -> None:
+    storage = MemoryStorage()
+    woken = asyncio.Event()
+    end = storage.listen("t", woken.set)
+    await storage.notify("t")
+    end()
+    await asyncio.sleep(0)
+    assert not woken.is_set()
+
+
 async def test_two_storages_in_memory_do_not_wake_each_other() -> None:
     one, other = MemoryStorage(), MemoryStorage()
     woken: list[str] = []

@@ -212,17 +212,24 @@ class Storage(Facade):
         storage is open.
         """
         check_topic(topic)
-        remove = add_listener(self.wake_key, topic, callback)
-        if self._channel is None:
-            return remove
-        remove_remote = self._channel.add(topic, callback)
-        if self._loop is asyncio.get_running_loop():
-            self._channel.start()
+        ended = False
+
+        def call() -> None:
+            # A notice may have arrived just before the end.
+            if not ended:
+                callback()
 
         def end() -> None:
-            remove()
-            remove_remote()
+            nonlocal ended
+            ended = True
+            for remove in removes:
+                remove()
 
+        removes = [add_listener(self.wake_key, topic, call)]
+        if self._channel is not None:
+            removes.append(self._channel.add(topic, call))
+            if self._loop is asyncio.get_running_loop():
+                self._channel.start()
         return end
 
     # Shared by all backends

@@ -1,20 +1,10 @@
--- Return the keys of one namespace whose deadline has passed, earliest first.
+-- Return the keys of one namespace whose deadline has passed, earliest first, in each index.
 --
--- KEYS: "-", an index of deadlines (d: or f:).
+-- KEYS: "-", indexes of deadlines (d: or f:).
 -- ARGV: now, width, the latest deadline ("": now), the limit, the namespace, and the deadline and key of the last
--- entry of the previous page, or two empty strings. Returns key, deadline, key, deadline.
+-- entry of the previous page, or two empty strings. Returns key, deadline, key, deadline for each.
 
-local prefix = sub(KEYS[2], 1, width)
 local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
-if sub(KEYS[2], width + 1, width + 1) == 'f' and call('EXISTS', prefix .. 'i:' .. space) == 0 then
-  -- Build the index by flow once, for the deadlines that an earlier release has stored.
-  local all = call('ZRANGEBYSCORE', prefix .. 'd:' .. space, '-inf', '+inf', 'WITHSCORES')
-  for n = 1, #all, 2 do
-    local flow = call('HGET', prefix .. 'r:' .. space .. '/' .. all[n], '$f')
-    call('ZADD', flow_deadlines(prefix, space, flow), all[n + 1], all[n])
-  end
-  call('SET', prefix .. 'i:' .. space, '1')
-end
 if before == '' then
   before = now_text
 end
@@ -30,21 +20,39 @@ local function greater(a, b)
   return #a > #b
 end
 
-local due = {}
-local offset = 0
-local lowest = last == '' and '-inf' or last
-repeat
-  local found = call('ZRANGEBYSCORE', KEYS[2], lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
-  for n = 1, #found, 2 do
-    local key, deadline = found[n], found[n + 1]
-    if last == '' or tonumber(deadline) > tonumber(last) or greater(key, last_key) then
-      local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
-      if not (expires and tonumber(expires) <= now) and #due < 2 * most then
-        due[#due + 1] = key
-        due[#due + 1] = deadline
+local function of(index)
+  local prefix = sub(index, 1, width)
+  if sub(index, width + 1, width + 1) == 'f' and call('EXISTS', prefix .. 'i:' .. space) == 0 then
+    -- Build the index by flow once, for the deadlines that an earlier release has stored.
+    local all = call('ZRANGEBYSCORE', prefix .. 'd:' .. space, '-inf', '+inf', 'WITHSCORES')
+    for n = 1, #all, 2 do
+      local flow = call('HGET', prefix .. 'r:' .. space .. '/' .. all[n], '$f')
+      call('ZADD', flow_deadlines(prefix, space, flow), all[n + 1], all[n])
+    end
+    call('SET', prefix .. 'i:' .. space, '1')
+  end
+  local due = {}
+  local offset = 0
+  local lowest = last == '' and '-inf' or last
+  repeat
+    local found = call('ZRANGEBYSCORE', index, lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
+    for n = 1, #found, 2 do
+      local key, deadline = found[n], found[n + 1]
+      if last == '' or tonumber(deadline) > tonumber(last) or greater(key, last_key) then
+        local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
+        if not (expires and tonumber(expires) <= now) and #due < 2 * most then
+          due[#due + 1] = key
+          due[#due + 1] = deadline
+        end
       end
     end
-  end
-  offset = offset + most
-until #found < 2 * most or #due >= 2 * most
-return due
+    offset = offset + most
+  until #found < 2 * most or #due >= 2 * most
+  return due
+end
+
+local all = {}
+for n = 2, #KEYS do
+  all[n - 1] = of(KEYS[n])
+end
+return all

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
@@ -329,7 +329,7 @@ class RedisStorage(Storage):
             indexes = [(tag, keys.flow_deadlines(tag, space, flow)) for tag in range(TAGS)]
 
         async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[tuple[float, str]]]:
-            replies = await self._ask(_DUE, indexes, [(latest, str(most), space, *last)] * len(indexes))
+            replies = await self._ask_same(_DUE, indexes, (latest, str(most), space, *last))
             return [list(zip(map(float, reply[1::2]), reply[::2], strict=True)) for reply in replies]
 
         found = await _first_of(ask, indexes, limit)
@@ -339,7 +339,7 @@ class RedisStorage(Storage):
         space = space_of(namespace)
 
         async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
-            return await self._ask(_QUEUED, indexes, [(name, str(most), space)] * len(indexes))
+            return await self._ask_same(_QUEUED, indexes, (name, str(most), space))
 
         entries = await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
         return [Address(namespace, key_of(entry)) for entry in entries]
@@ -349,7 +349,7 @@ class RedisStorage(Storage):
         first = max(prefix, f"{after}{END}") if after else prefix
 
         async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
-            return await self._ask(_QUEUES, indexes, [(first, prefix, str(most), space)] * len(indexes))
+            return await self._ask_same(_QUEUES, indexes, (first, prefix, str(most), space))
 
         return await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
 
@@ -405,6 +405,19 @@ class RedisStorage(Storage):
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
         return [reply for reply, _ in await self._server.call(_ASIDE, requests)]
+
+    async def _ask_same(
+        self, script: Script, indexes: Sequence[tuple[int, str]], row: tuple[str, ...]
+    ) -> list[list[Any]]:
+        """Call a script that reads any number of indexes: once, or in a Cluster once for each of them."""
+        if self._server.spread:
+            return [reply for (reply,) in await self._ask(script, indexes, [row] * len(indexes))]
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        names = [f"{self._keys.prefixes[0]}-", *(index for _, index in indexes)]
+        command = ("EVALSHA", script.sha, str(len(names)), *names, self._now(), self._keys.width, *row)
+        ((reply, _),) = await self._server.call(_ASIDE, [Request(0, script, command)])
+        return cast("list[list[Any]]", reply)
 
 
 #: A queued record or the name of a queue, or a deadline with its key.
