@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import StateStorage, Storage
 from stepwell.errors import FlowChanged, RunFinished, UnknownRun, Unstorable, UsageError
-from stepwell.nodes import Node, NodeFlow, Wait, linear, parallel, worker
+from stepwell.nodes import Node, NodeFlow, RunHandle, Wait, linear, parallel, worker
 from stepwell.nodes.engine import mail
 from stepwell.nodes.engine.journal import Journal
 from stepwell.record import RUNS, Version
@@ -243,6 +243,28 @@ async def test_answers_to_both_waits_are_used_at_once(storage: Storage) -> None:
     ids = await waits_of(flow)
     await asyncio.gather(flow.answer(ids["right"], 2), flow.answer(ids["left"], 1))
     assert await flow.resume("r") == {"left": 1, "right": 2}
+
+
+async def test_an_answer_by_the_id_of_a_run_with_two_waits_is_refused(storage: Storage) -> None:
+    flow = NodeFlow(start=parallel(Wait("left"), Wait("right")), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    ids = await waits_of(flow)
+    for call in (flow.answer("r", 1), flow.resume("r", 1), RunHandle("r", flow).answer(1)):
+        with pytest.raises(UsageError, match="'r' has several open waits; answer one of them by its id") as refused:
+            await call
+        assert all(repr(each) in str(refused.value) for each in ids.values())
+    await parked(flow.resume(ids["left"], 1))
+    assert await flow.resume("r", 2) == {"left": 1, "right": 2}
+
+
+async def test_the_answer_that_a_run_failed_on_is_replaced_while_another_wait_is_open(storage: Storage) -> None:
+    flow = NodeFlow(start=parallel(Amount("left"), Wait("right")), storage=storage)
+    await parked(flow.run(flow_id="r"))
+    ids = await waits_of(flow)
+    with pytest.raises(ValueError, match="ten"):
+        await flow.resume(ids["left"], "ten")
+    await parked(flow.resume("r", "10"))
+    assert await flow.resume("r", 2) == {"amounts": [10], "right": 2}
 
 
 async def test_run_true_continues_here(storage: Storage) -> None:

@@ -149,6 +149,15 @@ async def test_what_cannot_be_run_is_refused_when_it_is_submitted(storage: Stora
     assert [run async for run in flow.runs()] == []
 
 
+async def test_a_run_is_not_submitted_to_the_memory_of_a_process_without_a_storage(storage: Storage) -> None:
+    flow = linear(Say([], "a"), name="unstored")
+    for call in (flow.submit(), flow.status("r"), flow.resume("r"), RunHandle("r", flow).result()):
+        with pytest.raises(InvalidOption, match="flow 'unstored' has no storage"):
+            await call
+    handle = await flow.submit(storage=storage)
+    assert (await handle.status()).status == "queued"
+
+
 async def test_params_and_keep_of_a_submitted_run(storage: Storage) -> None:
     class Params(Node):
         def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
@@ -180,6 +189,17 @@ async def test_a_result_waits_through_waits_and_gives_up_after_its_timeout(stora
     await StateStorage(storage).cleanup(handle.id)
     with pytest.raises(UnknownRun):
         await handle.result(timeout=60)
+
+
+async def test_the_timeout_of_a_result_names_the_status_of_the_run() -> None:
+    async with MemoryStorage() as storage:
+        flow = linear(Wait("ask"), name="asking", storage=storage)
+        handle = await flow.submit({})
+        with pytest.raises(TimeoutError, match=r"is queued \(does a worker have flow 'asking' .* after 0\.2 s"):
+            await handle.result(timeout=0.2)
+        await flow.pause(handle.id)
+        with pytest.raises(TimeoutError, match="is paused"):
+            await handle.result(timeout=0.2)
 
 
 async def test_a_queued_run_can_be_resumed_here_and_is_not_run_twice(storage: Storage) -> None:

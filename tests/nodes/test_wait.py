@@ -422,9 +422,9 @@ async def test_the_earliest_of_several_timeouts_fires_first(timed: Storage, cloc
     flow = NodeFlow(start=both, storage=timed)
     await parked(flow.run(flow_id="r"))
     clock.advance(50)
-    await parked(flow.resume("r"))
+    slow = await parked(flow.resume("r"))
     assert [wait.question for wait in (await flow.status("r")).waits] == [None, None]
-    await parked(flow.resume("r", "in time"))
+    await parked(flow.resume(slow.id, "in time"))
     clock.advance(100)
     rest = await parked(flow.resume("r"))
     assert rest.node.endswith("never")
@@ -706,8 +706,12 @@ def _held(storage: Storage, flow_id: str, *, wait: float) -> Slot:
 async def test_a_worker_wants_flows_of_one_storage() -> None:
     with pytest.raises(InvalidOption, match="at least one"):
         worker([])
-    with pytest.raises(InvalidOption, match="different names"):
+    with pytest.raises(InvalidOption, match="are named 'flow'"):
         worker([NodeFlow(), NodeFlow()])
+    with pytest.raises(InvalidOption, match=r"write worker\(\[flow\]\)"):
+        worker(NodeFlow())  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="runs flows, not <class"):
+        worker([Wait])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="different storages"):
         worker([NodeFlow(name="a", storage=MemoryStorage()), NodeFlow(name="b", storage=MemoryStorage())])
 

@@ -314,8 +314,8 @@ class NodeFlow(NodeGraph):
 
         ``flow_id`` is the id of the run or of one of its waits. With the id of a wait, ``value`` answers that wait,
         once: a second answer is ignored, and the run continues or returns its state. With the id of the run,
-        ``value`` answers its current wait, or replaces the answer that it failed on. If the runner of the run has
-        died, this waits until its lease has ended.
+        ``value`` answers its open wait, or replaces the answer that it failed on; with several open waits this raises
+        ``UsageError``. If the runner of the run has died, this waits until its lease has ended.
         """
         async with runs.storage_for(self, storage) as found:
             new_execution = partial(self._new_execution, concurrency=concurrency, on_event=on_event)
@@ -348,8 +348,8 @@ class NodeFlow(NodeGraph):
 
         A worker takes up a parked run at once; with ``run=True`` this call continues it, and returns its final state as
         :meth:`resume` does. A busy run uses the answer when all its branches wait or have ended. A wait is answered
-        once: a second answer is ignored, and so is one after its timeout. ``wait_id`` may be the id of the run, for its
-        first open wait.
+        once: a second answer is ignored, and so is one after its timeout. ``wait_id`` may be the id of the run, if it
+        has one open wait.
         """
         async with runs.storage_for(self, storage) as found:
             if not run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import open_data
@@ -46,7 +47,7 @@ class RunHandle:
             return await monitor.status(storage, self.id)
 
     async def answer(self, value: Any, wait_id: str | None = None) -> None:
-        """Store the answer to a wait of the run, by default to its current one; a worker continues the run."""
+        """Store the answer to a wait of the run, by default to its only open one; a worker continues the run."""
         await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
 
     async def cancel(self, reason: str | None = None) -> None:
@@ -54,7 +55,8 @@ class RunHandle:
         await self._flow.cancel(self.id, reason, storage=self._storage)
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """Wait until the run has finished, and return its final state. It waits while the run waits or sleeps.
+        """Wait until the run has finished, and return its final state. It waits while the run waits,
+        sleeps or is paused.
 
         :param timeout: the seconds after which ``TimeoutError`` is raised; the run goes on.
 
@@ -68,24 +70,44 @@ class RunHandle:
             final = await self._child_result(cursor, timeout)
             if final is not None:
                 return final
-        async with asyncio.timeout(timeout), runs.storage_for(self._flow, self._storage) as storage:
-            await storage.ensure_open()
-            ended = asyncio.Event()
-            end = add_listener(storage.wake_key, run_topic(self.id), ended.set)
-            pause = FIRST_POLL
-            try:
-                while True:
-                    final = await self._final(storage)
-                    if final is not None:
-                        return final
-                    try:
-                        async with asyncio.timeout(pause * storage.rng.uniform(0.8, 1.2)):
-                            await ended.wait()
-                        ended.clear()
-                    except TimeoutError:
-                        pause = min(1.5 * pause, LONGEST_POLL)
-            finally:
-                end()
+        limit = asyncio.timeout(timeout)
+        table: dict[str, Any] = {}
+        try:
+            async with limit, runs.storage_for(self._flow, self._storage) as storage:
+                await storage.ensure_open()
+                ended = asyncio.Event()
+                end = add_listener(storage.wake_key, run_topic(self.id), ended.set)
+                pause = FIRST_POLL
+                try:
+                    while True:
+                        stored, table = await self._read(storage)
+                        final = await self._final_of(storage, stored, table)
+                        if final is not None:
+                            return final
+                        try:
+                            async with asyncio.timeout(pause * storage.rng.uniform(0.8, 1.2)):
+                                await ended.wait()
+                            ended.clear()
+                        except TimeoutError:
+                            pause = min(1.5 * pause, LONGEST_POLL)
+                finally:
+                    end()
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            raise TimeoutError(f"run {self.id!r} {self._unfinished(table)} after {timeout:g} s") from None
+
+    def _unfinished(self, table: Mapping[str, Any]) -> str:
+        """Return the text of the error for a run with this table that did not finish in time."""
+        match table.get("status"):
+            case None:
+                return "could not be read"
+            case "queued":
+                return f"is queued (does a worker have flow {self._flow._title()!r} and this storage?)"
+            case "paused":
+                return f"is paused (flow.resume({self.id!r}) continues it)"
+            case status:
+                return f"is {status}"
 
     async def _child_result(self, cursor: Cursor, timeout: float | None) -> dict[str, Any] | None:
         """Return the final state of a child, or park the node of its parent; ``None`` if the run is not a child."""

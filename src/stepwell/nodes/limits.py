@@ -45,7 +45,8 @@ def limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mapping
         name = given if isinstance(given, str) else given._title()
         if name not in flows or not isinstance(limit, Limit):
             raise InvalidOption(
-                f"limits={{{name!r}: {limit!r}}}: give flows of this worker, or their names, with Limit(...)"
+                f"limits={{{name!r}: {limit!r}}}: give flows of this worker, or their names, with Limit(...); it has "
+                f"{', '.join(map(repr, flows))}"
             )
         found[name] = limit
     return found

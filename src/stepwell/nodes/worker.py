@@ -23,6 +23,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.dispatcher import Dispatcher, Source
 from stepwell.nodes.engine import partitions, runs
+from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
@@ -73,10 +74,8 @@ class RunWorker:
         schedules: Iterable[Schedule] = (),
     ) -> None:
         check_concurrency(concurrency)
-        known = list(flows)
+        known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
-        if not known or len(self._flows) < len(known):
-            raise InvalidOption("worker() needs at least one flow, and flows with different names")
         named = limits_by_name(limits, self._flows)
         self._schedules = _checked(schedules, self._flows)
         unstored = [name for name, flow in self._flows.items() if flow.storage is None]
@@ -173,6 +172,23 @@ class RunWorker:
 
     async def _rest(self, pause: float) -> None:
         await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))
+
+
+def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
+    """Return the flows; raise ``InvalidOption`` if there are none, or if two have one name."""
+    if not isinstance(flows, Iterable):
+        raise InvalidOption(f"worker() takes a list of flows, not {flows!r}: write worker([flow])")
+    known = list(flows)
+    if not known:
+        raise InvalidOption("worker() needs at least one flow: worker([flow])")
+    names: set[str] = set()
+    for flow in known:
+        if not isinstance(flow, BaseFlow):
+            raise InvalidOption(f"worker() runs flows, not {flow!r}: give a NodeFlow")
+        if (name := flow._title()) in names:
+            raise InvalidOption(f"two flows of worker() are named {name!r}: give one of them another name=...")
+        names.add(name)
+    return known
 
 
 def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:

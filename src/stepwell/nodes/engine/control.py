@@ -56,9 +56,10 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         _check_not_ended(flow_id, table)
         opened: dict[str, Any] = table.get("open", {})
         known = waits.questions(opened)
-        if wait_id is None and not known:
+        meant = waits.only_wait(flow_id, opened) if wait_id is None else wait_id
+        if meant is None:
             raise UsageError(f"run {flow_id!r} waits for no answer")
-        path = next((path for path, each in known.items() if wait_id in (None, each)), None)
+        path = next((path for path, each in known.items() if meant == each), None)
         if path is None:
             assert wait_id is not None
             if asked is None or not await _was_asked(storage, flow_id, table, asked):

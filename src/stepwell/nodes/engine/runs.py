@@ -41,7 +41,7 @@ from stepwell.nodes.engine.stored_run import load, load_queued
 from stepwell.record import KEEP, RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
-from stepwell.storage.state_storage import default_storage
+from stepwell.storage.state_storage import default_storage, is_configured
 from stepwell.storage.urls import as_storage
 from stepwell.storage.wakeups import add_listener
 
@@ -500,7 +500,15 @@ async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
-    """Yield the storage for one call, and close it at the end if it was given as a URL."""
+    """Yield the storage for one call, and close it at the end if it was given as a URL.
+
+    Raise ``InvalidOption`` if there is none, because a run in the memory of this process would be lost with it.
+    """
+    if storage is None and flow.storage is None and not is_configured():
+        raise InvalidOption(
+            f"flow {flow._title()!r} has no storage: give NodeFlow(..., storage=...), stepwell.configure(storage=...), "
+            "or storage=... with this call"
+        )
     found = storage_of(flow, storage)
     try:
         yield found

@@ -20,6 +20,7 @@ __all__ = [
     "has_answer",
     "is_child_wait",
     "never_asked",
+    "only_wait",
     "parked",
     "questions",
     "signal_for",
@@ -79,15 +80,17 @@ def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
 
 
 def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
-    """Store the answer to a wait, or to the first wait of the run; raise ``Unstorable`` if it cannot be stored.
+    """Store the answer to a wait, or to the only wait of the run; raise ``Unstorable`` if it cannot be stored.
 
     An answer to an earlier question is ignored, and so is one after the deadline, even if no worker has fired the
     timeout yet.
     """
     asked = questions(journal.open)
-    if wait_id is None and not asked:
-        raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
-    path = next((path for path, known in asked.items() if wait_id in (None, known)), None)
+    if wait_id is None:
+        wait_id = only_wait(journal.flow_id, journal.open)
+        if wait_id is None:
+            raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
+    path = next((path for path, known in asked.items() if wait_id == known), None)
     if path is None or path in journal.overdue:
         return
     journal.seal(path, "answer", value, "the answer{}".format)
@@ -155,6 +158,20 @@ def questions(opened: Mapping[str, Any]) -> dict[str, str]:
     """Return the ids that an answer may have now, by the path of their node; first those that are asked again."""
     again = {path: wait["again"] for path, wait in opened.items() if has_answer(wait) and "again" in wait}
     return again | {path: wait["id"] for path, wait in unanswered(opened).items() if wait["id"]}
+
+
+def only_wait(flow_id: str, opened: Mapping[str, Any]) -> str | None:
+    """Return the id of the wait that an answer to a run without the id of a wait is for, or ``None`` if none is open.
+
+    A wait whose node failed on its answer comes first. Raise ``UsageError`` if there are several.
+    """
+    again = [wait["again"] for wait in opened.values() if has_answer(wait) and "again" in wait]
+    ids = again or list(questions(opened).values())
+    if len(ids) > 1:
+        raise UsageError(
+            f"run {flow_id!r} has several open waits; answer one of them by its id: {', '.join(map(repr, ids))}"
+        )
+    return ids[0] if ids else None
 
 
 def was_asked(opened: Mapping[str, Any], visits: Mapping[str, int], asked: WaitId) -> bool:
