@@ -84,6 +84,7 @@ async def test_diagram_prints_the_flows_of_a_file(command: Command, tmp_path: Pa
     file.write_text(
         OLD + "\nfrom stepwell.nodes import NodeFlow, Wait\nrefund = NodeFlow(Wait('ask'), name='refund')\n"
     )
+    (tmp_path / "broken_of_diagram.py").write_text("import (")
     both = await command("diagram", str(file))
     assert both.code == 0
     assert "%% order\nstateDiagram-v2" in both.out
@@ -96,10 +97,12 @@ async def test_diagram_prints_the_flows_of_a_file(command: Command, tmp_path: Pa
         ([f"{file}:nope"], "has no 'nope'"),
         ([str(tmp_path / "nope.py")], "does not exist"),
         (["json"], "json has no flows"),
+        ([str(tmp_path / "broken_of_diagram.py")], "cannot import"),
     ):
         done = await command("diagram", *arguments)
         assert (done.code, done.out) == (1, "")
         assert message in done.err
+        assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["bot", "flow"])

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepwell.botfile import load_module
 from stepwell.cli.output import note
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import InvalidOption, StepwellError, UsageError
 from stepwell.storage import Storage
 from stepwell.storage.sqlite import SQLiteStorage
 from stepwell.storage.urls import open_storage
@@ -112,6 +112,15 @@ def storage_at(url: str, *, create: bool = False) -> Storage:
 
 def import_code(given: str) -> ModuleType:
     """Import a file or a module; raise ``UsageError`` if that fails."""
+    try:
+        return _imported(given)
+    except StepwellError:
+        raise
+    except Exception as error:
+        raise UsageError(f"cannot import {given}: {type(error).__name__}: {error}") from error
+
+
+def _imported(given: str) -> ModuleType:
     if given.endswith(".py") or "/" in given or os.sep in given:
         return load_module(Path(given).resolve())
     # Modules in the working directory can be imported, as with python -m.
@@ -119,7 +128,7 @@ def import_code(given: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(given)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
 
 

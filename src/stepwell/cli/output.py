@@ -26,6 +26,9 @@ def print_json(value: Any) -> None:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows below their headers. In a terminal, long lines are cut."""
     cells = [[cell(each) for each in row] for row in rows]
+    if not cells:
+        note("nothing found")
+        return
     widths = [max(len(row[n]) for row in [headers, *cells]) for n in range(len(headers))]
     room = get_terminal_size().columns if sys.stdout.isatty() else None
     for row in [[header.upper() for header in headers], *cells]:

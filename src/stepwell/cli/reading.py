@@ -12,7 +12,7 @@ from stepwell.cli.command import Commands, add_command, assignment, duration, po
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_json, print_table
 from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
-from stepwell.operate.record import RecordView, read, resolve, view
+from stepwell.operate.record import RecordView, resolve, show_at
 from stepwell.operate.records import Filter, bots, check_bot, counts, listed, timers
 from stepwell.operate.runs import OPEN, DamagedRun, check_status, listed_runs, shared_of, show_run, shown_value
 from stepwell.storage import ANY, Storage
@@ -180,7 +180,7 @@ def _show(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         await check_bot(storage, options.bot)
         address = await resolve(storage, options.bot, options.key)
-        found = view(storage, address, await read(storage, address))
+        found = await show_at(storage, address)
         if options.json:
             print_json(asdict(found))
         else:
@@ -208,6 +208,7 @@ def print_record(found: RecordView) -> None:
             "expires": moment(found.expires_at),
             "expired": f"{found.expired} conversations wait for on_expired" if found.expired else None,
             "unsent": f"{found.unsent} answers are not sent yet" if found.unsent else None,
+            "held": f"by a handler, for {found.held:.0f} s more" if found.held is not None else None,
             "version": found.version,
         }
     )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.json import MalformedJSON, from_json
-from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError
+from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
 from stepwell.operate.masking import MASK, is_secret, masked
 from stepwell.record import NOWHERE, Address, Place, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
-__all__ = ["Missing", "RecordView", "parsed_version", "read", "resolve", "show", "version_text", "view"]
+__all__ = ["Missing", "RecordView", "parsed_version", "read", "resolve", "show", "show_at", "version_text", "view"]
 
 
 class Missing(StepwellError, LookupError):
@@ -51,6 +52,9 @@ class RecordView:
     expires_at: float | None
     #: When the timer of its state is due.
     deadline: float | None
+    #: The seconds until the lease of its holder ends, unless it is extended; ``None`` if nobody holds it. Only in
+    #: ``show``.
+    held: float | None = None
     #: The number of expired conversations that no worker has handled.
     expired: int
     #: The number of groups of Bot API calls that are not sent yet.
@@ -61,8 +65,15 @@ class RecordView:
 
 async def show(storage: Storage, bot: str, key: Any) -> RecordView:
     """Return one record; raise ``Missing`` if there is none."""
-    address = storage.address(bot, key)
-    return view(storage, address, await read(storage, address))
+    return await show_at(storage, storage.address(bot, key))
+
+
+async def show_at(storage: Storage, address: Address) -> RecordView:
+    """Return the record at an address, with the lease of its holder; raise ``Missing`` if there is none."""
+    shown = view(storage, address, await read(storage, address))
+    with suppress(Unsupported):
+        return replace(shown, held=await storage.held(address))
+    return shown
 
 
 async def read(storage: Storage, address: Address) -> Stored:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.codec.json import MalformedJSON, from_json
-from stepwell.errors import InvalidOption, StepwellError, StoredDataError
+from stepwell.errors import InvalidOption, StepwellError, StoredDataError, Unsupported
 from stepwell.operate.record import RecordView, view
 from stepwell.record import Address, ReservedNamespace, Stored
 from stepwell.storage import ANY, Storage
@@ -90,10 +91,16 @@ async def check_bot(storage: Storage, bot: str) -> None:
 
 
 async def counts(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count], bool]:
-    """Count the records of a bot by flow and state, and return whether all were read.
+    """Count the records of a bot by flow and state, and return whether all were counted.
 
-    It reads up to ``limit`` records.
+    SQLite and PostgreSQL count all records. For other storages it reads up to ``limit`` records.
     """
+    namespace = encode_namespace(bot, storage.limits)
+    with suppress(Unsupported):
+        await storage.ensure_open()
+        rows = [row for row in await storage.counts() if row.namespace == namespace]
+        counted = [Count(bot, row.flow, row.state, row.records, row.oldest) for row in rows]
+        return sorted(counted, key=lambda row: (row.flow or "", row.state or "")), True
     found: Counter[tuple[str | None, str | None]] = Counter()
     oldest: dict[tuple[str | None, str | None], float] = {}
     looked = 0
@@ -127,15 +134,20 @@ async def listed(
 ) -> AsyncIterator[Listed]:
     """Yield the records of a bot that match a filter. Stop the iteration to stop the search.
 
-    ``after``: the key of a record that was listed before; the list continues behind it. ``on_look`` is called with the
-    number of records read, after each page.
+    ``after``: the key of a record that was listed before, as text; the list continues behind it. ``on_look`` is called
+    with the number of records read, after each page.
     """
     query = Query(
         encode_namespace(bot, storage.limits), wanted.flow, wanted.state, wanted.tags[0] if wanted.tags else None
     )
     before = None if wanted.older_than is None else (storage.clock or time.time)() - wanted.older_than
     position: Any = None
-    skipping = after is not None
+    skipping = False
+    if after is not None:
+        try:
+            position = storage.position(Address(query.namespace, after))
+        except Unsupported:
+            skipping = True
     looked = 0
     await storage.ensure_open()
     while True:

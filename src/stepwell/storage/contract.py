@@ -22,7 +22,7 @@ from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits
 from stepwell.storage.facade import Facade
 from stepwell.storage.lane import Batch, Lane, retrieve
-from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.notices import NoticeChannel, Outbox
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
@@ -119,6 +119,18 @@ class Storage(Facade):
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         """Return up to ``limit`` records. A record that exists during the whole scan is listed exactly once."""
         raise Unsupported(type(self).__name__, "list its records")
+
+    def position(self, address: Address) -> Any:
+        """Return the position of ``page`` behind an address, which need not have a record."""
+        raise Unsupported(type(self).__name__, "continue a list behind a record")
+
+    async def counts(self) -> list[StateCount]:
+        """Count the records of all namespaces by flow and state, without reading their data."""
+        raise Unsupported(type(self).__name__, "count its records")
+
+    async def held(self, address: Address) -> float | None:
+        """Return the seconds until the lease of an address ends, unless it is extended; ``None`` if it has none."""
+        raise Unsupported(type(self).__name__, "read leases")
 
     async def namespaces(self) -> list[str]:
         """Return all namespaces with records, encoded and sorted; some may have only tombstones left."""

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from stepwell.codec import Seal, decode_key, decode_namespace
 from stepwell.record import Address, Place, State, Stored, Version
 
-__all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "Swept"]
+__all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "StateCount", "Swept"]
 
 
 class Any_:  # noqa: N801 the type of a constant
@@ -35,6 +35,18 @@ class Page(NamedTuple):
 
     records: list[tuple[Address, Stored]]
     after: Any
+
+
+class StateCount(NamedTuple):
+    """The records of a namespace in one state, as the indexes have them."""
+
+    namespace: str
+    #: Of runs: the index text of the flow, and the status.
+    flow: str | None
+    state: str | None
+    records: int
+    #: The time of the oldest last write among them.
+    oldest: float
 
 
 class Due(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Self
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Head, Limits, Queue
 from stepwell.storage.contract import Storage
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Operation, Result
 from stepwell.storage.reference import Cell
 
@@ -123,6 +123,22 @@ class MemoryStorage(Storage):
         )
         records = [(address, self._cells[address].stored(parts=False)) for address in matching[:limit]]
         return Page(records, records[-1][0] if len(matching) > limit else None)
+
+    def position(self, address: Address) -> Any:
+        return address
+
+    async def counts(self) -> list[StateCount]:
+        now = self._now()
+        found: dict[tuple[str, str | None, str | None], list[float]] = {}
+        for address, cell in self._cells.items():
+            if cell.visible(now):
+                at = address.namespace, cell.head and cell.head.flow, cell.head and cell.head.state
+                found.setdefault(at, []).append(cell.written_at)
+        return [StateCount(*at, len(times), min(times)) for at, times in found.items()]
+
+    async def held(self, address: Address) -> float | None:
+        cell, now = self._cells.get(address), self._now()
+        return cell.leased_until - now if cell is not None and cell.leased(now) else None
 
     async def namespaces(self) -> list[str]:
         return sorted({address.namespace for address in self._cells})

@@ -36,6 +36,7 @@ __all__ = [
     "results",
     "small_fields",
     "stored",
+    "unescaped",
 ]
 
 #: Longer fields are stored in a column of their own, so that changes of other fields do not rewrite them.
@@ -66,7 +67,8 @@ def escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace("\0", "\\0") if "\\" in name or "\0" in name else name
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
+    """Return the name that ``escaped`` was given."""
     if "\\" not in text:
         return text
     return "\\".join(part.replace("\\0", "\0") for part in text.split("\\\\"))
@@ -231,7 +233,7 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
             record = stored(row, 3)
             operation = operations[at]
             if type(operation) is Get and operation.parts:
-                record.parts = dict(zip(map(_unescaped, row[_NAMES] or ()), row[_BODIES] or (), strict=True))
+                record.parts = dict(zip(map(unescaped, row[_NAMES] or ()), row[_BODIES] or (), strict=True))
             found[at] = record
         elif code == _TAKEN:
             found[at] = Taken(row[_AMOUNT])
@@ -258,7 +260,7 @@ def stored(row: Any, first: int) -> Stored:
     if large is not None:
         fields.update(from_json(large))
     if tags and "\\" in "".join(tags):
-        tags = map(_unescaped, tags)
+        tags = map(unescaped, tags)
     its_version = tuple.__new__(Version, (version, write))
     place = None if queue is None else queue_of(queue)
     return Stored(its_version, base, written_at, head, fields, tuple(tags or ()), expires_at, deadline, None, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from stepwell._backoff import backoff
@@ -11,12 +12,12 @@ from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.notices import PostgresChannel
-from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
+from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored, unescaped
 from stepwell.storage.postgres.schema import checked, migrate
 from stepwell.storage.queue_text import END
 from stepwell.storage.urls import check_url, take_options, truth
@@ -207,6 +208,32 @@ class PostgresStorage(Storage):
         sql = f"select r.key, {STORED} from {tables} where {' and '.join(where)} order by {key} limit $3"  # noqa: S608
         return sql, args
 
+    def position(self, address: Address) -> Any:
+        return address
+
+    async def counts(self) -> list[StateCount]:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        sql = (
+            f"select namespace, flow, state, count(*), min(written_at) from {self._quoted}.records r "  # noqa: S608
+            f"where r.alive and (r.expires_at is null or r.expires_at > {_NOW.format(1)}) group by 1, 2, 3"
+        )
+        rows = await self._other.call(partial(_scan, sql, self._now()))
+        return [
+            StateCount(namespace, flow and unescaped(flow), state and unescaped(state), records, oldest)
+            for namespace, flow, state, records, oldest in rows
+        ]
+
+    async def held(self, address: Address) -> float | None:
+        now = "coalesce($3::float8, date_part('epoch', clock_timestamp()))"
+        rows = await self._fetch(
+            f"select r.leased_until - {now} from {self._quoted}.records r "  # noqa: S608 checked and quoted
+            f"where r.namespace = $1 and r.key = $2 and r.leased_until > {now}",
+            *address,
+            self._now(),
+        )
+        return float(rows[0][0]) if rows else None
+
     async def namespaces(self) -> list[str]:
         # One index lookup per namespace, however many records it has.
         rows = await self._fetch(
@@ -320,6 +347,14 @@ async def _is_pooled(connection: Any) -> bool:
     # A pooler gives each client a process id of its own.
     async with connection.transaction():
         return bool(connection.get_server_pid() != await connection.fetchval("select pg_backend_pid()"))
+
+
+async def _scan(sql: str, now: float | None, connection: Any) -> list[Any]:
+    """Read a whole table, which other statements must not do."""
+    async with connection.transaction():
+        await connection.execute("set local enable_seqscan = on; set local statement_timeout = '60s'")
+        rows: list[Any] = await connection.fetch(sql, now)
+        return rows
 
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.

@@ -300,6 +300,22 @@ class RedisStorage(Storage):
         more = [tag for tag in counts if tag not in rooms]
         return Page(records, (more[0], None) if more else None)
 
+    def position(self, address: Address) -> Any:
+        return tag_of(address), address.key
+
+    async def held(self, address: Address) -> float | None:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        key = self._keys.record(address).replace("}:r:", "}:l:", 1)
+        tag = tag_of(address)
+        requests = [Request(tag, _BATCH, ("GET", key)), Request(tag, _BATCH, ("TIME",))]
+        (lease, _), (time, _) = await self._server.call(_ASIDE, requests)
+        if not isinstance(lease, str) or not isinstance(time, list):
+            return None
+        now = int(time[0]) + int(time[1]) / 1e6 if self.clock is None else self.clock()
+        remaining = float(lease.partition(" ")[0]) - now
+        return remaining if remaining > 0 else None
+
     async def namespaces(self) -> list[str]:
         indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
         found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.record import Address
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
 from stepwell.storage.sqlite.columns import Row, sealed
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
@@ -84,6 +84,16 @@ class Listing:
         return [
             name for (name,) in self._rows.read(QUERIES["queues"], (namespace, first, prefix, self._clock(), limit))
         ]
+
+    def counts(self) -> list[StateCount]:
+        """Count the records of all namespaces by flow and state, in one pass over the table."""
+        return [StateCount(*row) for row in self._rows.read(QUERIES["counts"], (self._clock(),))]
+
+    def held(self, address: Address) -> float | None:
+        """Return the seconds until the lease of an address ends."""
+        now = self._rows.lease_clock()
+        found = self._rows.read(QUERIES["lease"], (*address, now))
+        return found[0][1] - now if found else None
 
     def namespaces(self) -> list[str]:
         """Return every namespace that has a record or a tombstone."""

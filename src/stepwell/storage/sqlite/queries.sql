@@ -128,6 +128,13 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY tag.key LIMIT :limit;
 
+-- name: counts
+-- Reading the rows in the order of an index takes four times as long.
+SELECT namespace, flow, state, count(*), min(written_at)
+FROM record NOT INDEXED
+WHERE alive = 1 AND (expires_at IS NULL OR expires_at > ?1)
+GROUP BY namespace, flow, state;
+
 -- name: namespaces
 -- One index lookup for each namespace, however many records it has.
 WITH RECURSIVE found (namespace) AS (

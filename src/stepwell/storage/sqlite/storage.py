@@ -15,7 +15,7 @@ from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, Storag
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Lane, elapsed
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
@@ -254,6 +254,15 @@ class SQLiteStorage(Storage):
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         return await self._list(Listing.page, query, after, limit)
+
+    def position(self, address: Address) -> Any:
+        return address.key
+
+    async def counts(self) -> list[StateCount]:
+        return await self._list(Listing.counts)
+
+    async def held(self, address: Address) -> float | None:
+        return await self._list(Listing.held, address)
 
     async def namespaces(self) -> list[str]:
         return await self._list(Listing.namespaces)

@@ -1,0 +1,82 @@
+"""Counts, positions of lists and leases, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.errors import Unsupported
+from stepwell.operate.record import show
+from stepwell.operate.records import Filter, counts, listed
+from stepwell.record import State
+from stepwell.slot import Slot
+from stepwell.testing import Clock
+from tests.backends import Backend
+
+
+async def test_counts_are_those_of_a_scan_without_expired_records(backend: Backend, clock: Clock) -> None:
+    storage = backend.storage(clock=clock)
+    await storage.init("gone", ttl=10)
+    await storage.set_state("gone", 1, State("a", "x"))
+    await storage.set_state("shop", 1, State("a", "x"))
+    clock.advance(100)
+    await storage.set_state("shop", 2, State("a", "x"))
+    await storage.set_state("shop", 3, State("a", None))
+    await storage.set_state("shop", 4, State("b\\n", "x\0"))
+    await storage.set_state("shop", 5, State())
+    await storage.set_state("shop", 6, State("a", "x"))
+    await storage.clear("shop", 6)
+    found, whole = await counts(storage, "shop", limit=100)
+    start = clock() - 100
+    assert whole
+    assert [(each.flow, each.state, each.records, each.oldest - start) for each in found] == [
+        (None, None, 1, 100),
+        ("a", None, 1, 100),
+        ("a", "x", 2, 0),
+        ("b\\n", "x\0", 1, 100),
+    ]
+    assert (await counts(storage, "gone", limit=100))[0] == []
+
+
+async def test_a_list_continues_behind_a_key_that_need_not_exist(backend: Backend) -> None:
+    storage = backend.storage()
+    for number in range(20):
+        await storage.set_state("shop", number, State("a", "x", {"n": number}))
+    for wanted in (Filter(), Filter(state="x"), Filter(flow="a")):
+        keys = [each.record.key async for each in listed(storage, "shop", wanted)]
+        assert sorted(map(int, keys)) == list(range(20))
+        rest = [each.record.key async for each in listed(storage, "shop", wanted, after=keys[9])]
+        assert rest == keys[10:]
+    await storage.clear("shop", int(keys[9]))
+    assert [each.record.key async for each in listed(storage, "shop", Filter(), after=keys[9])] == keys[10:]
+
+
+async def test_a_held_record_shows_how_long_its_lease_lasts(backend: Backend) -> None:
+    storage = backend.storage()
+    await storage.set_state("shop", 1, State("a", "x"))
+    assert (await show(storage, "shop", 1)).held is None
+    async with Slot(storage, "shop", 1, lease=30.0):
+        held = (await show(storage, "shop", 1)).held
+        assert held is not None
+        assert 20 < held <= 30
+        assert await storage.held(storage.address("shop", 2)) is None
+    assert (await show(storage, "shop", 1)).held is None
+
+
+async def test_a_storage_without_these_methods_is_read_in_pages(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*arguments: object) -> object:
+        raise Unsupported("Custom", "do this")
+
+    storage = backend.storage()
+    for name in ("counts", "position", "held"):
+        monkeypatch.setattr(type(storage), name, unsupported)
+    for number in range(3):
+        await storage.set_state("shop", number, State("a", "x"))
+    found, whole = await counts(storage, "shop", limit=100)
+    assert ([each.records for each in found], whole) == ([3], True)
+    found, whole = await counts(storage, "shop", limit=2)
+    assert ([each.records for each in found], whole) == ([2], False)
+    keys = [each.record.key async for each in listed(storage, "shop", Filter())]
+    assert [each.record.key async for each in listed(storage, "shop", Filter(), after=keys[0])] == keys[1:]
+    assert (await show(storage, "shop", 1)).held is None
