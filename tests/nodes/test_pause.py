@@ -12,6 +12,8 @@ from stepwell import MemoryStorage, Storage
 from stepwell.errors import (
     FlowChanged,
     InvalidOption,
+    Parked,
+    RunBusy,
     RunCancelled,
     RunFinished,
     RunPaused,
@@ -19,7 +21,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes import Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
+from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import journal as journal_module
 from stepwell.nodes.engine import mail, runs, suspects
 from stepwell.record import RUNS
@@ -405,3 +407,66 @@ def test_max_recoveries_is_checked() -> None:
     for wrong in (-1, True, 1.5, None):
         with pytest.raises(InvalidOption, match="max_recoveries"):
             NodeFlow(max_recoveries=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["paused", "failed"])
+async def test_a_resumed_run_and_the_next_one_do_not_get_their_partition_at_once(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    flow = linear(Say([], "a", fails=[Boom("broken")] if status == "failed" else []), Wait("go"), storage=storage)
+    first = await flow.submit({"said": []}, flow_id="first", partition="p")
+    second = await flow.submit({"said": []}, flow_id="second", partition="p")
+    if status == "failed":
+        with pytest.raises(Boom):
+            await flow.resume(first.id)
+    else:
+        await parked(flow.resume(first.id))
+        await flow.pause(first.id)
+    assert (await first.status()).status == status
+    save, meanwhile = journal_module.Journal.save, []
+
+    async def late(journal: journal_module.Journal, *args: Any, **options: Any) -> None:
+        if not meanwhile:
+            meanwhile.append(asyncio.create_task(flow.resume(second.id)))
+            await asyncio.wait(meanwhile)
+        await save(journal, *args, **options)
+
+    monkeypatch.setattr(journal_module.Journal, "save", late)
+    with pytest.raises(Parked):
+        await flow.resume(first.id)
+    assert isinstance(meanwhile[0].exception(), RunBusy)
+    assert [(await handle.status()).status for handle in (first, second)] == ["parked", "queued"]
+
+
+async def test_a_paused_run_that_waits_does_not_take_its_partition_from_another_run(storage: Storage) -> None:
+    flow = linear(Wait("go"), storage=storage)
+    first, second = [await flow.submit(flow_id=flow_id, partition="p") for flow_id in ("first", "second")]
+    await parked(flow.resume(first.id))
+    await flow.pause(first.id)
+    await parked(flow.resume(second.id))
+    with pytest.raises(RunBusy):
+        await flow.resume(first.id)
+    assert (await first.status()).status == "paused"
+    await flow.resume(second.id, 2)
+    await parked(flow.resume(first.id))
+    assert await flow.resume(first.id, 1) == {"go": 1}
+
+
+@pytest.mark.parametrize("partition", [None, "p"])
+async def test_a_retried_run_that_waits_again_leaves_its_queue(queues: Storage, partition: str | None) -> None:
+    asked = linear(Wait("go"), name="asked", storage=queues, max_recoveries=0)
+    handle = await asked.submit(partition=partition)
+    await parked(asked.resume(handle.id))
+    other = NodeFlow(start=Wait("other"), name="asked", storage=queues)
+    with pytest.raises(FlowChanged):
+        await other.resume(handle.id)
+    assert await asked.retry(status="stuck") == 1
+    async with worker([asked]):
+        await until(lambda: has_status_of(handle, "parked"))
+        assert await queues.queues(RUNS) == []
+        await handle.answer("yes")
+        await handle.result(timeout=20)
+
+
+async def has_status_of(handle: RunHandle, status: str) -> bool:
+    return (await handle.status()).status == status

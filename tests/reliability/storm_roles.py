@@ -26,8 +26,8 @@ TICK = 1
 CHILDREN = {"parents": 2, "mapping": 3}
 #: The number of partitions of child runs.
 CHILD_PARTITIONS = 5
-#: So many kills that no run of the storm gets stuck by them, except the runs that kill their process.
-RECOVERIES = 1000
+#: The timeout of the wait of a run of the flow "patient", in seconds.
+PATIENCE = 0.5
 #: A few calls of one process at once.
 AT_ONCE = 8
 
@@ -106,8 +106,8 @@ class Squares(BatchNode):
 class Take(Wait):
     """Reports and appends its answer, so that a second use is detected."""
 
-    def __init__(self, name: str, report: Report, *, signal: str | None = None) -> None:
-        super().__init__(name, signal=signal)
+    def __init__(self, name: str, report: Report, **options: Any) -> None:
+        super().__init__(name, **options)
         self.report = report
 
     def post(self, shared: dict[str, Any], question: Any, answer: Any) -> None:
@@ -168,20 +168,23 @@ def flows_of(storage: Storage, report: Report) -> dict[str, NodeFlow]:
     def mark(name: str) -> Mark:
         return Mark(name, report)
 
-    def flow(name: str, *nodes: Any, recoveries: int = RECOVERIES) -> NodeFlow:
-        return linear(*nodes, name=name, storage=storage, keep=True, max_recoveries=recoveries)
+    def flow(name: str, *nodes: Any, **options: Any) -> NodeFlow:
+        return linear(*nodes, name=name, storage=storage, keep=True, **options)
 
     both = parallel(Take("left", report), linear(mark("busy"), Take("right", report), name="second"), name="both")
     child = flow("child", mark("first"), Take("approve", report), Sleep(0.05), mark("last"))
+    soon = Take("soon", report, timeout=PATIENCE)
+    patient = flow("patient", mark("first"), soon, mark("last")).connect(soon, mark("gave up"), "timeout")
     made = [
         child,
+        patient,
         flow("plain", mark("first"), mark("last")),
         flow("resting", mark("first"), Sleep(0.05), Squares(report), mark("last")),
         flow("asking", mark("first"), both, Take("go", report, signal="go"), mark("last")),
         flow("parents", mark("first"), Spawn("spawn", report, child), mark("last")),
         flow("mapping", mark("first"), Each(child), mark("last")),
         flow("flaky", mark("first"), Flaky("flaky", report), mark("last")),
-        flow("poison", Poison("poison", report), recoveries=2),
+        flow("poison", Poison("poison", report), max_recoveries=2),
         flow("ticking", mark("first")),
     ]
     return {each.name: each for each in made}
@@ -214,10 +217,9 @@ def _share_partitions() -> None:
     async def acquire(*run: Any) -> None:
         pass
 
-    async def repair(storage: Storage, flow: str, revision: int, name: str, partition: str) -> bool:
+    async def repair(storage: Storage, flow: str, name: str, partition: str) -> None:
         for waiting in await storage.queued(RUNS, name):
             await partitions._activate(storage, waiting)
-        return True
 
     partitions.acquire = acquire
     partitions._repair = repair
@@ -287,8 +289,11 @@ async def storm_answer(storage: Storage, report: Report, *, answered: list[str])
         report("answered", wait_id)
 
     while True:
-        for name in ("asking", "child"):
+        for name in ("asking", "child", "patient"):
             async for run in flows[name].runs():
+                if name == "patient" and random.random() < 0.5:
+                    # It may time out first.
+                    continue
                 for wait in run.waits:
                     if not wait.id or wait.id in done:
                         continue

@@ -263,7 +263,9 @@ class Journal:
             self._fill()
             try:
                 # Mail that is written after this commit has a deadline, so that a worker finds it.
-                await self._commit(node, keep=False, deadline=deadline, only_version=self._read)
+                # A run that was retried, and waits again, is in a queue.
+                queue = KEEP if self.slot.queue is None else None
+                await self._commit(node, keep=False, deadline=deadline, only_version=self._read, queue=queue)
             except VersionChanged:
                 await self.read_mail()
             else:

@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.keys import decode_key, encode_key
-from stepwell.errors import InvalidOption, LeaseLost, RecordExists, RunBusy, StepwellError, VersionChanged
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    InvalidOption,
+    LeaseLost,
+    RecordExists,
+    RunBusy,
+    StepwellError,
+    VersionChanged,
+)
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.run_format import flow_index, table_of
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
+from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Get, Guard, check_queue
 
 if TYPE_CHECKING:
-    from stepwell.slot import Slot
     from stepwell.storage import Storage
 
 __all__ = ["Repairs", "acquire", "activate_if_first", "encode", "following", "hand_over", "queue_name"]
@@ -28,6 +39,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: The statuses in which a run keeps its partition.
 HOLDING = frozenset({"running", "parked", "sleeping"})
+#: The same for the run that its lock names, which may be about to start.
+HOLDS = HOLDING | {"queued"}
+#: The statuses of runs that have left their partition, and get it again when they are resumed.
+RESUMABLE = frozenset({"paused", "failed", "stuck"})
+#: The lease, in seconds, that keeps others from resuming a run while the next one gets the partition.
+LEASE = 10.0
 #: How often a write is tried again after another writer was faster.
 ATTEMPTS = 10
 #: The most partitions of a flow that are checked at once.
@@ -69,25 +86,26 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
         if holder == flow_id:
             # An earlier runner was killed before it could start the run.
             return
-        before = None if holder is None else await _holder(storage, holder, partition)
-        if before is None and queued:
-            first = await _first(storage, flow, revision, partition)
-            if first is None:
-                # Another runner has started this run, because the lease here has ended.
-                raise LeaseLost(slot.address.text)
-            before = None if first[0] == slot.address else first[0]
-        if before is not None:
-            await _step_back(slot, queued)
-            await _activate(storage, before)
-            raise RunBusy(flow_id, 0.0, partition=partition)
-        seal = storage.seal(lock)
-        change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
-        try:
-            guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
-            await storage.perform(Apply(lock, change, guard))
-        except (RecordExists, VersionChanged):
-            continue
-        return
+        async with _unresumed(storage, holder, partition) as has_it:
+            before = has_it
+            if before is None and queued:
+                first = await _first(storage, flow, revision, partition)
+                if first is None:
+                    # Another runner has started this run, because the lease here has ended.
+                    raise LeaseLost(slot.address.text)
+                before = None if first[0] == slot.address else first[0]
+            if before is None:
+                seal = storage.seal(lock)
+                change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
+                try:
+                    guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+                    await storage.perform(Apply(lock, change, guard))
+                except (RecordExists, VersionChanged):
+                    continue
+                return
+        await _step_back(slot, queued)
+        await _activate(storage, before)
+        raise RunBusy(flow_id, 0.0, partition=partition)
 
 
 async def hand_over(storage: Storage, flow: str, revision: int, partition: str, flow_id: str) -> None:
@@ -175,6 +193,11 @@ async def _first(storage: Storage, flow: str, revision: int, partition: str) -> 
 
 async def _holder(storage: Storage, flow_id: str, partition: str) -> Address | None:
     """Return the address of the run that a lock names if the run still has its partition, or will start with it."""
+    return storage.address(RUNS, flow_id) if await _status(storage, flow_id, partition) in HOLDS else None
+
+
+async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
+    """Return the status of a run of a partition; ``None`` if there is none, or if its delay has not ended."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
     if stored is None:
@@ -186,8 +209,30 @@ async def _holder(storage: Storage, flow_id: str, partition: str) -> Address | N
         return None
     if table is None or table.get("partition") != partition:
         return None
-    holds = table["status"] in HOLDING or (table["status"] == "queued" and stored.queue is not None)
-    return address if holds else None
+    return None if table["status"] == "queued" and stored.queue is None else str(table["status"])
+
+
+@asynccontextmanager
+async def _unresumed(storage: Storage, holder: str | None, partition: str) -> AsyncIterator[Address | None]:
+    """Yield the address of the run that has a partition, or ``None``; in the latter case nobody resumes it meanwhile.
+
+    A run that is paused or has failed does not have its partition, until ``flow.resume()`` continues it.
+    """
+    if holder is None:
+        yield None
+        return
+    address = storage.address(RUNS, holder)
+    async with AsyncExitStack() as stack:
+        status = await _status(storage, holder, partition)
+        if status in RESUMABLE:
+            try:
+                await stack.enter_async_context(Slot(storage, RUNS, holder, wait=0, lease=LEASE))
+            except (AlreadyHeld, Busy):
+                # Probably flow.resume(), which gets the partition. Otherwise a worker repairs the partition.
+                yield address
+                return
+            status = await _status(storage, holder, partition)
+        yield address if status in HOLDS else None
 
 
 async def _activate(storage: Storage, address: Address, *, always: bool = False) -> bool:

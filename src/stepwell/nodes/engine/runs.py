@@ -238,6 +238,9 @@ async def _continue(
     waits.deliver(journal)
     if value is not ...:
         waits.answer(journal, wait_id, value)
+    if "partition" in table and table["status"] not in partitions.HOLDING:
+        # Also if it only waits again: a run keeps its partition while it waits.
+        await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
     ready = journal.overdue or any(waits.has_answer(inside) for inside in journal.open.values())
     if journal.rechecks and (not by_worker or min(until for _, until in journal.rechecks.values()) <= slot.now):
         # Items of a batch wait for other runs, which may have ended.
@@ -252,8 +255,6 @@ async def _continue(
             raise parked
         if journal.cancel is not None:
             raise await _cancelled(journal)
-    if "partition" in table and table["status"] not in partitions.HOLDING:
-        await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
     if by_worker and not suspects.enter(journal):
         raise RunBusy(flow_id, 0.0)
     try:
