@@ -216,6 +216,12 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     await start_runs(shared_backend, monkeypatch)
     file = tmp_path / "flows_of_answer.py"
     file.write_text(FLOWS)
+    paused = await command("pause", "asks", "--yes", "--json")
+    assert paused.json["paused"] == ["asks"]
+    shown = await command("runs", "asks")
+    assert "status    paused" in shown.out
+    assert "resume it with: stepwell resume asks" in shown.err
+    assert (await command("resume", "asks", "--yes", "--json")).json["run"]["status"] == "queued"
     asked = (await command("answer", "asks", "yes", "--dry-run", "--json")).json
     assert asked["question"] == {"text": "Really?", "token": "•••"}
     done = await command("answer", "asks", '{"approved": true}', "--yes", "--json")
@@ -229,6 +235,9 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert cancelled.json["cancelled"] == ["bad"]
     run = (await command("runs", "bad", "--json")).json
     assert (run["status"], run["reason"]) == ("cancelled", "paid twice")
+    refused = await command("resume", "bad", "--yes")
+    assert "is cancelled" in refused.err
+    assert "To continue it here" not in refused.err
     assert (await command("cancel", "nope", "--yes")).code == 3
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage
-from stepwell.nodes import Node, NodeFlow, Parked, Wait
+from stepwell.nodes import Node, NodeFlow, Parked, Wait, parallel, step
 from tests.backends import Backend
 from tests.cli.conftest import Command
 
@@ -117,6 +117,28 @@ async def test_runs_lists_runs_by_status_and_shows_one(
     shown = await command("runs", "asks")
     assert "Really?" in shown.out
     assert "stepwell answer asks" in shown.err
+
+
+async def test_runs_shows_the_children_and_the_ids_of_several_waits(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
+    async with open_storage(url) as storage:
+        with pytest.raises(Parked):
+            await NodeFlow(parallel(Wait("left"), Wait("right"))).run(storage=storage, flow_id="two")
+        child = NodeFlow(Wait("x"), name="child")
+
+        class Parent(Node):
+            async def exec(self, prep_res: Any) -> Any:
+                return await (await step().child(child, id="c")).result()
+
+        with pytest.raises(Parked):
+            await NodeFlow(Parent).run(storage=storage, flow_id="parent")
+    table = (await command("runs")).out
+    assert "null" not in table
+    assert "waits for parent:" in table
+    assert "stepwell answer WAIT_ID VALUE" in (await command("runs", "two")).err
+    assert "Parent/1/c" in (await command("runs", "parent")).out
 
 
 async def test_unknown_things_are_reported_in_one_line_with_exit_code_3(url: str, command: Command) -> None:

@@ -245,11 +245,35 @@ async def test_failed_runs_are_retried_by_a_worker_where_they_stopped(queues: St
             assert await finished(flow, f"r{number}") == {"said": ["a"]}
     assert len(ran) == 5
     assert await queues.queues(RUNS, limit=10) == []
-    with pytest.raises(InvalidOption, match="choose 'failed' or 'stuck'"):
+    with pytest.raises(InvalidOption, match="choose 'failed', 'stuck' or 'paused'"):
         await flow.retry(status="parked")  # type: ignore[arg-type]
     for wrong in (-1, True, 1.5):
         with pytest.raises(InvalidOption, match="limit"):
             await flow.retry(limit=wrong)  # type: ignore[arg-type]
+
+
+async def test_paused_runs_are_handed_back_to_the_workers(queues: Storage) -> None:
+    flow = linear(Say([], "a"), Wait("x"), Say([], "b"), storage=queues, keep=True)
+    await flow.submit(flow_id="queued", partition="p", params={"n": 1})
+    wait = await parked(flow.run(flow_id="parked"))
+    answered = await parked(flow.run(flow_id="answered"))
+    for flow_id in ("queued", "parked", "answered"):
+        await flow.pause(flow_id)
+    await flow.answer(answered.id, 3)
+    assert await flow.retry() == 0
+    assert await flow.retry(["queued"]) == 1
+    assert await flow.retry(status="paused") == 2
+    async with worker([flow]):
+        assert await finished(flow, "answered") == {"said": ["a", "b"], "x": 3}
+        for flow_id in ("queued", "parked"):
+            async with asyncio.timeout(20):
+                while (await flow.status(flow_id)).status != "parked":
+                    await asyncio.sleep(0.01)
+        assert (await flow.status("parked")).waits[0].id == wait.id
+        for flow_id in ("queued", "parked"):
+            await flow.answer(flow_id, 1)
+            assert await finished(flow, flow_id) == {"said": ["a", "b"], "x": 1}
+    assert await queues.queues(RUNS, limit=10) == []
 
 
 async def test_retried_runs_of_a_partition_run_one_after_the_other(queues: Storage) -> None:

@@ -1,4 +1,4 @@
-"""The commands that change a storage: ``set``, ``clear``, ``forget``, ``resume``, ``cancel`` and ``answer``."""
+"""The commands that change records (``set``, ``clear``, ``forget``) and runs (``resume``, ``cancel``, ...)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def add(commands: Commands) -> None:
     resume = add_command(
         commands,
         "resume",
-        "continue a run here, or put failed and stuck runs into the queue for a worker",
+        "continue a run here, or put failed, stuck and paused runs into the queue for a worker",
         action=_resume,
         example="stepwell resume order-42 flows.py:order",
     )
@@ -91,7 +91,9 @@ def add(commands: Commands) -> None:
     resume.add_argument(
         "code", nargs="?", metavar="module:flow", help="run it here, with this flow; without it, a worker continues it"
     )
-    resume.add_argument("--status", choices=("failed", "stuck"), help="all runs of this status, instead of one id")
+    resume.add_argument(
+        "--status", choices=("failed", "stuck", "paused"), help="all runs of this status, instead of one id"
+    )
     resume.add_argument("--flow", metavar="NAME", help="with --status: only runs of this flow")
     resume.add_argument("--limit", type=positive, metavar="N", help="with --status: the most runs")
     add_yes(resume)
@@ -106,6 +108,16 @@ def add(commands: Commands) -> None:
     cancel.add_argument("ids", nargs="+", metavar="id", help="the id of a run")
     cancel.add_argument("--reason", help="why; stored with the run")
     add_yes(cancel)
+
+    pause = add_command(
+        commands,
+        "pause",
+        "stop runs after the node that they run now, until they are resumed",
+        action=_pause,
+        example="stepwell pause order-42",
+    )
+    pause.add_argument("ids", nargs="+", metavar="id", help="the id of a run")
+    add_yes(pause)
 
     answer = add_command(
         commands,
@@ -252,7 +264,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     if (options.id is None) == (options.status is None):
-        raise InvalidOption("give the id of a run, or --status failed, or --status stuck")
+        raise InvalidOption("give the id of a run, or --status failed, stuck or paused")
     if options.id is not None and (options.flow is not None or options.limit is not None):
         raise InvalidOption("--flow and --limit need --status")
 
@@ -274,10 +286,11 @@ def _resume(options: argparse.Namespace) -> int:
 
     async def one(storage: Storage) -> int:
         run = await runs.show_run(storage, options.id)
-        if options.code is None and run.status not in ("failed", "stuck"):
+        if options.code is None and run.status not in ("failed", "stuck", "paused"):
+            here = f" To continue it here, give its flow: stepwell resume {run.flow_id} module:flow"
             raise UsageError(
-                f"run {run.flow_id!r} is {run.status}; only failed and stuck runs can be put into the queue. "
-                f"To continue it here, give its flow: stepwell resume {run.flow_id} module:flow"
+                f"run {run.flow_id!r} is {run.status}; only failed, stuck and paused runs can be put into the queue."
+                + ("" if run.status in ("cancelled", "finished") else here)
             )
         flow = None if options.code is None else flow_named(options.code, run.flow)
         if not options.json:
@@ -309,6 +322,22 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
+    async def cancel(storage: Storage, flow_id: str) -> Run:
+        return await runs.cancel(storage, flow_id, options.reason, who=_who())
+
+    return with_storage(options, _stopping(options, cancel, "Cancel", "cancelled"))
+
+
+def _pause(options: argparse.Namespace) -> int:
+    async def pause(storage: Storage, flow_id: str) -> Run:
+        return await runs.pause(storage, flow_id, who=_who())
+
+    return with_storage(options, _stopping(options, pause, "Pause", "paused"))
+
+
+def _stopping(
+    options: argparse.Namespace, stop: Callable[[Storage, str], Awaitable[Run]], verb: str, done: str
+) -> Work:
     async def work(storage: Storage) -> int:
         found = [await runs.show_run(storage, each) for each in dict.fromkeys(options.ids)]
         if not options.json:
@@ -316,14 +345,14 @@ def _cancel(options: argparse.Namespace) -> int:
                 print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
         ids = [run.flow_id for run in found]
         if options.dry_run:
-            return report(options, {"cancelled": [], "runs": ids}, "nothing was changed (dry run)")
-        if not confirmed(options, f"Cancel {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
+            return report(options, {done: [], "runs": ids}, "nothing was changed (dry run)")
+        if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
         for each in ids:
-            await runs.cancel(storage, each, options.reason, who=_who())
-        return report(options, {"cancelled": ids, "runs": ids}, f"cancelled {len(ids)} runs")
+            await stop(storage, each)
+        return report(options, {done: ids, "runs": ids}, f"{done} {len(ids)} {'run' if len(ids) == 1 else 'runs'}")
 
-    return with_storage(options, work)
+    return work
 
 
 def _answer(options: argparse.Namespace) -> int:

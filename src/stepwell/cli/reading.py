@@ -12,6 +12,7 @@ from stepwell.cli.command import Commands, add_command, assignment, duration, po
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_json, print_table
 from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
+from stepwell.nodes.engine.monitor import OpenWait
 from stepwell.operate.record import RecordView, resolve, show_at
 from stepwell.operate.records import Filter, bots, check_bot, counts, listed, timers
 from stepwell.operate.runs import OPEN, DamagedRun, check_status, listed_runs, shared_of, show_run, shown_value
@@ -356,15 +357,23 @@ def run_json(run: Run | DamagedRun) -> dict[str, Any]:
 def _row(run: Run | DamagedRun) -> tuple[Any, ...]:
     if isinstance(run, DamagedRun):
         return run.flow_id, None, "unreadable", None, None, run.reason
-    why = run.reason or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
+    interrupted = "interrupted; the next worker continues it" if run.interrupted else None
+    why = (
+        run.reason
+        or interrupted
+        or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
+    )
     if why is None and run.waits:
-        why = _text(run.waits[0].question)
+        why = _asked(run.waits[0])
     return run.flow_id, run.flow, run.status, run.node, ago(run.updated_at), why
 
 
-def _text(question: Any) -> str:
-    shown = shown_value(question)
-    return shown if isinstance(shown, str) else json_text(shown)
+def _asked(wait: OpenWait) -> str | None:
+    """Return the question of a wait, or the children that it waits for."""
+    if wait.children:
+        return f"waits for {', '.join(wait.children)}"
+    shown = shown_value(wait.question)
+    return shown if isinstance(shown, str | None) else json_text(shown)
 
 
 def print_run(run: Run, shared: dict[str, Any]) -> None:
@@ -387,7 +396,7 @@ def print_run(run: Run, shared: dict[str, Any]) -> None:
     )
     for wait in run.waits:
         until = "" if wait.deadline is None else f", until {moment(wait.deadline)}"
-        print(f"waits     {cell(wait.id or wait.node)}: {cell(_text(wait.question))}{until}")
+        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{until}")
     for error in run.errors:
         print(f"error     {moment(error.at)} at {cell(error.node)}, attempt {error.attempt}: ", end="")
         print(f"{cell(error.type)}: {cell(error.message)}")
@@ -396,5 +405,7 @@ def print_run(run: Run, shared: dict[str, Any]) -> None:
     _print_tree("shared", shared)
     if run.status == "failed":
         note(f"resume it with: stepwell resume {run.flow_id} module:flow")
-    elif run.waits and run.waits[0].id:
-        note(f"answer it with: stepwell answer {run.flow_id} VALUE")
+    elif run.status == "paused":
+        note(f"resume it with: stepwell resume {run.flow_id}")
+    elif asked := [wait.id for wait in run.waits if wait.id]:
+        note(f"answer it with: stepwell answer {run.flow_id if len(asked) == 1 else 'WAIT_ID'} VALUE")

@@ -386,9 +386,10 @@ class NodeFlow(NodeGraph):
     async def pause(self, flow_id: str, *, storage: Storage | str | None = None) -> None:
         """Stop a run after the nodes that it runs now, and return when it has stopped.
 
-        Its status is ``paused``. No worker continues it; :meth:`resume` does. A pending ``run`` raises
-        :class:`RunPaused`. A run that is queued, waits or sleeps is paused at once; its timeouts fire when it is
-        resumed. A paused run does not keep its partition. Raises ``RunFinished`` if the run finished first.
+        Its status is ``paused``, and no worker continues it. :meth:`resume` continues it here, ``retry([flow_id])`` on
+        a worker. A pending ``run`` raises :class:`RunPaused`. A run that is queued, waits or sleeps is paused at once;
+        its timeouts fire when it is resumed. A paused run does not keep its partition. Raises ``RunFinished`` if the
+        run finished first.
         """
         async with runs.storage_for(self, storage) as found:
             await control.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
@@ -401,12 +402,12 @@ class NodeFlow(NodeGraph):
         limit: int | None = None,
         storage: Storage | str | None = None,
     ) -> int:
-        """Put runs that have failed or are stuck into the queue again, and return how many.
+        """Put runs that have failed, are stuck or paused into the queue again, and return how many.
 
         A worker continues each of them at the node that it stopped at.
 
         :param flow_ids: the ids of the runs, or one id; by default all runs of ``status``.
-        :param status: ``"failed"`` or ``"stuck"``.
+        :param status: ``"failed"``, ``"stuck"`` or ``"paused"``.
         :param limit: the most runs to retry.
         """
         async with runs.storage_for(self, storage) as found:

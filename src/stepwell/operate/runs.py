@@ -25,6 +25,7 @@ __all__ = [
     "cancel",
     "check_status",
     "listed_runs",
+    "pause",
     "retry",
     "shared_of",
     "show_run",
@@ -107,6 +108,14 @@ async def cancel(storage: Storage, given: str, reason: str | None, *, who: str) 
     return await show_run(storage, run.flow_id)
 
 
+async def pause(storage: Storage, given: str, *, who: str) -> Run:
+    """Pause a run, wait until it has stopped, and return it. The code of its flow is not needed."""
+    run = await show_run(storage, given)
+    await _stand_in(run).pause(run.flow_id, storage=storage)
+    logger.info("%s paused run %s", who, run.flow_id)
+    return await show_run(storage, run.flow_id)
+
+
 def wait_of(run: Run, given: str) -> OpenWait:
     """Return the open wait with this id, or the only one if ``given`` is the id of the run; raise ``UsageError``."""
     waits = [wait for wait in run.waits if wait.id and given in (wait.id, run.flow_id)]
@@ -126,7 +135,7 @@ async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> Non
 
 
 async def retry(storage: Storage, run: Run, *, who: str) -> bool:
-    """Put a failed or stuck run into the queue again, and return whether it was; a worker continues it."""
+    """Put a failed, stuck or paused run into the queue again, and return whether it was; a worker continues it."""
     done = bool(await _stand_in(run).retry([run.flow_id], storage=storage))
     if done:
         logger.info("%s put run %s into the queue again", who, run.flow_id)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal"]
 
 #: The statuses of runs that can be retried.
-Retried = Literal["failed", "stuck"]
+Retried = Literal["failed", "stuck", "paused"]
 
 #: The first and the longest pause, in seconds, between two checks whether a run has ended.
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
@@ -146,7 +146,7 @@ def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
     """Return whether a run can be paused, or ``False`` if it is; raise if it has ended or failed."""
     _check_not_ended(flow_id, table)
     status = table["status"]
-    if status in get_args(Retried):
+    if status in ("failed", "stuck"):
         raise UsageError(f"run {flow_id!r} is {status}, so it does not continue unless it is resumed")
     return bool(status != "paused")
 
@@ -170,9 +170,9 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
 async def retry(
     flow: BaseFlow, flow_ids: Iterable[str] | None, status: Retried, limit: int | None, *, storage: Storage
 ) -> int:
-    """Put failed or stuck runs into their queue again, and return how many."""
+    """Put failed, stuck or paused runs into their queue again, and return how many."""
     if status not in get_args(Retried):
-        raise InvalidOption(f"status={status!r}: choose 'failed' or 'stuck'")
+        raise InvalidOption(f"status={status!r}: choose 'failed', 'stuck' or 'paused'")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidOption(f"limit={limit!r}: give a whole number, or None")
     if isinstance(flow_ids, str):
