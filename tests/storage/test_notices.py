@@ -128,9 +128,10 @@ async def _value(value: bool) -> bool:
 async def test_a_connection_that_is_cut_is_opened_again(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "CALM", 0.2)
     async with Proxy(place.server.port) as proxy, pair(place, proxy) as (sender, _, woken):
-        for _ in range(3):
+        # The cuts are one outage, however long this machine takes for them.
+        for calm in (600.0, 600.0, 0.2):
+            monkeypatch.setattr(outage, "CALM", calm)
             proxy.cut_all()
             await asyncio.sleep(0)
             await arrives(sender, woken)
@@ -329,3 +330,21 @@ async def test_any_topic_arrives(place: Place, topic: str) -> None:
             woken = asyncio.Event()
             listener.listen(topic, woken.set)
             await arrives(sender, woken, topic)
+
+
+async def test_closing_does_not_wait_long_for_a_notice_that_is_not_answered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "LAST_NOTICES", 0.05)
+    async with Proxy(place.server.port) as proxy:
+        storage = open_storage(place.url(proxy.port), timeout=60)
+        await storage.open()
+        listening = storage.listen("t", lambda: None)
+        await until(lambda: _listening(place, 1))
+        before = asyncio.all_tasks()
+        proxy.fall_silent()
+        storage.notify_soon("t")
+        assert len(asyncio.all_tasks() - before) == 1
+        await asyncio.wait_for(storage.close(), 10)
+        listening()
+        assert asyncio.all_tasks() - before == set()
