@@ -22,10 +22,10 @@ from stepwell.errors import (
     Unstorable,
     UsageError,
 )
-from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, worker
+from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
 from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.rates import Rate
-from stepwell.record import PARTITIONS, RUNS, Change, Queue
+from stepwell.record import PARTITIONS, RATES, RUNS, Change, Queue
 from stepwell.storage.operations import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -382,6 +382,34 @@ async def test_a_waiting_run_keeps_its_partition_and_a_failed_one_does_not(stora
     check_partitions(seen.log)
 
 
+async def test_a_damaged_run_that_has_failed_does_not_stop_its_partition(storage: Storage) -> None:
+    class Fragile(Node):
+        async def exec(self, prep_res: Any) -> None:
+            if step().flow_id == failed.id:
+                raise Boom
+
+    flow = linear(Fragile, name="f", storage=storage)
+    failed, waiting = [await flow.submit({"n": 1}, partition="p") for _ in range(2)]
+    with pytest.raises(Boom):
+        await flow.resume(failed.id)
+    address = storage.address(RUNS, failed.id)
+    damaged = dict.fromkeys(storage.seal(address).fields({"n": 1}), "damaged")
+    await storage.perform(Apply(address, Change(storage.ids(), set=damaged, limit=storage.seal(address).limit)))
+    async with worker([flow]):
+        assert await waiting.result(timeout=20) == {"n": 1}
+
+
+async def test_a_damaged_lock_record_does_not_stop_a_partition(storage: Storage) -> None:
+    flow = linear(Node(inline=True), name="f", storage=storage)
+    handle = await flow.submit(partition="p")
+    lock = storage.address(PARTITIONS, ("f", partitions.encode("p")))
+    seal = storage.seal(lock)
+    damaged = dict.fromkeys(seal.fields({"run": "another"}), "damaged")
+    await storage.perform(Apply(lock, Change(storage.ids(), set=damaged, limit=seal.limit)))
+    async with worker([flow]):
+        assert await handle.result(timeout=20) == {}
+
+
 async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +521,22 @@ async def test_a_limit_of_one_flow_leaves_the_other_places_to_other_flows(storag
         await results([*handles, *delayed])
     assert seen_slow.most == 2
     assert 1 <= seen.most <= 2
+
+
+async def test_a_damaged_rate_stops_no_other_flow(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    limited, other = (linear(Node(inline=True), name=name, storage=storage) for name in ("limited", "other"))
+    address = storage.address(RATES, "limited")
+    seal = storage.seal(address)
+    damaged = dict.fromkeys(seal.fields({"starts": []}), "damaged")
+    await storage.perform(Apply(address, Change(storage.ids(), set=damaged, limit=seal.limit)))
+    refused = await limited.submit()
+    async with worker([limited, other], limits={limited: Limit(rate=(1, 60))}):
+        async with asyncio.timeout(20):
+            while "its rate cannot be read" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert await (await other.submit()).result(timeout=20) == {}
+    assert "polling for runs failed" not in caplog.text
+    assert (await refused.status()).status == "queued"
 
 
 @pytest.mark.parametrize("partitioned", [False, True])

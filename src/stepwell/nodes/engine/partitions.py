@@ -22,6 +22,7 @@ from stepwell.errors import (
     RecordExists,
     RunBusy,
     StepwellError,
+    StoredDataError,
     VersionChanged,
 )
 from stepwell.nodes.engine.notices import wake_workers
@@ -82,7 +83,7 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
     lock = storage.address(PARTITIONS, (flow, partition))
     while True:
         stored: Stored | None = await storage.perform(Get(lock))
-        holder = None if stored is None else storage.seal(lock).data(stored.fields).get("run")
+        holder = _named(storage, lock, stored)
         if holder == flow_id:
             # An earlier runner was killed before it could start the run.
             return
@@ -121,7 +122,7 @@ async def hand_over(storage: Storage, flow: str, revision: int, partition: str, 
                 return
         lock = storage.address(PARTITIONS, (flow, partition))
         stored: Stored | None = await storage.perform(Get(lock))
-        if stored is not None and storage.seal(lock).data(stored.fields).get("run") == flow_id:
+        if stored is not None and _named(storage, lock, stored) == flow_id:
             # If a run has got the partition meanwhile, the version has changed.
             change = Change(write=storage.ids(), delete=True, forget=True)
             await storage.perform(Apply(lock, change, Guard(version=stored.version)))
@@ -176,7 +177,7 @@ async def _repair(storage: Storage, flow: str, name: str, partition: str) -> Non
         return
     lock = storage.address(PARTITIONS, (flow, partition))
     locked: Stored | None = await storage.perform(Get(lock))
-    holder = None if locked is None else storage.seal(lock).data(locked.fields).get("run")
+    holder = _named(storage, lock, locked)
     before = None if holder is None else await _holder(storage, holder, partition)
     if before in (None, first):
         await _activate(storage, first)
@@ -189,6 +190,18 @@ async def _first(storage: Storage, flow: str, revision: int, partition: str) -> 
         for address in await storage.queued(RUNS, queue_name(index, partition), limit=1):
             return address, index
     return None
+
+
+def _named(storage: Storage, lock: Address, stored: Stored | None) -> str | None:
+    """Return the run that a lock names."""
+    if stored is None:
+        return None
+    try:
+        run: str | None = storage.seal(lock).data(stored.fields).get("run")
+    except StoredDataError as error:
+        logger.warning("a lock record is damaged, so its partition counts as free: %s", error)
+        return None
+    return run
 
 
 async def _holder(storage: Storage, flow_id: str, partition: str) -> Address | None:
@@ -230,6 +243,10 @@ async def _unresumed(storage: Storage, holder: str | None, partition: str) -> As
             except (AlreadyHeld, Busy):
                 # Probably flow.resume(), which gets the partition. Otherwise a worker repairs the partition.
                 yield address
+                return
+            except StoredDataError:
+                # Nobody can resume it.
+                yield None
                 return
             status = await _status(storage, holder, partition)
         yield address if status in HOLDS else None

@@ -7,10 +7,11 @@ an entry, so that the record stays small. An entry counts until its last start i
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.values import conform
-from stepwell.errors import Busy
+from stepwell.errors import Busy, StoredDataError
 from stepwell.record import RATES
 from stepwell.slot import Slot
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from stepwell.storage import Storage
 
 __all__ = ["Rate"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: An entry has the starts of this fraction of the period. A permit that was not used is valid as long.
 _FRACTION = 1 / 20
@@ -61,6 +64,11 @@ class Rate:
                     await slot.commit(expiry=self._seconds + 60.0)
         except Busy:
             self.free_at = loop.time() + 0.1
+            return again
+        except StoredDataError as error:
+            # The record expires by itself. Other flows go on.
+            logger.warning("flow %r starts no queued runs, because its rate cannot be read: %s", self._flow, error)
+            self.free_at = loop.time() + _LONGEST
             return again
         return again + max(got, 0)
 
