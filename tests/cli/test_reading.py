@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell import open_storage
+from stepwell import open_storage, sync
 from stepwell.nodes import Node, NodeFlow, Parked, Wait, parallel, step
 from tests.backends import Backend
 from tests.cli.conftest import Command
@@ -204,6 +207,19 @@ async def test_every_help_has_an_example(command: Command) -> None:
         done = await command(name, "--help")
         assert done.code == 0
         assert f"example:\n  stepwell {name}" in done.out
+
+
+def test_a_terminal_without_unicode_shows_escapes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    sync(open_storage(url).set_data("shop", (1, 1), {"name": "Žofie", "pin": 1}))
+    done = subprocess.run(
+        [sys.executable, "-m", "stepwell", "show", "shop", "1", "--storage", url],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b'"name": "\\u017dofie"' in done.stdout
 
 
 async def test_control_characters_of_stored_text_do_not_reach_the_terminal(tmp_path: Path, command: Command) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from stepwell.errors import Unsupported
 from stepwell.operate.record import show
-from stepwell.operate.records import Filter, counts, listed
+from stepwell.operate.records import RecordFilter, counts, listed
 from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.testing import Clock
@@ -41,13 +41,13 @@ async def test_a_list_continues_behind_a_key_that_need_not_exist(backend: Backen
     storage = backend.storage()
     for number in range(20):
         await storage.set_state("shop", number, State("a", "x", {"n": number}))
-    for wanted in (Filter(), Filter(state="x"), Filter(flow="a")):
+    for wanted in (RecordFilter(), RecordFilter(state="x"), RecordFilter(flow="a")):
         keys = [each.record.key async for each in listed(storage, "shop", wanted)]
         assert sorted(map(int, keys)) == list(range(20))
         rest = [each.record.key async for each in listed(storage, "shop", wanted, after=keys[9])]
         assert rest == keys[10:]
     await storage.clear("shop", int(keys[9]))
-    assert [each.record.key async for each in listed(storage, "shop", Filter(), after=keys[9])] == keys[10:]
+    assert [each.record.key async for each in listed(storage, "shop", RecordFilter(), after=keys[9])] == keys[10:]
 
 
 async def test_a_held_record_shows_how_long_its_lease_lasts(backend: Backend) -> None:
@@ -77,6 +77,6 @@ async def test_a_storage_without_these_methods_is_read_in_pages(
     assert ([each.records for each in found], whole) == ([3], True)
     found, whole = await counts(storage, "shop", limit=2)
     assert ([each.records for each in found], whole) == ([2], False)
-    keys = [each.record.key async for each in listed(storage, "shop", Filter())]
-    assert [each.record.key async for each in listed(storage, "shop", Filter(), after=keys[0])] == keys[1:]
+    keys = [each.record.key async for each in listed(storage, "shop", RecordFilter())]
+    assert [each.record.key async for each in listed(storage, "shop", RecordFilter(), after=keys[0])] == keys[1:]
     assert (await show(storage, "shop", 1)).held is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,10 @@ NOT_FOUND_OR_CHANGED = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Stored text may have characters that the terminal's encoding does not have.
+            stream.reconfigure(errors="backslashreplace")
     options = _parsed(_parser(), arguments)
     try:
         if "action" in options:

@@ -14,7 +14,7 @@ from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
 from stepwell.nodes.engine.monitor import OpenWait
 from stepwell.operate.record import RecordView, resolve, show_at
-from stepwell.operate.records import Filter, bots, check_bot, counts, listed, timers
+from stepwell.operate.records import RecordFilter, bots, check_bot, counts, listed, timers
 from stepwell.operate.runs import OPEN, DamagedRun, check_status, listed_runs, shared_of, show_run, shown_value
 from stepwell.storage import ANY, Storage
 
@@ -100,9 +100,9 @@ def _add_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--older-than", type=duration, metavar="TIME", help="only records last written before: 2h")
 
 
-def _filter(options: argparse.Namespace, **others: Any) -> Filter:
+def _filter(options: argparse.Namespace, **others: Any) -> RecordFilter:
     tags = [f"{name}:{each}" for name in ("user", "chat") if (each := getattr(options, name)) is not None]
-    return Filter(
+    return RecordFilter(
         flow=ANY if options.flow is None else options.flow or None,
         state=ANY if options.state is None else options.state or None,
         tags=(*tags, *options.tag),
@@ -113,7 +113,7 @@ def _filter(options: argparse.Namespace, **others: Any) -> Filter:
 
 def _ls(options: argparse.Namespace) -> int:
     wanted = _filter(options, damaged=options.damaged)
-    if options.bot is None and (wanted != Filter() or options.after is not None):
+    if options.bot is None and (wanted != RecordFilter() or options.after is not None):
         raise InvalidOption("a filter needs a bot: stepwell ls BOT --state ...; stepwell find searches all bots")
 
     async def overview(storage: Storage) -> int:
@@ -232,7 +232,7 @@ def _print_tree(name: str, tree: Any) -> None:
 
 def _find(options: argparse.Namespace) -> int:
     wanted = _filter(options, fields=dict(assignment(each) for each in options.fields))
-    if wanted == Filter(fields={}):
+    if wanted == RecordFilter(fields={}):
         raise InvalidOption("give a field=value, or a filter such as --user 42")
 
     async def work(storage: Storage) -> int:

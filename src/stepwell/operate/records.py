@@ -18,7 +18,7 @@ from stepwell.storage import ANY, Storage
 from stepwell.storage.listing import Any_, Due, Query
 from stepwell.storage.operations import Get
 
-__all__ = ["Count", "Filter", "Listed", "Timer", "UnknownBot", "bots", "check_bot", "counts", "listed", "timers"]
+__all__ = ["Count", "Listed", "RecordFilter", "Timer", "UnknownBot", "bots", "check_bot", "counts", "listed", "timers"]
 
 #: How many records are read at once.
 PAGE = 500
@@ -45,7 +45,7 @@ class Count(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class RecordFilter:
     """Which records to list. Tag, state and flow are found by an index; everything else reads each record."""
 
     flow: str | Any_ | None = ANY
@@ -127,7 +127,7 @@ def _counts(bot: str, found: Counter[Any], oldest: Mapping[Any, float]) -> list[
 async def listed(
     storage: Storage,
     bot: str,
-    wanted: Filter,
+    wanted: RecordFilter,
     *,
     after: str | None = None,
     on_look: Callable[[int], None] | None = None,
@@ -169,7 +169,7 @@ async def listed(
         raise InvalidOption(f"no record of this list has the key {after}; start from its beginning")
 
 
-def _matches(storage: Storage, address: Address, stored: Stored, wanted: Filter, before: float | None) -> bool:
+def _matches(storage: Storage, address: Address, stored: Stored, wanted: RecordFilter, before: float | None) -> bool:
     if not set(wanted.tags) <= set(stored.tags) or (before is not None and stored.written_at > before):
         return False
     for path, value in (wanted.fields or {}).items():
