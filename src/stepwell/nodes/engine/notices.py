@@ -31,7 +31,7 @@ def _topic(kind: str, name: str) -> str:
 
 
 def wake_workers(storage: Storage, index: str) -> None:
-    """Tell the workers of a flow that there is a run to take. Best effort and in the background: workers poll too."""
+    """Notify the workers of a flow that there is a run to take. Best effort and in the background: workers poll too."""
     storage.notify_soon(workers_topic(index))
 
 

@@ -42,7 +42,7 @@ class PostgresStorage(Storage):
     ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. With a URL the storage opens up to five
     connections, and one more while it listens for notices. Use ``prepared_statements=False`` with PgBouncer. A call
     takes at most ``timeout`` seconds; calls that do not reach the server are retried for ``patience`` seconds.
-    ``notices=False``: do not tell other processes about new runs; their workers poll.
+    ``notices=False``: send and receive no notices about new runs; workers poll.
     """
 
     def __init__(

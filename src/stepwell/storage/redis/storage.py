@@ -78,7 +78,7 @@ class RedisStorage(Storage):
 
     ``prefix``: the beginning of all keys. ``timeout``: seconds to wait for one answer. ``patience``: seconds for which
     calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when a replica has it.
-    ``notices=False``: do not tell other processes about new runs; their workers poll.
+    ``notices=False``: send and receive no notices about new runs; workers poll.
     """
 
     def __init__(

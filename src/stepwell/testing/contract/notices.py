@@ -21,7 +21,7 @@ NOT_RECEIVED = (
 
 
 class NoticePromises(Suite):
-    """Whom a notice reaches."""
+    """The listeners that a notice reaches."""
 
     async def test_a_notice_reaches_a_listener_of_a_second_object(self, storage: Storage) -> None:
         async with self.reopen(storage) as other:
