@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,6 +53,8 @@ REPAIR_EVERY = 5.0
 
 class RunWorker:
     """A worker that runs submitted runs of these flows: ``async with worker([flow], storage=storage):``.
+
+    ``asyncio.run(worker([flow]).run())`` is a program that works until SIGTERM or Ctrl-C.
 
     It takes queued runs, resumes runs whose runner died, and fires sleeps and the timeouts of waits. Any number of
     workers, in any number of processes, may have the same flows: each run has one runner at a time. It does not resume
@@ -105,6 +109,7 @@ class RunWorker:
             if self._closes:
                 await self._storage.close()
             raise
+        logger.info("started a worker of %s", ", ".join(map(repr, self._flows)))
         self._ticker.start()
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
@@ -120,6 +125,24 @@ class RunWorker:
         await self._dispatcher.stop()
         if self._closes:
             await self._storage.close()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``. A second signal ends the process."""
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        handled: list[signal.Signals] = []
+        async with self:
+            try:
+                # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    for number in (signal.SIGINT, signal.SIGTERM):
+                        loop.add_signal_handler(number, stopped.set)
+                        handled.append(number)
+                await stopped.wait()
+            finally:
+                for number in handled:
+                    loop.remove_signal_handler(number)
+            logger.info("stopping; the runs of this worker are interrupted, and the next worker continues them")
 
     async def _handle(self, source: Source, address: Address) -> None:
         """Run one run to its end or its next wait, and log why it could not be."""
