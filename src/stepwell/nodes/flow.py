@@ -356,7 +356,7 @@ class NodeFlow(NodeGraph):
                 await control.answer(self, wait_id, value, storage=found)
                 return None
             try:
-                # A run that nobody holds needs no mail, and no worker can take it up first.
+                # A run without a runner needs no mail, and no worker can take it up first.
                 return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
             except RunBusy:
                 await control.answer(self, wait_id, value, storage=found)

@@ -13,6 +13,7 @@ from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run, Status
+from stepwell.nodes.engine.run_format import FINAL
 from stepwell.operate.masking import MASK, is_secret, masked
 from stepwell.record import RUNS, Limits, Stored
 from stepwell.storage import Storage
@@ -35,7 +36,7 @@ __all__ = [
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: The statuses of runs that have not ended.
-OPEN: Final = tuple(status for status in get_args(Status) if status not in ("finished", "cancelled"))
+OPEN: Final = tuple(status for status in get_args(Status) if status not in FINAL)
 
 
 class DamagedRun(NamedTuple):

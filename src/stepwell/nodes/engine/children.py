@@ -27,7 +27,7 @@ from stepwell.errors import (
 from stepwell.nodes.engine import held, mail, partitions
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.notices import wake_waiters
-from stepwell.nodes.engine.run_format import ENDED, table_of
+from stepwell.nodes.engine.run_format import ENDED, FINAL, table_of
 from stepwell.nodes.engine.waits import is_child_wait
 from stepwell.record import RUNS, Change, Place, Stored
 from stepwell.slot import Slot
@@ -162,7 +162,7 @@ async def report(storage: Storage, flow_id: str, parent: str) -> None:
     """Mail the end of a child to its parent, unless that has ended."""
 
     async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        return None if table["status"] in ("finished", "cancelled") else {"child": flow_id}
+        return None if table["status"] in FINAL else {"child": flow_id}
 
     # A parent that is not kept leaves no record.
     with suppress(UnknownRun):
@@ -221,7 +221,7 @@ async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
 
 
 async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
-    """Cancel a run if nobody holds it; otherwise let its runner cancel it."""
+    """Cancel a run if it has no runner; otherwise let its runner cancel it."""
 
     async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         return None if table["status"] in ENDED else {"reason": reason}

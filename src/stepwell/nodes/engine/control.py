@@ -1,9 +1,9 @@
-"""Acts on a run from outside, whoever holds it: answers its waits, cancels, pauses and retries it."""
+"""Acts on a run from outside, even while a runner holds it: answers its waits, cancels, pauses and retries it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell.errors import (
@@ -105,18 +105,7 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
 
     if not await _send(storage, flow_id, "cancel", letter_of):
         return
-    pause = _FIRST_POLL
-    while True:
-        try:
-            async with runs.hold(storage, flow_id, wait=0) as slot:
-                await _cancel_held(slot, flow_id, reason)
-                return
-        except AlreadyHeld:
-            # A node cancels its own run, which ends when the node awaits something or has ended.
-            return
-        except (Busy, LeaseLost):
-            await asyncio.sleep(pause * storage.rng.uniform(0.8, 1.2))
-            pause = min(2 * pause, _LONGEST_POLL)
+    await _once_free(storage, flow_id, lambda slot: _cancel_held(slot, flow_id, reason))
 
 
 async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
@@ -128,18 +117,23 @@ async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
 
     if not await _send(storage, flow_id, "pause", letter_of):
         return
-    wait = _FIRST_POLL
+    await _once_free(storage, flow_id, lambda slot: _pause_held(slot, flow_id))
+
+
+async def _once_free(storage: Storage, flow_id: str, act: Callable[[Slot], Awaitable[None]]) -> None:
+    """Call ``act`` with the slot of a run as soon as its runner has released it."""
+    pause = _FIRST_POLL
     while True:
         try:
             async with runs.hold(storage, flow_id, wait=0) as slot:
-                await _pause_held(slot, flow_id)
+                await act(slot)
                 return
         except AlreadyHeld:
-            # A node pauses its own run.
+            # A node acts on its own run, which obeys the mail when the node awaits something or has ended.
             return
         except (Busy, LeaseLost):
-            await asyncio.sleep(wait * storage.rng.uniform(0.8, 1.2))
-            wait = min(2 * wait, _LONGEST_POLL)
+            await asyncio.sleep(pause * storage.rng.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_POLL)
 
 
 def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:

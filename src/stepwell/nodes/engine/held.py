@@ -48,7 +48,7 @@ async def retry(slot: Slot, queue: Queue) -> None:
 
 
 async def interrupt(slot: Slot) -> None:
-    """Commit that nobody runs a run any more, so that the next worker continues it at once, and release it."""
+    """Commit that a run has no runner any more, so that the next worker continues it at once, and release it."""
     table = _table(slot)
     if table["status"] == "running":
         table["interrupted"] = True

@@ -1,6 +1,6 @@
 """Mail to a run: parts that any process adds to the record of a run without a claim, and that its runner uses.
 
-A mail part is written together with a deadline in the past, so that a worker takes up a run that nobody holds. The
+A mail part is written together with a deadline in the past, so that a worker takes up a run without a runner. The
 runner of a busy run detects the write by the version numbers of its commits. It drops a mail part with the commit that
 uses it.
 """
@@ -23,7 +23,7 @@ __all__ = ["Kind", "LetterOf", "send", "topic_of"]
 
 Kind = Literal["answer", "cancel", "child", "pause", "signal"]
 
-#: The statuses of runs that nobody holds, and that mail may continue.
+#: The statuses of runs without a runner that mail may continue.
 _WAKES: Final = frozenset({"parked", "sleeping"})
 
 
@@ -79,5 +79,5 @@ async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) 
 
 
 def topic_of(flow_id: str) -> str:
-    """Return the topic on which a runner hears of new mail within its process."""
+    """Return the topic that wakes a runner of this process when there is new mail."""
     return f"mail:{flow_id}"

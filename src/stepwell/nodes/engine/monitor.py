@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.engine.run_format import GRAPH, Status, flow_index, table_of
+from stepwell.nodes.engine.run_format import FINAL, GRAPH, Status, flow_index, table_of
 from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
@@ -87,10 +87,6 @@ class Run:
     interrupted: bool = False
 
 
-#: The statuses of runs that have ended. Their records have no graph.
-_ENDED = frozenset({"finished", "cancelled"})
-
-
 async def status(storage: Storage, flow_id: str) -> Run:
     """Return one run; raise ``UnknownRun`` if there is none, ``RunReplaced`` if its state was replaced."""
     address = storage.address(RUNS, flow_id)
@@ -109,7 +105,7 @@ async def status(storage: Storage, flow_id: str) -> Run:
         raise
     if run is None:
         raise UnknownRun(flow_id, state_only=True)
-    if run.node is not None and run.status not in _ENDED and stored.parts is not None and GRAPH not in stored.parts:
+    if run.node is not None and run.status not in FINAL and stored.parts is not None and GRAPH not in stored.parts:
         raise RunReplaced(address.text, flow_id)
     return run
 
@@ -123,7 +119,7 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
     for number, state in product(range(1, revision + 1), (ANY,) if status is None else (None, status)):
         async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=state):
             run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
-            if run is not None and (run.status == status if status is not None else run.status not in _ENDED):
+            if run is not None and (run.status == status if status is not None else run.status not in FINAL):
                 if state is None or number < revision:
                     # Meanwhile it may get a status in the index, or a later revision.
                     seen.add(entry.address)
@@ -139,7 +135,7 @@ def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
     """Return whether only runners have written the record, as far as its base shows."""
     table = table_of(place, address)
     # A run without a position is queued or has finished.
-    ended = place.state is None or (table is not None and table["status"] in _ENDED)
+    ended = place.state is None or (table is not None and table["status"] in FINAL)
     return table is None or ended or table.get("base", "") == base
 
 

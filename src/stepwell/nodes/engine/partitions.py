@@ -227,7 +227,7 @@ async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
 
 @asynccontextmanager
 async def _unresumed(storage: Storage, holder: str | None, partition: str) -> AsyncIterator[Address | None]:
-    """Yield the address of the run that has a partition, or ``None``; in the latter case nobody resumes it meanwhile.
+    """Yield the address of the run that has a partition, or ``None``; in the latter case it is not resumed meanwhile.
 
     A run that is paused or has failed does not have its partition, until ``flow.resume()`` continues it.
     """
@@ -245,7 +245,7 @@ async def _unresumed(storage: Storage, holder: str | None, partition: str) -> As
                 yield address
                 return
             except StoredDataError:
-                # Nobody can resume it.
+                # It cannot be resumed.
                 yield None
                 return
             status = await _status(storage, holder, partition)

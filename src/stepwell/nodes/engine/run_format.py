@@ -14,6 +14,7 @@ from stepwell.record import Address, Place
 
 __all__ = [
     "ENDED",
+    "FINAL",
     "FORMER",
     "GRAPH",
     "MAIL",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
+#: The statuses of runs that never continue. Their records have no graph.
+FINAL: Final = frozenset({"cancelled", "finished"})
 #: The statuses of runs that have a result, or none until they are resumed.
 ENDED: Final = frozenset({"failed", "stuck", "cancelled", "finished"})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.

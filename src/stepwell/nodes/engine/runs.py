@@ -35,7 +35,7 @@ from stepwell.nodes.engine.mail import topic_of
 from stepwell.nodes.engine.notices import wake_waiters
 from stepwell.nodes.engine.on_error import attach
 from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.run_format import ENDED, Retention, table_of
+from stepwell.nodes.engine.run_format import ENDED, FINAL, Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.nodes.engine.stored_run import load, load_queued
 from stepwell.record import KEEP, RUNS
@@ -481,7 +481,7 @@ async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
             table = table_of(journal.slot.place, journal.slot.address)
             if not cancels:
                 await held.interrupt(journal.slot)
-            elif table is not None and table["status"] not in ("finished", "cancelled"):
+            elif table is not None and table["status"] not in FINAL:
                 await children.cancel(journal.slot, journal.flow_id, "its call was cancelled")
                 await _hand_over(journal)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
