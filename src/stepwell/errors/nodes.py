@@ -258,8 +258,8 @@ class UnknownRun(NodeFlowError, LookupError):
         super().__init__(
             f"{_only_a_state(flow_id)}, and then start the run"
             if state_only
-            else f"there is no run {flow_id!r} in this storage; start it with flow.run(shared, storage=..., "
-            f"flow_id={flow_id!r}), or keep finished runs with keep=..."
+            else f"there is no run {flow_id!r} in this storage; check the id and the storage. A run that has "
+            "finished is removed, unless keep=... keeps it"
         )
 
 

@@ -144,6 +144,8 @@ class Schedules:
             changes["missed"] = missed
         if shared is not None:
             changes["shared"] = dict(shared)
+        if not changes:
+            raise InvalidOption("change() needs an option to change: every=, cron=, tz=, missed= or shared=")
         await self._change(name, **changes)
 
     async def remove(self, name: str) -> None:
