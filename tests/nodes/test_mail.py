@@ -397,3 +397,24 @@ async def test_mail_that_answers_nothing_does_not_wake_workers_again(timed: Stor
     assert (await parked(flow.resume("r"))).id == wait.id
     assert [due.deadline for due in await timed.due(RUNS, before=clock() + 100)] == pytest.approx(before, abs=1)
     assert await parts_of(timed) == set()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_second_answer_while_the_run_finishes_is_ignored(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    flow = linear(Wait("x"), gate := Gate(), storage=storage, keep=keep)
+    wait = await parked(flow.run(flow_id="r"))
+    running = asyncio.create_task(flow.resume(wait.id, 1))
+    await gate.entered.wait()
+    perform = storage.perform
+
+    async def finishing(operation: Any) -> Any:
+        if isinstance(operation, Get) and operation.parts and not gate.opened.is_set():
+            gate.opened.set()
+            await asyncio.wait([running])
+        return await perform(operation)
+
+    monkeypatch.setattr(storage, "perform", finishing)
+    await flow.answer(wait.id, 2)
+    assert await running == {"x": 1}

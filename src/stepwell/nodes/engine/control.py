@@ -239,7 +239,8 @@ async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], aske
     address = storage.address(RUNS, flow_id)
     stored = await storage.perform(Get(address, parts=True))
     if stored is None or GRAPH not in (stored.parts or {}):
-        return False
+        # It has ended since its table was read. An answer to a wait of a run that has ended is ignored.
+        return True
     graph: dict[str, Any] = storage.seal(address).value("p", GRAPH, stored.parts[GRAPH])
     counts = unpack(table["visits"], len(graph))
     visits = {path: count for path, count in zip(graph, counts, strict=False) if graph[path][0] == "wait"}
