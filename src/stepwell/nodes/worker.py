@@ -65,7 +65,7 @@ class RunWorker:
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
     :param schedules: :func:`every` and :func:`cron`. They are written to the storage, and each tick runs once among all
-        workers. Schedules of these flows that others have added run too.
+        workers. All schedules of these flows in the storage run, until :meth:`Schedules.remove` removes them.
     """
 
     def __init__(
