@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.limits import Limit
     from stepwell.storage import Storage
 
-__all__ = ["Dispatcher", "Source"]
+__all__ = ["Dispatcher", "RunSource"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ SAMPLE, LARGEST_SPREAD = 16, 16
 LONGEST_READ = 10_000
 
 
-class Source:
+class RunSource:
     """The queued or the due runs of one revision of a flow."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Dispatcher:
         self,
         storage: Storage,
         flows: Iterable[NodeFlow],
-        handle: Callable[[Source, Address], Coroutine[Any, Any, None]],
+        handle: Callable[[RunSource, Address], Coroutine[Any, Any, None]],
         *,
         concurrency: int,
         limits: Mapping[str, Limit],
@@ -146,8 +146,8 @@ class Dispatcher:
         #: The runs that were started with a permit of their flow's rate.
         self._permitted: set[Address] = set()
         #: The sources in the order of their turns.
-        self._sources: deque[Source] = deque(
-            Source(storage, flow, revision, queued=queued)
+        self._sources: deque[RunSource] = deque(
+            RunSource(storage, flow, revision, queued=queued)
             for flow in flows
             for revision in range(1, flow.revision + 1)
             for queued in (False, True)
@@ -207,7 +207,7 @@ class Dispatcher:
     def _free(self) -> int:
         return self._concurrency - len(self._running)
 
-    def _room(self, source: Source) -> int:
+    def _room(self, source: RunSource) -> int:
         """Return how many runs of its flow may start, as far as the limits of the flow go."""
         name = source.flow._title()
         limit, rate = self._limits.get(name), self._rates.get(name)
@@ -216,7 +216,7 @@ class Dispatcher:
         most = None if limit is None else limit.concurrency
         return self._concurrency if most is None else most - self._of_flow[source.flow]
 
-    async def _permit(self, source: Source, found: list[Address]) -> list[Address]:
+    async def _permit(self, source: RunSource, found: list[Address]) -> list[Address]:
         """Return the runs that the rate of the flow allows to start now."""
         rate = self._rates.get(source.flow._title())
         if rate is None or not found:
@@ -267,14 +267,14 @@ class Dispatcher:
             if timer is not None:
                 timer.cancel()
 
-    def _begin(self, source: Source, address: Address) -> None:
+    def _begin(self, source: RunSource, address: Address) -> None:
         source.taking.add(address)
         self._of_flow[source.flow] += 1
         task = asyncio.get_running_loop().create_task(self._handle(source, address), name=f"stepwell-run {address.key}")
         self._running[address] = task
         task.add_done_callback(lambda task: self._ended(source, address, task))
 
-    def _ended(self, source: Source, address: Address, task: asyncio.Task[None]) -> None:
+    def _ended(self, source: RunSource, address: Address, task: asyncio.Task[None]) -> None:
         if address in self._permitted:
             self._permitted.discard(address)
             if address in source.taking:

@@ -23,7 +23,7 @@ from stepwell.errors import (
     StoredDataError,
     UnknownRun,
 )
-from stepwell.nodes.dispatcher import Dispatcher, Source
+from stepwell.nodes.dispatcher import Dispatcher, RunSource
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.execution import check_concurrency
@@ -144,7 +144,7 @@ class RunWorker:
                     loop.remove_signal_handler(number)
             logger.info("stopping; the runs of this worker are interrupted, and the next worker continues them")
 
-    async def _handle(self, source: Source, address: Address) -> None:
+    async def _handle(self, source: RunSource, address: Address) -> None:
         """Run one run to its end or its next wait, and log why it could not be."""
         flow_id: Any = address.key
         flow = source.flow

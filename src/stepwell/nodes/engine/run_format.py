@@ -159,7 +159,7 @@ _PARTS: Final[Mapping[str, Any]] = {
 }
 
 
-class _Answer(TypedDict):
+class _AnswerMail(TypedDict):
     """The mail with an answer to a wait."""
 
     wait: str
@@ -191,7 +191,7 @@ class _Cancel(TypedDict):
 
 #: The forms of mail, by kind.
 _LETTERS: Final[Mapping[str, Any]] = {
-    "answer": _Answer,
+    "answer": _AnswerMail,
     "cancel": _Cancel,
     "child": _ChildEnd,
     "pause": dict[str, Any],
