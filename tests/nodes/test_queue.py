@@ -596,7 +596,8 @@ async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permi
                 await asyncio.sleep(0.01)
         watching = Watching(storage, monkeypatch)
         await asyncio.sleep(0.3)
-        assert watching.kinds() == []
+        # The check of the partitions reads them meanwhile.
+        assert [kind for kind in watching.kinds() if kind is not Get] == []
         # Runs that have started go on.
         for run in parked:
             await flow.answer(run.waits[0].id, "yes")
