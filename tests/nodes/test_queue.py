@@ -26,7 +26,7 @@ from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step,
 from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.rates import Rate
 from stepwell.record import PARTITIONS, RATES, RUNS, Change, Queue
-from stepwell.storage.operations import Apply
+from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
