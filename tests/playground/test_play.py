@@ -23,9 +23,8 @@ from stepwell.nodes.engine.shape import graph_of
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
-from stepwell.playground.reporter import describe_flow
-from stepwell.playground.run_reporter import describe_graph
 from stepwell.playground.runs import Runs
+from stepwell.web.diagrams import describe_flow, describe_graph
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

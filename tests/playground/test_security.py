@@ -17,13 +17,13 @@ from stepwell.operate.masking import MASK, is_secret
 from stepwell.playground import pages
 from stepwell.playground.actions import ACTIONS
 from stepwell.playground.botapi import BotAPI
-from stepwell.playground.display import as_json
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
 from stepwell.playground.timeline import MAX_EVENTS
 from stepwell.web import serving
 from stepwell.web.auth import HEADERS
+from stepwell.web.display import as_json
 
 BOT = Path(__file__).parent / "cafe.py"
 HOST = "127.0.0.1:8642"

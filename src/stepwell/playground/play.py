@@ -12,7 +12,6 @@ from typing import Any, Self
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
-from stepwell.playground.display import as_json
 from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
 from stepwell.playground.records import Records
@@ -21,6 +20,7 @@ from stepwell.playground.rooms import people_json, room_json
 from stepwell.playground.runs import Runs
 from stepwell.playground.timeline import Timeline
 from stepwell.web.auth import AuthMiddleware
+from stepwell.web.display import as_json
 from stepwell.web.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["Playground"]

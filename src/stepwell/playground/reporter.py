@@ -14,15 +14,15 @@ from typing import Any
 from stepwell.codec import decode_key
 from stepwell.errors import CorruptRecord, StepwellError
 from stepwell.fsm import FSM, Committed, FSMEvent, MachineReady, Update, subscribe
-from stepwell.fsm.description import FlowDescription
-from stepwell.playground.display import as_json
 from stepwell.playground.report_server import LONGEST_LINE
 from stepwell.record import Address, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Entry
 from stepwell.storage.operations import Get
+from stepwell.web.diagrams import describe_flow
+from stepwell.web.display import as_json
 
-__all__ = ["describe_flow", "install", "record_of"]
+__all__ = ["install", "record_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -126,22 +126,6 @@ async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
         "history": list(place.history),
         "waiting": len(place.stack),
         "data": as_json(data),
-    }
-
-
-def describe_flow(flow: FlowDescription) -> dict[str, Any]:
-    """Return a flow as the page draws it."""
-    return {
-        "name": flow.name,
-        "states": [str(state) for state in flow.states],
-        "start": flow.default_state,
-        "edges": [[state, str(target)] for state, targets in flow.transitions.items() for target in targets],
-        "ends": [state for state, targets in flow.transitions.items() if not targets],
-        "open": flow.is_open,
-        "timeouts": {
-            state: {"seconds": timeout.seconds, "to": timeout.then if isinstance(timeout.then, str) else None}
-            for state, timeout in flow.timeouts.items()
-        },
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.playground.botapi import Bot, Room, World
-from stepwell.playground.display import as_json
+from stepwell.web.display import as_json
 
 __all__ = ["people_json", "room_json"]
 

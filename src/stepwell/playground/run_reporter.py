@@ -11,36 +11,17 @@ import socket
 import threading
 from typing import Any
 
-from stepwell.nodes import Event, FlowGraph, subscribe
-from stepwell.playground.display import as_json
+from stepwell.nodes import Event, subscribe
+from stepwell.web.diagrams import describe_graph
+from stepwell.web.display import as_json
 
-__all__ = ["describe_graph", "install"]
+__all__ = ["install"]
 
 
 def install(address: str) -> None:
     """Report every run of this process to ``host:port:secret``."""
     host, port, secret = address.split(":")
     subscribe(_RunReporter(host, int(port), secret).report)
-
-
-def describe_graph(name: str, graph: FlowGraph) -> dict[str, Any]:
-    """Return a node flow as the page draws it."""
-    edges: dict[tuple[str, str], list[str]] = {}
-    ends = set(graph.nodes) - {edge.source for edge in graph.edges}
-    for source, action, target in graph.edges:
-        if target is None:
-            ends.add(source)
-        else:
-            edges.setdefault((source, target), []).append("" if action == "default" else action)
-    return {
-        "name": name,
-        "states": list(graph.nodes),
-        "start": graph.nodes[0] if graph.nodes else None,
-        "edges": [[one, two, ", ".join(filter(None, actions))] for (one, two), actions in edges.items()],
-        "ends": sorted(ends),
-        "open": False,
-        "timeouts": {},
-    }
 
 
 class _RunReporter:

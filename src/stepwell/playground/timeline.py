@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from stepwell.playground.botapi import WorldEvent
-from stepwell.playground.display import as_json
+from stepwell.web.display import as_json
 
 __all__ = ["Timeline"]
 

@@ -142,13 +142,14 @@ function curve(points, sideways) {
   return text;
 }
 
-export function drawFlow(flow, { current, path, ended, width }) {
+// "notes" are texts below the names of states, and "links" are addresses behind states.
+export function drawFlow(flow, { current = null, path = [], ended = false, width, notes = {}, links = {}, label = null }) {
   const names = [...flow.states];
   for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
   pen.font = "500 14px system-ui, sans-serif";
   const sizes = new Map(names.map((name) => [name, {
-    width: Math.max(flow.timeouts[name] ? 104 : 64, Math.ceil(pen.measureText(short(name)).width) + 34),
-    height: flow.timeouts[name] ? TALL : HEIGHT,
+    width: Math.max(flow.timeouts[name] || notes[name] ? 104 : 64, Math.ceil(pen.measureText(short(name)).width) + 34),
+    height: flow.timeouts[name] || notes[name] ? TALL : HEIGHT,
   }]));
   const START = "\nstart";
   const edges = edgesOf(flow, path);
@@ -180,7 +181,7 @@ export function drawFlow(flow, { current, path, ended, width }) {
   }
   const drawing = svg("svg", {
     viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: "img",
-    "aria-label": `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not started"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
+    "aria-label": label ?? `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not started"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
   });
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
@@ -219,22 +220,22 @@ export function drawFlow(flow, { current, path, ended, width }) {
     drawing.append(svg("circle", { cx: x, cy: y, r: 6, class: `start${path.length ? " taken" : ""}` }));
   }
   for (const name of names) {
-    const [x, y] = spot(nodes.get(name)), { width: wide, height } = sizes.get(name), timeout = flow.timeouts[name];
+    const [x, y] = spot(nodes.get(name)), { width: wide, height } = sizes.get(name), timeout = flow.timeouts[name], note = notes[name];
     const kind = ["state", name === current ? "current" : "", path.includes(name) ? "visited" : "", flow.ends.includes(name) ? "last" : ""];
-    const label = svg("text", { x, y: timeout ? y - 7 : y, class: "name" });
-    label.textContent = short(name);
+    const text = svg("text", { x, y: timeout || note ? y - 7 : y, class: "name" });
+    text.textContent = short(name);
     const tip = svg("title");
     tip.textContent = timeout ? `${name}: after ${formatDuration(timeout.seconds)} ${timeout.to ?? "on_timeout"}` : name;
     const group = svg("g", { class: kind.filter(Boolean).join(" "), "data-state": name }, tip,
       svg("rect", { x: x - wide / 2, y: y - height / 2, width: wide, height, rx: 10 }));
     if (flow.ends.includes(name)) group.append(svg("rect", { x: x - wide / 2 + 3.5, y: y - height / 2 + 3.5, width: wide - 7, height: height - 7, rx: 7, class: "inner" }));
-    group.append(label);
-    if (timeout) {
+    group.append(text);
+    if (timeout || note) {
       const more = svg("text", { x, y: y + 12, class: "more" });
-      more.textContent = `at most ${formatDuration(timeout.seconds)}`;
+      more.textContent = note ?? `at most ${formatDuration(timeout.seconds)}`;
       group.append(more);
     }
-    drawing.append(group);
+    drawing.append(links[name] ? svg("a", { href: links[name] }, group) : group);
   }
   drawing.append(...labels);
   return drawing;
