@@ -15,6 +15,7 @@ import pytest
 import stepwell
 import stepwell.errors
 import stepwell.fsm
+import stepwell.inspector
 import stepwell.nodes
 import stepwell.pocketflow
 import stepwell.telegram
@@ -39,6 +40,7 @@ NAMES = {
         "Unsupported", "UsageError", "Wait", "WorkCancelled", "WrongLoop", "cron", "every", "linear", "new_flow_id",
         "parallel", "run_async_batch", "step", "subscribe", "with_error_handling", "worker",
     ],
+    "stepwell.inspector": ["Inspector", "inspector"],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
         "AsyncParallelBatchNode",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final, NamedTuple, get_args
 
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
-from stepwell.errors import InvalidOption, StepwellError, StoredDataError, UnknownRun, UsageError
+from stepwell.errors import InvalidOption, StepwellError, StoredDataError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run, Status
-from stepwell.nodes.engine.run_format import FINAL
+from stepwell.nodes.engine.run_format import FINAL, table_of
 from stepwell.operate.masking import MASK, is_secret, masked
+from stepwell.operate.record import version_text
 from stepwell.record import RUNS, Limits, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
@@ -22,12 +24,17 @@ from stepwell.storage.operations import Get
 __all__ = [
     "OPEN",
     "DamagedRun",
+    "RunCount",
+    "RunRecord",
     "answer",
     "cancel",
     "check_status",
+    "check_unchanged",
     "listed_runs",
     "pause",
+    "record_of_run",
     "retry",
+    "run_counts",
     "shared_of",
     "show_run",
     "shown_value",
@@ -44,6 +51,30 @@ class DamagedRun(NamedTuple):
 
     flow_id: str
     reason: str
+
+
+class RunCount(NamedTuple):
+    """The runs of a flow with one status."""
+
+    flow: str
+    status: str
+    runs: int
+    #: The time of the oldest last write among them.
+    oldest: float
+
+
+class RunRecord(NamedTuple):
+    """The record of a run: its version, and its place in a queue."""
+
+    version: str
+    #: The name of the queue that it is in.
+    queue: str | None
+    priority: int
+    partition: str | None
+    #: The id of the run that started it.
+    parent: str | None
+    #: When a worker continues it.
+    due: float | None
 
 
 def check_status(status: str) -> str:
@@ -77,6 +108,53 @@ async def listed_runs(
 async def show_run(storage: Storage, given: str) -> Run:
     """Return a run by its id or by the id of one of its waits; raise ``UnknownRun`` if there is none."""
     return await monitor.status(storage, flow_of_wait(given) or given)
+
+
+async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], bool]:
+    """Count the runs by flow and status, and return whether all were read. It reads up to ``limit`` runs."""
+    found: Counter[tuple[str, str]] = Counter()
+    oldest: dict[tuple[str, str], float] = {}
+    looked = 0
+    async for run in listed_runs(storage, get_args(Status)):
+        if looked == limit:
+            break
+        looked += 1
+        at = ("", "unreadable") if isinstance(run, DamagedRun) else (run.flow, run.status)
+        written = 0.0 if isinstance(run, DamagedRun) else run.updated_at
+        found[at] += 1
+        oldest[at] = min(oldest.get(at, written), written)
+    else:
+        return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], True
+    return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], False
+
+
+async def record_of_run(storage: Storage, flow_id: str) -> RunRecord:
+    """Return the version of a run's record, and its place in a queue; raise ``UnknownRun`` if there is none."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        raise UnknownRun(flow_id)
+    table = table_of(storage.seal(address).open_head(stored.head), address) or {}
+    return RunRecord(
+        version_text(stored.version),
+        stored.queue.name if stored.queue else None,
+        table.get("priority", 0),
+        table.get("partition"),
+        table.get("parent"),
+        stored.deadline,
+    )
+
+
+async def check_unchanged(storage: Storage, flow_id: str, version: str) -> Run:
+    """Return a run that has the version that was shown; raise ``VersionChanged`` if it has another one.
+
+    A run that is running changes all the time and has no such check.
+    """
+    record = await record_of_run(storage, flow_id)
+    run = await show_run(storage, flow_id)
+    if run.status != "running" and record.version != version:
+        raise VersionChanged(storage.address(RUNS, flow_id).text)
+    return run
 
 
 async def shared_of(storage: Storage, flow_id: str) -> dict[str, Any]:

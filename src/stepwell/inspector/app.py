@@ -1,0 +1,166 @@
+"""The application: files, pages as JSON, and writes. ``stepwell.web.auth`` checks every request first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
+from stepwell.inspector.actions import ACTIONS, current
+from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.views import VIEWS
+from stepwell.storage import Storage
+from stepwell.web.auth import AuthMiddleware
+from stepwell.web.files import file_routes, page_files
+from stepwell.web.http import Request, Response, Route, Starlette, object_of
+
+__all__ = ["FILES", "Inspector", "inspector"]
+
+#: All files that are served.
+FILES = page_files(Path(__file__).parent / "page")
+#: The largest request in bytes.
+MAX_REQUEST = 300 * 1024
+#: The fewest characters of a token that is given.
+SHORTEST_TOKEN = 16
+_READ_ONLY = "the inspector is read-only; start it with --allow-write, or inspector(..., allow_write=True)"
+
+
+class Inspector:
+    """An ASGI application that shows one storage."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        flows: Iterable[Any],
+        is_allowed: Callable[[str], bool],
+        *,
+        token: str | None = None,
+        schemes: tuple[str, ...] = ("http",),
+        allow_write: bool = False,
+        name: str = "inspector",
+        on_new_token: Callable[[], None] | None = None,
+    ) -> None:
+        if token is not None and len(token) < SHORTEST_TOKEN:
+            raise InvalidOption(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN} random ones")
+        self.storage: Storage = storage
+        self.flows: KnownFlows = KnownFlows(flows)
+        self.allow_write: bool = allow_write
+        #: The name that writes are logged with.
+        self.name: str = name
+        self.auth: AuthMiddleware = AuthMiddleware(
+            _routes(self),
+            is_allowed,
+            token=token,
+            reusable=token is not None,
+            schemes=schemes,
+            on_new_token=on_new_token,
+        )
+
+    @property
+    def token(self) -> str:
+        """The token that opens a session: ``/?token=...``. A token that was not given works once."""
+        return self.auth.token
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Respond to a request."""
+        await self.auth(scope, receive, send)
+
+
+def inspector(
+    storage: Storage,
+    flows: Iterable[Any] = (),
+    *,
+    token: str | None = None,
+    hosts: Iterable[str] = ("127.0.0.1", "localhost"),
+    allow_write: bool = False,
+    name: str = "inspector",
+) -> Inspector:
+    """Return an ASGI application that shows the records and runs of a storage, to mount in another one::
+
+        app.mount("/inspect", inspector(storage, [Registration], token=os.environ["INSPECT_TOKEN"]))
+
+    Open ``/inspect/?token=...`` once; the browser gets a cookie. The storage is opened if necessary, and never closed.
+
+    :param flows: classes of ``Flow``, node flows, an ``FSM`` or a ``Router``; for diagrams and the names of states.
+    :param token: at least 16 random characters. It opens any number of sessions, in all processes that have it.
+        Without it, each process has a random ``token`` that opens one session.
+    :param hosts: the host names that browsers may use, with or without a port.
+    :param allow_write: whether records and runs may be edited.
+    :param name: the name that writes are logged with.
+    """
+    allowed = frozenset(hosts)
+
+    def is_allowed(host: str) -> bool:
+        return host in allowed or host.rpartition(":")[0] in allowed
+
+    return Inspector(
+        storage,
+        flows,
+        is_allowed,
+        token=token,
+        schemes=("http", "https"),
+        allow_write=allow_write,
+        name=name,
+    )
+
+
+def _routes(app: Inspector) -> Starlette:
+    async def show(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in VIEWS:
+            return _json({"ok": False, "error": f"there is no page {name!r}"}, 404)
+        try:
+            await app.storage.ensure_open()
+            found = await VIEWS[name](app.storage, app.flows, dict(request.query_params))
+        except StepwellError as error:
+            return _refusal(error)
+        return _json({"ok": True, "allow_write": app.allow_write, name: found})
+
+    async def act(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ACTIONS:
+            return _json({"ok": False, "error": f"there is no action {name!r}"}, 404)
+        if not app.allow_write:
+            return _json({"ok": False, "error": _READ_ONLY}, 403)
+        given: dict[str, Any] = {}
+        try:
+            given = await object_of(request, MAX_REQUEST)
+            await app.storage.ensure_open()
+            done = await ACTIONS[name](app.storage, app.flows, app.name, given)
+        except Conflict as error:
+            now: dict[str, Any] = {}
+            # The record may be gone or damaged.
+            with suppress(StepwellError):
+                now = await current(app.storage, given)
+            return _json({"ok": False, "conflict": True, "error": str(error), **now}, 409)
+        except StepwellError as error:
+            return _refusal(error)
+        except ValueError as error:
+            return _json({"ok": False, "error": f"the request is not valid JSON ({error})"}, 400)
+        return _json({"ok": True, **done})
+
+    return Starlette(
+        routes=[
+            *file_routes(FILES),
+            Route("/api/{name}", show, methods=["GET"]),
+            Route("/api/{name}", act, methods=["POST"]),
+        ]
+    )
+
+
+def _refusal(error: StepwellError) -> Response:
+    status = 404 if isinstance(error, LookupError) else 503 if isinstance(error, StorageUnavailable) else 400
+    return _json({"ok": False, "error": str(error)}, status)
+
+
+def _json(content: dict[str, Any], status: int = 200) -> Response:
+    # Not JSONResponse: stored names may have lone surrogates, which UTF-8 cannot encode.
+    return Response(json.dumps(content), status, media_type="application/json")

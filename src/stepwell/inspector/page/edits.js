@@ -1,0 +1,92 @@
+// The dialogs that change a record or a run. Each sends the version that the page showed when it was opened.
+import { byId, el, toast } from "./dom.js";
+
+async function post(name, body) {
+  try {
+    const response = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    return response.headers.get("content-type")?.includes("json") ? await response.json() : { error: await response.text() };
+  } catch {
+    return { error: "The server does not respond. Is it still running?" };
+  }
+}
+
+function isJson(text) {
+  try { JSON.parse(text); return true; } catch { return false; }
+}
+
+// A text that is not JSON is sent as a text.
+function asJson(text) {
+  return isJson(text) ? text : JSON.stringify(text);
+}
+
+function input(name, label, value, props = {}) {
+  return el("label", {}, label, el("input", { name, value, autocomplete: "off", required: true, ...props }));
+}
+
+function choice(name, label, options, value) {
+  return el("label", {}, label, el("select", { name, required: true }, ...options.map((option) => el("option", { value: option, selected: option === value }, option))));
+}
+
+const FORMS = {
+  set_state: (app, found) => {
+    const flow = app.flows.conversations.find((each) => each.name === found.flow);
+    return {
+      title: "Set state", main: "Set state", note: "The timer of the new state does not start.",
+      fields: [input("flow", "Flow", found.flow ?? ""), flow ? choice("state", "State", flow.states, found.state) : input("state", "State", found.state ?? "")],
+      done: "The state was set.",
+    };
+  },
+  set_field: (app, found, field) => {
+    const value = field === undefined ? "" : JSON.stringify(found.data[field]);
+    // Masked and truncated values are not complete, and large numbers are shown as texts.
+    const isWhole = !/•••|…|"-?\d{16,}"/.test(value);
+    return {
+      title: field === undefined ? "Set a field" : `Change ${field}`, main: "Set", note: "The value is JSON as the page shows it, or else a text.",
+      fields: [input("field", "Field", field ?? "", { readonly: field !== undefined }), el("label", {}, "Value", el("textarea", { name: "value", rows: "4", required: true, value: isWhole ? value : "" }))],
+      done: "The field was set.",
+    };
+  },
+  remove_field: (app, found, field) => ({ title: `Remove ${field}?`, main: "Remove", fields: [el("input", { name: "field", type: "hidden", value: field })], done: "The field was removed." }),
+  clear: () => ({ title: "Clear this conversation?", main: "Clear", note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),
+  forget: () => ({ title: "Forget this record?", main: "Forget", note: "The record is deleted with its profile and all traces.", fields: [], done: "The record was deleted.", leave: "records" }),
+  retry: () => ({ title: "Retry this run?", main: "Retry", note: "The run enters the queue, and a worker continues it at the node that failed.", fields: [], done: "The run is in the queue." }),
+  cancel: () => ({ title: "Cancel this run?", main: "Cancel the run", note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
+  answer: (app, found, wait) => ({
+    title: "Answer", main: "Answer", note: "JSON, or else a text. A worker continues the run.",
+    fields: [el("input", { name: "wait", type: "hidden", value: wait }), el("label", {}, "Answer", el("textarea", { name: "value", rows: "3", required: true }))], done: "The answer was stored.",
+  }),
+};
+
+export function ask(app, name, found, field) {
+  const form = FORMS[name](app, found, field);
+  const dialog = byId("dialog");
+  const problem = el("p", { class: "warning", role: "alert", hidden: true });
+  const box = byId("dialog-form");
+  const subject = found.flow_id === undefined ? { bot: found.bot, key: found.key } : { id: found.flow_id };
+  const send = el("button", { type: "submit", class: "main" }, form.main);
+  box.replaceChildren(el("h2", { id: "dialog-title" }, form.title), form.note ? el("p", { class: "note" }, form.note) : "", ...form.fields, problem,
+    el("p", { class: "actions" }, send, el("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Back")));
+  box.onsubmit = async (event) => {
+    event.preventDefault();
+    const given = Object.fromEntries(new FormData(box));
+    if ("value" in given) given.value = asJson(given.value);
+    send.disabled = true;
+    const answer = await post(name, { ...subject, ...given, version: found.version });
+    send.disabled = false;
+    if (answer.ok) {
+      dialog.close();
+      toast(form.done);
+      if (form.leave) location.hash = `#/${form.leave}?${new URLSearchParams({ bot: found.bot })}`;
+      else app.refresh();
+      return;
+    }
+    if (answer.conflict) {
+      dialog.close();
+      app.conflict(answer, found);
+      return;
+    }
+    problem.textContent = answer.error;
+    problem.hidden = false;
+  };
+  dialog.showModal();
+}

@@ -1,0 +1,153 @@
+// The inspector: reads the page that the address names, shows it, and reads it again every few seconds.
+import { banner, byId, el } from "./dom.js";
+import { ask } from "./edits.js";
+import * as pages from "./pages.js";
+
+const EVERY = 3000;
+const STATUSES = ["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"];
+const AGES = [["", "any age"], ["60", "1 minute"], ["3600", "1 hour"], ["86400", "1 day"], ["604800", "7 days"]];
+
+const app = {
+  flows: { conversations: [], runs: [] },
+  allowWrite: false,
+  shown: "",
+  turn: 0,
+  timer: 0,
+  ask(name, found, field) { ask(app, name, found, field); },
+  refresh() { app.shown = ""; return load(); },
+  // Shows what a record or run is now after an edit of an older version was refused.
+  async conflict(answer, before) {
+    const now = answer.record ?? answer.run;
+    const changes = now ? ["flow", "state", "status", "node"].filter((name) => name in now && now[name] !== before[name]).map((name) => `${name}: ${before[name]} → ${now[name]}`) : [];
+    const fields = now?.data ? [...new Set([...Object.keys(before.data), ...Object.keys(now.data)])].filter((name) => JSON.stringify(before.data[name]) !== JSON.stringify(now.data[name])) : [];
+    if (fields.length) changes.push(`Changed fields: ${fields.join(", ")}`);
+    app.notice = `${now ? "It changed since this page showed it" : answer.error}. Nothing was written.${changes.length ? ` ${changes.join("; ")}.` : ""}`;
+    await app.refresh();
+  },
+};
+
+function place() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { page: path || "overview", params: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+async function read(name, params = {}) {
+  let response;
+  try {
+    response = await fetch(`api/${name}?${new URLSearchParams(params)}`);
+  } catch {
+    return { ok: false, gone: true, error: "The inspector does not respond. Is it still running?" };
+  }
+  if (response.headers.get("content-type")?.includes("json")) return response.json();
+  return { ok: false, gone: response.status === 401, error: await response.text() };
+}
+
+const SOURCES = { overview: "overview", flows: "overview", records: "records", record: "record", runs: "runs", run: "run" };
+
+function draw(page, found, params) {
+  const width = Math.max(260, byId("content").clientWidth - 40);
+  if (page === "flows") return pages.flows(app, found, width);
+  if (page === "run") return pages.run(app, found, width);
+  return pages[page](app, found, params);
+}
+
+// Keeps focus and the open parts of trees when a page is shown again.
+function show(nodes) {
+  const box = byId("content");
+  const kept = new Map([...box.querySelectorAll("details[data-keep]")].map((each) => [each.dataset.keep, each.open]));
+  const focusable = "a[href], button, summary, pre[tabindex], div[tabindex]";
+  const at = [...box.querySelectorAll(focusable)].indexOf(document.activeElement);
+  box.replaceChildren(...nodes);
+  for (const each of box.querySelectorAll("details[data-keep]")) if (kept.has(each.dataset.keep)) each.open = kept.get(each.dataset.keep);
+  if (at >= 0) box.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+}
+
+async function load() {
+  clearTimeout(app.timer);
+  const turn = ++app.turn;
+  const { page, params } = place();
+  const source = SOURCES[page];
+  const answer = source ? await read(source, params) : { ok: false, error: `There is no page ${page}.` };
+  // A newer call shows its own page.
+  if (turn !== app.turn) return;
+  if (answer.ok) {
+    app.allowWrite = answer.allow_write;
+    byId("mode").textContent = app.allowWrite ? "edits are allowed" : "read-only";
+    const found = answer[source];
+    const as = JSON.stringify([page, params, found, byId("content").clientWidth]);
+    if (as !== app.shown || page === "overview") show(draw(page, found, params));
+    app.shown = as;
+    filters(page, params, found);
+    banner(app.notice);
+  } else {
+    if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
+    banner(answer.gone ? answer.error : app.notice);
+  }
+  app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), EVERY);
+}
+
+function select(name, label, options, value) {
+  return el("label", {}, label, el("select", { name }, ...options.map(([key, text]) => el("option", { value: key, selected: key === (value ?? "") }, text))));
+}
+
+function field(name, label, value, props = {}) {
+  return el("label", {}, label, el("input", { name, value: value ?? "", autocomplete: "off", ...props }));
+}
+
+function filters(page, params, found) {
+  const form = byId("filter");
+  form.hidden = page !== "records" && page !== "runs";
+  const as = JSON.stringify([page, params, found.bots]);
+  if (form.hidden || form.shownAs === as) return;
+  form.shownAs = as;
+  const fields = page === "records"
+    ? [select("bot", "Bot", found.bots.map((bot) => [bot, bot]), found.bot), field("flow", "Flow", params.flow), field("state", "State", params.state), field("key", "Key", params.key),
+      field("user", "User", params.user, { inputmode: "numeric" }), field("chat", "Chat", params.chat, { inputmode: "numeric" }), field("tag", "Tag", params.tag),
+      select("older", "Not written for", AGES, params.older), select("damaged", "Records", [["", "all"], ["1", "unreadable only"]], params.damaged)]
+    : [field("flow", "Flow", params.flow), select("status", "Status", [["", "not ended"], ...STATUSES.map((each) => [each, each])], params.status),
+      select("older", "Not written for", AGES, params.older), field("id", "Id", params.id)];
+  form.replaceChildren(...fields, el("button", { type: "submit", class: "main" }, "Filter"), el("a", { href: `#/${page}` }, "Reset"));
+}
+
+byId("filter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const given = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value !== ""));
+  const next = pages.link(place().page, given);
+  if (location.hash === next) app.refresh();
+  else location.hash = next;
+});
+
+function navigate() {
+  app.notice = "";
+  const { page } = place();
+  const links = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
+  const own = { record: "records", run: "runs" }[page] ?? page;
+  byId("nav").replaceChildren(...links.map(([name, text]) => el("a", { href: pages.link(name), "aria-current": name === own ? "page" : null }, text)));
+  document.title = `${links.find(([name]) => name === own)?.[1] ?? "Page"} – Stepwell inspector`;
+  byId("dialog").close();
+  byId("main").scrollTop = 0;
+  load();
+}
+
+// Theme: as the system, or the one that was chosen in this browser.
+function theme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  const dark = name ? name === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  byId("theme").textContent = dark ? "Light" : "Dark";
+  byId("theme").setAttribute("aria-label", dark ? "Switch to light colours" : "Switch to dark colours");
+  return dark;
+}
+let dark = theme(localStorage.getItem("stepwell-theme"));
+byId("theme").addEventListener("click", () => {
+  const name = dark ? "light" : "dark";
+  localStorage.setItem("stepwell-theme", name);
+  dark = theme(name);
+});
+
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("content").focus(); });
+addEventListener("hashchange", navigate);
+addEventListener("resize", () => { clearTimeout(app.resizing); app.resizing = setTimeout(load, 200); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
+const known = await read("flows");
+if (known.ok) app.flows = known.flows;
+navigate();

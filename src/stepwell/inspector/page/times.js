@@ -1,0 +1,19 @@
+// Times of the storage as people read them.
+import { el } from "./dom.js";
+
+export function span(seconds) {
+  const all = Math.abs(seconds);
+  if (all < 1) return "less than 1 s";
+  if (all < 120) return `${Math.floor(all)} s`;
+  if (all < 7200) return `${Math.floor(all / 60)} min`;
+  if (all < 172800) return `${Math.floor(all / 3600)} h`;
+  return `${Math.floor(all / 86400)} days`;
+}
+
+export function moment(at, empty = "–") {
+  if (at === null || at === undefined) return el("span", { class: "none" }, empty);
+  const left = at - Date.now() / 1000;
+  const date = new Date(at * 1000);
+  if (Number.isNaN(date.getTime())) return el("span", {}, String(at));
+  return el("time", { datetime: date.toISOString(), title: date.toISOString() }, left > 0 ? `in ${span(left)}` : `${span(left)} ago`);
+}

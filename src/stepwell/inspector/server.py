@@ -1,0 +1,68 @@
+"""Serves the inspector on a port of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from stepwell._optional import require
+from stepwell.inspector.app import Inspector
+from stepwell.storage import Storage
+
+require("uvicorn", "inspector")
+
+from stepwell.web.serving import Serving, allowed_hosts, netloc  # noqa: E402
+
+__all__ = ["InspectorServer"]
+
+
+class InspectorServer:
+    """An inspector that listens; use ``async with``."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        flows: Iterable[Any] = (),
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        hosts: Iterable[str] = (),
+        allow_write: bool = False,
+        name: str = "inspector",
+        new_link: Callable[[str], None] | None = None,
+    ) -> None:
+        self.host: str = host
+        self.port: int = port
+        self._hosts = tuple(hosts)
+        self._new_link = new_link
+        self.app: Inspector = Inspector(
+            storage,
+            flows,
+            lambda given: given in allowed_hosts(self.host, self.port, self._hosts),
+            allow_write=allow_write,
+            name=name,
+            on_new_token=self._token_replaced,
+        )
+        self._serving = Serving(self.app, name="inspector")
+
+    @property
+    def address(self) -> str:
+        """The address of the page, for a browser with a session."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
+        return f"http://{netloc(host, self.port)}/"
+
+    @property
+    def url(self) -> str:
+        """The link that opens the page in one browser. It changes when it was used."""
+        return f"{self.address}?token={self.app.token}"
+
+    async def __aenter__(self) -> Self:
+        self.port = await self._serving.start(self.host, self.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._serving.stop()
+
+    def _token_replaced(self) -> None:
+        if self._new_link is not None:
+            self._new_link(self.url)

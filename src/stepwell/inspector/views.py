@@ -1,0 +1,265 @@
+"""The pages of the inspector as JSON. Nothing here writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from stepwell.errors import InvalidOption, StepwellError
+from stepwell.inspector.flows import KnownFlows
+from stepwell.nodes import Run, Schedules
+from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
+from stepwell.operate.records import RecordFilter, bots, check_bot, counts, listed, timers
+from stepwell.operate.runs import (
+    OPEN,
+    DamagedRun,
+    check_status,
+    listed_runs,
+    record_of_run,
+    run_counts,
+    shared_of,
+    show_run,
+    shown_value,
+)
+from stepwell.storage import ANY, Storage
+from stepwell.web.display import as_json
+
+__all__ = ["VIEWS", "record_json", "run_json"]
+
+#: How many records and runs are read for the counts of one bot, and of all runs.
+COUNTED = 20_000
+#: How many bots, timers and schedules are shown.
+SHOWN = 50
+#: The rows of a page of a list, and how many records or runs are read for it.
+PAGE, LOOKED = 50, 20_000
+#: Seconds after its time from which a timer is overdue: a bot that runs fires it within a second.
+LATE = 60.0
+
+Params = Mapping[str, str]
+View = Callable[[Storage, KnownFlows, Params], Awaitable[dict[str, Any]]]
+
+
+class _Enough(Exception):
+    """So many records were read that the search ends."""
+
+
+def _now(storage: Storage) -> float:
+    return (storage.clock or time.time)()
+
+
+async def overview(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return the counts per state and status, the next timers, and the schedules."""
+    names = await bots(storage)
+    now = _now(storage)
+    states, complete = [], len(names) <= SHOWN
+    next_timers, overdue = [], []
+    for bot in names[:SHOWN]:
+        found, whole = await counts(storage, bot, limit=COUNTED)
+        complete = complete and whole
+        states += [each._asdict() for each in found]
+        next_timers += await timers(storage, bot, before=1e12, limit=10)
+        overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
+    runs, all_runs = await run_counts(storage, limit=COUNTED)
+    return {
+        "states": states,
+        "complete": complete,
+        "counted": COUNTED,
+        "runs": [each._asdict() for each in runs],
+        "all_runs": all_runs,
+        "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:10]],
+        "overdue": len(overdue),
+        "schedules": await _schedules(storage),
+    }
+
+
+async def _schedules(storage: Storage) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    try:
+        async for each in Schedules(storage).list():
+            found.append(
+                {
+                    "name": each.name,
+                    "flow": each.flow,
+                    "times": f"every {each.every:g} s" if each.cron is None else f"{each.cron} ({each.tz})",
+                    "paused": each.paused,
+                    "next": each.next.timestamp() if each.next else None,
+                    "last": each.last.timestamp() if each.last else None,
+                    "last_id": each.last_id,
+                }
+            )
+            if len(found) == SHOWN:
+                break
+    except StepwellError as error:
+        found.append({"name": "(unreadable)", "error": str(error)})
+    return found
+
+
+async def records(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return a page of the records of one bot that match a filter, and how many records were read for it."""
+    names = await bots(storage)
+    bot = params.get("bot") or (names[0] if names else "")
+    page: dict[str, Any] = {"bots": names, "bot": bot, "rows": [], "after": None, "looked": 0, "complete": True}
+    if not names:
+        return page
+    await check_bot(storage, bot)
+    if key := params.get("key"):
+        try:
+            address = await resolve(storage, bot, key)
+        except Missing:
+            return page
+        return page | {"rows": [_row(view(storage, address, await read(storage, address)))], "looked": 1}
+    tags = [f"{name}:{_number(params, name)}" for name in ("user", "chat") if params.get(name)]
+    wanted = RecordFilter(
+        # A name that is given but empty: records without a flow or state.
+        flow=params["flow"] or None if "flow" in params else ANY,
+        state=params["state"] or None if "state" in params else ANY,
+        tags=(*tags, *([params["tag"]] if params.get("tag") else [])),
+        older_than=_number(params, "older") if params.get("older") else None,
+        damaged=params.get("damaged") == "1",
+    )
+    found: list[RecordView] = []
+    on_look = _limited(page)
+    try:
+        async for each in listed(storage, bot, wanted, after=params.get("after"), on_look=on_look):
+            if len(found) == PAGE:
+                page["after"] = found[-1].key
+                break
+            found.append(each.record)
+            page["looked"] = each.looked
+    except _Enough:
+        page["complete"] = False
+    return page | {"rows": [_row(each) for each in found]}
+
+
+def _limited(page: dict[str, Any]) -> Callable[[int], None]:
+    def on_look(looked: int) -> None:
+        page["looked"] = looked
+        if looked >= LOOKED:
+            raise _Enough
+
+    return on_look
+
+
+def _number(params: Params, name: str) -> int:
+    text = params[name]
+    if not text.removeprefix("-").isdecimal() or len(text) > 20:
+        raise InvalidOption(f"{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _row(record: RecordView) -> dict[str, Any]:
+    return {
+        "bot": record.bot,
+        "key": record.key,
+        "flow": record.flow,
+        "state": record.state,
+        "written_at": record.written_at,
+        "deadline": record.deadline,
+        "tags": list(record.tags),
+        "damage": list(record.damage),
+    }
+
+
+async def record(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return one record."""
+    address = await resolve(storage, params.get("bot", ""), params.get("key", ""))
+    return record_json(await show_at(storage, address))
+
+
+def record_json(record: RecordView) -> dict[str, Any]:
+    """Return a record as the page shows it: with its data truncated and its secrets masked."""
+    return {**asdict(record), "data": as_json(record.data), "profile": as_json(record.profile)}
+
+
+async def runs(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return a page of the runs with some statuses, and how many runs were read for it."""
+    statuses = (check_status(params["status"]),) if params.get("status") else OPEN
+    before = _now(storage) - _number(params, "older") if params.get("older") else None
+    flow, after, wanted = params.get("flow") or None, params.get("after"), params.get("id")
+    page: dict[str, Any] = {"rows": [], "after": None, "looked": 0, "complete": True}
+    if wanted:
+        run = await show_run(storage, wanted)
+        return page | {"rows": [_run_row(run)], "looked": 1}
+    found: list[Run | DamagedRun] = []
+    async for each in listed_runs(storage, statuses, flow=flow):
+        if after is not None:
+            after = None if each.flow_id == after else after
+            continue
+        if page["looked"] == LOOKED:
+            page["complete"] = False
+            break
+        if len(found) == PAGE:
+            page["after"] = found[-1].flow_id
+            break
+        page["looked"] += 1
+        if before is None or (isinstance(each, Run) and each.updated_at <= before):
+            found.append(each)
+    if after is not None:
+        raise InvalidOption(f"the run {after} is not in this list any more; start from its beginning")
+    return page | {"rows": [_run_row(each) for each in found]}
+
+
+def _run_row(run: Run | DamagedRun) -> dict[str, Any]:
+    if isinstance(run, DamagedRun):
+        return {"flow_id": run.flow_id, "flow": None, "status": "unreadable", "why": run.reason}
+    why = run.reason or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
+    return {
+        "flow_id": run.flow_id,
+        "flow": run.flow,
+        "status": run.status,
+        "node": run.node,
+        "updated_at": run.updated_at,
+        "why": why,
+        "question": as_json(shown_value(run.waits[0].question)) if why is None and run.waits else None,
+    }
+
+
+async def run(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return one run."""
+    return await run_json(storage, params.get("id", ""))
+
+
+async def run_json(storage: Storage, given: str) -> dict[str, Any]:
+    """Return a run as the page shows it. Its version is not newer than the rest, so that it guards an edit."""
+    flow_id = (await show_run(storage, given)).flow_id
+    record = await record_of_run(storage, flow_id)
+    run = await show_run(storage, flow_id)
+    timeouts = {wait.deadline for wait in run.waits}
+    return {
+        **_run_row(run),
+        **record._asdict(),
+        # An answer makes a parked run due at once.
+        "answered": run.status == "parked"
+        and record.due is not None
+        and record.due <= _now(storage)
+        and record.due not in timeouts,
+        "reason": run.reason,
+        "revision": run.revision,
+        "interrupted": run.interrupted,
+        "branches": list(run.branches.items()),
+        "path": list(run.path),
+        "errors": [each._asdict() for each in run.errors],
+        "progress": [{"node": node, **each._asdict()} for node, each in run.progress.items()],
+        "waits": [{**each._asdict(), "question": as_json(shown_value(each.question))} for each in run.waits],
+        "started_at": run.started_at or None,
+        "expires_at": run.expires_at,
+        "shared": as_json(await shared_of(storage, flow_id)),
+    }
+
+
+async def flow_list(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+    """Return the flows that the inspector was given."""
+    return flows.json()
+
+
+#: By the name of their route.
+VIEWS: Final[dict[str, View]] = {
+    "overview": overview,
+    "flows": flow_list,
+    "records": records,
+    "record": record,
+    "runs": runs,
+    "run": run,
+}

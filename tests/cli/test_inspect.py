@@ -1,0 +1,76 @@
+"""``stepwell inspect`` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stepwell.storage import open_storage
+from tests.cli.conftest import Command
+from tests.inspector import shop
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("options", [[], ["--allow-write"]], ids=["read-only", "writes"])
+async def test_it_prints_links_that_work_once_and_ends_with_a_signal(tmp_path: Path, options: list[str]) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    async with open_storage(url) as storage:
+        await shop.fill(storage)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stepwell", "inspect", url, "tests.inspector.shop:Order", *options,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert process.stdout is not None
+
+    async def link() -> str:
+        assert process.stdout is not None
+        while line := (await process.stdout.readline()).decode():
+            if found := re.fullmatch(r"  (http://127\.0\.0\.1:\d+/\?token=\S+)\n", line):
+                return found[1]
+        raise AssertionError("it printed no link")
+
+    try:
+        async with asyncio.timeout(60), httpx.AsyncClient() as client:
+            first = await link()
+            assert (await client.get(first)).status_code == 200
+            address = first.partition("?")[0]
+            answer = (await client.get(f"{address}api/records")).json()
+            assert (answer["allow_write"], len(answer["records"]["rows"])) == (bool(options), 3)
+            flows = (await client.get(f"{address}api/flows")).json()["flows"]
+            assert [flow["name"] for flow in flows["conversations"]] == ["order"]
+            assert await link() != first
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no storage is given"),
+        (["memory://"], "in the memory of one process"),
+        (["sqlite:///missing.db"], "there is no file"),
+        (["sqlite:///a.db", "sqlite:///b.db"], "give one storage"),
+        (["sqlite:///a.db", "no_such_module"], "cannot import no_such_module"),
+        (["sqlite:///a.db", "json"], "json has no flows"),
+        (["sqlite:///a.db", "--port", "70000"], "a port must be"),
+    ],
+)
+async def test_wrong_input_gives_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.delenv("STEPWELL_STORAGE", raising=False)
+    done = await command("inspect", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert message in done.err

@@ -1,0 +1,211 @@
+"""The pages and the writes of the inspector, on each backend."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from stepwell.inspector import views
+from stepwell.operate.masking import MASK
+from stepwell.operate.runs import show_run
+from stepwell.storage import Storage
+from tests.inspector.conftest import Browser, app_of
+
+
+async def get(client: httpx.AsyncClient, name: str, **params: Any) -> Any:
+    answer = await client.get(f"/api/{name}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()[name]
+
+
+async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storage, browse: Browser) -> None:
+    found = await get(await browse(app_of(storage)), "overview")
+    assert [(row["bot"], row["flow"], row["state"], row["records"]) for row in found["states"]] == [
+        ("shop", "order", "address", 2),
+        ("shop", "order", "voucher", 1),
+    ]
+    assert {(row["flow"], row["status"]): row["runs"] for row in found["runs"]} == {
+        ("approval", "parked"): 1,
+        ("approval", "queued"): 1,
+        ("charging", "failed"): 1,
+        ("packing", "failed"): 1,
+    }
+    assert [row["key"] for row in found["timers"]] == ["(42,42)", "(43,43)"]
+    assert found["overdue"] == 0
+    assert [(row["name"], row["times"]) for row in found["schedules"]] == [("nightly", "every 3600 s")]
+    assert found["complete"]
+    assert found["all_runs"]
+
+
+FILTERS: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["(42,42)", "(43,43)", "(44,44)"]),
+    ({"state": "address"}, ["(42,42)", "(43,43)"]),
+    ({"flow": "order", "state": "voucher"}, ["(44,44)"]),
+    ({"flow": ""}, []),
+    ({"key": "43"}, ["(43,43)"]),
+    ({"key": "99"}, []),
+    ({"user": "42"}, ["(42,42)"]),
+    ({"chat": "43"}, ["(43,43)"]),
+    ({"tag": "user:44"}, ["(44,44)"]),
+    ({"older": "3600"}, []),
+    ({"damaged": "1"}, []),
+]
+
+
+async def test_conversations_are_filtered(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage))
+    for params, keys in FILTERS:
+        found = await get(client, "records", bot="shop", **params)
+        assert (params, sorted(row["key"] for row in found["rows"])) == (params, keys)
+
+
+async def test_lists_have_pages(storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await browse(app_of(storage))
+    monkeypatch.setattr(views, "PAGE", 2)
+    for name, row_id, params in (("records", "key", {"bot": "shop"}), ("runs", "flow_id", {})):
+        first = await get(client, name, **params)
+        assert len(first["rows"]) == 2
+        second = await get(client, name, **params, after=first["after"])
+        assert second["after"] is None
+        ids = [row[row_id] for row in (*first["rows"], *second["rows"])]
+        assert len(ids) == len(set(ids)) == (3 if name == "records" else 4)
+
+
+async def test_a_list_of_runs_begins_anew_if_its_last_run_is_gone(storage: Storage, browse: Browser) -> None:
+    answer = await (await browse(app_of(storage))).get("/api/runs", params={"after": "gone"})
+    assert (answer.status_code, "start from its beginning" in answer.json()["error"]) == (400, True)
+
+
+async def test_a_search_ends_after_a_number_of_records(
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await browse(app_of(storage))
+    monkeypatch.setattr(views, "LOOKED", 1)
+    for name in ("records", "runs"):
+        found = await get(client, name, older="3600")
+        assert (found["rows"], found["complete"]) == ([], False)
+        assert found["looked"] >= 1
+
+
+async def test_a_record_is_shown_with_its_secrets_masked(storage: Storage, browse: Browser) -> None:
+    found = await get(await browse(app_of(storage)), "record", bot="shop", key="(42,42)")
+    assert (found["flow"], found["state"], found["history"]) == ("order", "address", ["item"])
+    assert found["data"] == {
+        "name": "Anna",
+        "password": MASK,
+        "to": {"city": "Rome", "lines": {"$tuple": [1, 2]}},
+    }
+    assert sorted(found["tags"]) == ["chat:42", "user:42"]
+    assert found["deadline"] > found["written_at"]
+    assert found["version"]
+
+
+async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage))
+    failed = await get(client, "run", id="charge-1")
+    assert (failed["status"], failed["node"], failed["shared"]["api_key"]) == ("failed", "Charge", MASK)
+    assert (failed["errors"][0]["type"], failed["errors"][0]["attempt"]) == ("RuntimeError", 1)
+    assert "in exec" in failed["errors"][0]["traceback"]
+    parked = await get(client, "run", id="approve-1")
+    assert [wait["question"] for wait in parked["waits"]] == [{"text": "Approve it?", "token": MASK}]
+    queued = await get(client, "run", id="queued-1")
+    assert (queued["status"], queued["priority"], queued["partition"]) == ("queued", 3, '"eu"')
+    assert queued["queue"]
+    assert [row["flow_id"] for row in (await get(client, "runs", status="failed", flow="packing"))["rows"]] == [
+        "pack-1"
+    ]
+    batch = await get(client, "run", id="pack-1")
+    assert batch["progress"] == [{"node": "Pack", "done": 2, "total": 5}]
+
+
+UNKNOWN: list[tuple[str, dict[str, str], int]] = [
+    ("record", {"bot": "shop", "key": "(1,1)"}, 404),
+    ("record", {}, 400),
+    ("records", {"bot": "nobody"}, 404),
+    ("records", {"user": "x"}, 400),
+    ("runs", {"status": "odd"}, 400),
+    ("run", {"id": "nothing"}, 404),
+    ("nothing", {}, 404),
+]
+
+
+async def test_a_request_for_an_unknown_thing_gets_a_reason(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage))
+    for name, params, status in UNKNOWN:
+        answer = await client.get(f"/api/{name}", params=params)
+        assert (name, params, answer.status_code) == (name, params, status)
+        assert answer.json()["error"]
+
+
+async def test_a_record_is_edited_and_the_edit_is_logged(
+    storage: Storage, browse: Browser, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await browse(app_of(storage, allow_write=True, name="alice"))
+    caplog.set_level(logging.INFO, "stepwell.operate")
+    shown = await get(client, "record", bot="shop", key="(44,44)")
+    subject = {"bot": "shop", "key": "(44,44)"}
+    wrong = await client.post(
+        "/api/set_state", json={**subject, "flow": "order", "state": "odd", "version": shown["version"]}
+    )
+    assert (wrong.status_code, "it has item, address, paid" in wrong.json()["error"]) == (400, True)
+    moved = await client.post(
+        "/api/set_state", json={**subject, "flow": "order", "state": "item", "version": shown["version"]}
+    )
+    assert (moved.status_code, moved.json()["record"]["state"]) == (200, "item")
+    version = moved.json()["record"]["version"]
+    value = '{"$date": "2026-01-31"}'
+    changed = await client.post("/api/set_field", json={**subject, "field": "day", "value": value, "version": version})
+    assert changed.json()["record"]["data"]["day"] == {"$date": "2026-01-31"}
+    version = changed.json()["record"]["version"]
+    changed = await client.post("/api/remove_field", json={**subject, "field": "day", "version": version})
+    assert "day" not in changed.json()["record"]["data"]
+    version = changed.json()["record"]["version"]
+    assert (await client.post("/api/clear", json={**subject, "version": version})).status_code == 200
+    assert (await client.get("/api/record", params=subject)).status_code == 404
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 4
+    assert all(message.startswith("alice ") and "2026" not in message for message in messages)
+
+
+async def test_the_second_of_two_edits_is_refused_and_shows_the_record(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage, allow_write=True))
+    shown = await get(client, "record", bot="shop", key="(42,42)")
+    subject = {"bot": "shop", "key": "(42,42)", "version": shown["version"]}
+    first = await client.post("/api/set_field", json={**subject, "field": "name", "value": '"Ann"'})
+    assert first.status_code == 200
+    for name, more in (
+        ("set_state", {"flow": "order", "state": "paid"}),
+        ("set_field", {"field": "name", "value": '"Bea"'}),
+        ("remove_field", {"field": "name"}),
+        ("clear", {}),
+        ("forget", {}),
+    ):
+        second = await client.post(f"/api/{name}", json={**subject, **more})
+        assert (second.status_code, second.json()["conflict"]) == (409, True)
+        assert second.json()["record"]["data"]["name"] == "Ann"
+    now = await get(client, "record", bot="shop", key="(42,42)")
+    assert now["version"] == first.json()["record"]["version"]
+
+
+async def test_runs_are_answered_retried_and_cancelled(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage, allow_write=True))
+    parked = await get(client, "run", id="approve-1")
+    subject = {"id": "approve-1", "version": parked["version"]}
+    answer = {**subject, "wait": parked["waits"][0]["id"], "value": '{"ok": true}'}
+    answered = await client.post("/api/answer", json=answer)
+    assert (answered.status_code, parked["answered"], answered.json()["run"]["answered"]) == (200, False, True)
+    again = await client.post("/api/answer", json=answer)
+    assert (again.status_code, again.json()["conflict"], again.json()["run"]["flow_id"]) == (409, True, "approve-1")
+    failed = await get(client, "run", id="charge-1")
+    subject = {"id": "charge-1", "version": failed["version"]}
+    retried = await client.post("/api/retry", json=subject)
+    assert (retried.status_code, retried.json()["run"]["status"]) == (200, "queued")
+    assert (await client.post("/api/retry", json=subject)).status_code == 409
+    assert (await client.post("/api/cancel", json=subject)).status_code == 409
+    subject["version"] = retried.json()["run"]["version"]
+    cancelled = await client.post("/api/cancel", json={**subject, "reason": "paid twice"})
+    assert (cancelled.json()["run"]["status"], cancelled.json()["run"]["reason"]) == ("cancelled", "paid twice")
+    assert (await show_run(storage, "charge-1")).status == "cancelled"
