@@ -236,6 +236,9 @@ async def brew(
             group.create_task(storm.disturb(running, kills))
             group.create_task(storm.submit(max(1, kills // 10), kills * 0.5))
         await drained({name: flow for name, flow in flows.items() if name != "ticking"}, storm, limit)
+        async with asyncio.timeout(30):
+            while len([run async for run in flows["ticking"].runs("finished")]) < 2:
+                await asyncio.sleep(0.1)
         await Schedules(storage).pause("clock")
         await drained(flows, storm, 30)
     finally:
