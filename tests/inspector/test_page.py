@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from stepwell.fsm import FSM
+from stepwell.inspector import views
 from stepwell.inspector.server import InspectorServer
 from stepwell.nodes import NodeFlow
 from stepwell.storage import Storage, open_storage
@@ -121,6 +123,30 @@ async def test_an_operator_finds_what_is_stuck_and_why_a_run_failed(visits: Any)
     await expect(visit.page.get_by_role("link", name="(43,43)")).to_be_visible()
 
 
+async def test_a_search_shows_hits_as_it_finds_them_and_can_be_stopped(
+    visits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit = await visits()
+    monkeypatch.setattr(views, "LOOKED", 1)
+    monkeypatch.setattr("stepwell.operate.records.PAGE", 1)
+    held = asyncio.Event()
+
+    async def hold(route: Any) -> None:
+        await held.wait()
+        await route.continue_()
+
+    await visit.page.route("**/api/records?*after=*", hold)
+    await visit.open("records?bot=shop&field=to.city%3DRome")
+    await expect(visit.page.get_by_text("Searching: 1 found in 1 records.")).to_be_visible()
+    await expect(visit.page.get_by_role("link", name="(42,42)")).to_be_visible()
+    await visit.press("Stop")
+    held.set()
+    await expect(visit.page.get_by_role("link", name="Search on")).to_be_visible()
+    await expect(visit.page.get_by_text("2 shown, 2 read; there are more")).to_be_visible()
+    await visit.page.get_by_role("link", name="Search on").click()
+    await expect(visit.page.get_by_text("1 shown, 1 read")).to_be_visible()
+
+
 async def test_a_page_shows_changes_without_a_reload(visits: Any) -> None:
     visit = await visits()
     await visit.open("record?bot=shop&key=(42,42)")
@@ -198,9 +224,11 @@ async def test_the_theme_is_chosen_and_kept_and_the_keyboard_reaches_the_pages(v
     await visit.page.get_by_role("button", name="Switch to dark colours").click()
     await visit.page.reload()
     await expect(visit.page.locator("html")).to_have_attribute("data-theme", "dark")
+    await expect(visit.card("shop")).to_be_visible()
     await visit.page.keyboard.press("Tab")
     await expect(visit.page.get_by_role("link", name="Skip to the content")).to_be_focused()
     await visit.page.keyboard.press("Tab")
     await visit.page.keyboard.press("Tab")
     await visit.page.keyboard.press("Enter")
     await expect(visit.page.get_by_role("link", name="Flows")).to_have_attribute("aria-current", "page")
+    await expect(visit.page.get_by_role("link", name="Flows")).to_be_focused()

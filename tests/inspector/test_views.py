@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from stepwell.inspector import views
+from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.subject import Subject
 from stepwell.operate.masking import MASK
 from stepwell.operate.runs import show_run
 from stepwell.storage import Storage
@@ -37,7 +39,6 @@ async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storag
     assert found["overdue"] == 0
     assert [(row["name"], row["times"]) for row in found["schedules"]] == [("nightly", "every 3600 s")]
     assert found["complete"]
-    assert found["all_runs"]
 
 
 FILTERS: list[tuple[dict[str, str], list[str]]] = [
@@ -51,6 +52,10 @@ FILTERS: list[tuple[dict[str, str], list[str]]] = [
     ({"chat": "43"}, ["(43,43)"]),
     ({"tag": "user:44"}, ["(44,44)"]),
     ({"older": "3600"}, []),
+    ({"field": "name=Bob"}, ["(43,43)"]),
+    ({"field": "to.city=Rome", "state": "voucher"}, ["(44,44)"]),
+    ({"field": "to.lines.$tuple.1=2"}, ["(42,42)", "(43,43)", "(44,44)"]),
+    ({"field": "to.city=7"}, []),
     ({"damaged": "1"}, []),
 ]
 
@@ -90,6 +95,35 @@ async def test_a_search_ends_after_a_number_of_records(
         assert found["looked"] >= 1
 
 
+async def test_a_search_by_a_field_continues_where_it_ended(
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await browse(app_of(storage))
+    monkeypatch.setattr(views, "LOOKED", 1)
+    monkeypatch.setattr("stepwell.operate.records.PAGE", 1)
+    keys, looked, after = [], 0, {}
+    for _ in range(4):
+        found = await get(client, "records", bot="shop", field="name=Bob", **after)
+        keys += [row["key"] for row in found["rows"]]
+        looked += found["looked"]
+        if found["after"] is None:
+            break
+        after = {"after": found["after"]}
+    assert (keys, looked) == (["(43,43)"], 3)
+
+
+async def test_counts_are_kept_in_proportion_to_the_time_that_they_take(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Subject(storage, KnownFlows([]))
+    first = await known.counts()
+    assert sum(row.records for row in first.states) == 3
+    monkeypatch.setattr(known, "_fresh_until", float("inf"))
+    assert await known.counts() is first
+    monkeypatch.setattr(known, "_fresh_until", 0.0)
+    assert await known.counts() is not first
+
+
 async def test_a_record_is_shown_with_its_secrets_masked(storage: Storage, browse: Browser) -> None:
     found = await get(await browse(app_of(storage)), "record", bot="shop", key="(42,42)")
     assert (found["flow"], found["state"], found["history"]) == ("order", "address", ["item"])
@@ -126,6 +160,7 @@ UNKNOWN: list[tuple[str, dict[str, str], int]] = [
     ("record", {}, 400),
     ("records", {"bot": "nobody"}, 404),
     ("records", {"user": "x"}, 400),
+    ("records", {"field": "city"}, 400),
     ("runs", {"status": "odd"}, 400),
     ("run", {"id": "nothing"}, 404),
     ("nothing", {}, 404),

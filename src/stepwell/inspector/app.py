@@ -11,6 +11,7 @@ from typing import Any
 from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
 from stepwell.inspector.actions import ACTIONS, current
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.subject import Subject
 from stepwell.inspector.views import VIEWS
 from stepwell.storage import Storage
 from stepwell.web.auth import AuthMiddleware
@@ -51,7 +52,7 @@ class Inspector:
         #: The name that writes are logged with.
         self.name: str = name
         self.auth: AuthMiddleware = AuthMiddleware(
-            _routes(self),
+            _routes(self, Subject(storage, self.flows)),
             is_allowed,
             token=token,
             reusable=token is not None,
@@ -112,14 +113,14 @@ def inspector(
     )
 
 
-def _routes(app: Inspector) -> Starlette:
+def _routes(app: Inspector, subject: Subject) -> Starlette:
     async def show(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in VIEWS:
             return _json({"ok": False, "error": f"there is no page {name!r}"}, 404)
         try:
             await app.storage.ensure_open()
-            found = await VIEWS[name](app.storage, app.flows, dict(request.query_params))
+            found = await VIEWS[name](subject, dict(request.query_params))
         except StepwellError as error:
             return _refusal(error)
         return _json({"ok": True, "allow_write": app.allow_write, name: found})

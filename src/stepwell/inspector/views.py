@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.subject import COUNTED, Subject
 from stepwell.nodes import Run, Schedules
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
-from stepwell.operate.records import RecordFilter, bots, check_bot, counts, listed, timers
+from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
 from stepwell.operate.runs import (
     OPEN,
     DamagedRun,
     check_status,
     listed_runs,
     record_of_run,
-    run_counts,
     shared_of,
     show_run,
     shown_value,
@@ -28,8 +28,6 @@ from stepwell.web.display import as_json
 
 __all__ = ["VIEWS", "record_json", "run_json"]
 
-#: How many records and runs are read for the counts of one bot, and of all runs.
-COUNTED = 20_000
 #: How many bots, timers and schedules are shown.
 SHOWN = 50
 #: The rows of a page of a list, and how many records or runs are read for it.
@@ -38,7 +36,7 @@ PAGE, LOOKED = 50, 20_000
 LATE = 60.0
 
 Params = Mapping[str, str]
-View = Callable[[Storage, KnownFlows, Params], Awaitable[dict[str, Any]]]
+View = Callable[[Subject, Params], Awaitable[dict[str, Any]]]
 
 
 class _Enough(Exception):
@@ -49,25 +47,20 @@ def _now(storage: Storage) -> float:
     return (storage.clock or time.time)()
 
 
-async def overview(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def overview(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the counts per state and status, the next timers, and the schedules."""
-    names = await bots(storage)
+    storage = subject.storage
+    counted = await subject.counts()
     now = _now(storage)
-    states, complete = [], len(names) <= SHOWN
     next_timers, overdue = [], []
-    for bot in names[:SHOWN]:
-        found, whole = await counts(storage, bot, limit=COUNTED)
-        complete = complete and whole
-        states += [each._asdict() for each in found]
+    for bot in (await bots(storage))[:SHOWN]:
         next_timers += await timers(storage, bot, before=1e12, limit=10)
         overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
-    runs, all_runs = await run_counts(storage, limit=COUNTED)
     return {
-        "states": states,
-        "complete": complete,
+        "states": [each._asdict() for each in counted.states],
+        "runs": [each._asdict() for each in counted.runs],
+        "complete": counted.complete,
         "counted": COUNTED,
-        "runs": [each._asdict() for each in runs],
-        "all_runs": all_runs,
         "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:10]],
         "overdue": len(overdue),
         "schedules": await _schedules(storage),
@@ -96,8 +89,9 @@ async def _schedules(storage: Storage) -> list[dict[str, Any]]:
     return found
 
 
-async def records(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def records(subject: Subject, params: Params) -> dict[str, Any]:
     """Return a page of the records of one bot that match a filter, and how many records were read for it."""
+    storage = subject.storage
     names = await bots(storage)
     bot = params.get("bot") or (names[0] if names else "")
     page: dict[str, Any] = {"bots": names, "bot": bot, "rows": [], "after": None, "looked": 0, "complete": True}
@@ -117,19 +111,21 @@ async def records(storage: Storage, flows: KnownFlows, params: Params) -> dict[s
         state=params["state"] or None if "state" in params else ANY,
         tags=(*tags, *([params["tag"]] if params.get("tag") else [])),
         older_than=_number(params, "older") if params.get("older") else None,
+        fields=_fields(params["field"]) if params.get("field") else None,
         damaged=params.get("damaged") == "1",
     )
     found: list[RecordView] = []
-    on_look = _limited(page)
+    read_to: list[str] = []
+    after, on_look = params.get("after"), _limited(page)
     try:
-        async for each in listed(storage, bot, wanted, after=params.get("after"), on_look=on_look):
+        async for each in listed(storage, bot, wanted, after=after, on_look=on_look, on_page=read_to.append):
             if len(found) == PAGE:
                 page["after"] = found[-1].key
                 break
             found.append(each.record)
             page["looked"] = each.looked
     except _Enough:
-        page["complete"] = False
+        page |= {"complete": False, "after": read_to[-1]}
     return page | {"rows": [_row(each) for each in found]}
 
 
@@ -140,6 +136,17 @@ def _limited(page: dict[str, Any]) -> Callable[[int], None]:
             raise _Enough
 
     return on_look
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Parse ``field=value``: the value is JSON, or else a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"{text[:40]!r} is not field=value")
+    try:
+        return {name: json.loads(value)}
+    except (ValueError, RecursionError):
+        return {name: value}
 
 
 def _number(params: Params, name: str) -> int:
@@ -162,8 +169,9 @@ def _row(record: RecordView) -> dict[str, Any]:
     }
 
 
-async def record(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def record(subject: Subject, params: Params) -> dict[str, Any]:
     """Return one record."""
+    storage = subject.storage
     address = await resolve(storage, params.get("bot", ""), params.get("key", ""))
     return record_json(await show_at(storage, address))
 
@@ -173,8 +181,9 @@ def record_json(record: RecordView) -> dict[str, Any]:
     return {**asdict(record), "data": as_json(record.data), "profile": as_json(record.profile)}
 
 
-async def runs(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     """Return a page of the runs with some statuses, and how many runs were read for it."""
+    storage = subject.storage
     statuses = (check_status(params["status"]),) if params.get("status") else OPEN
     before = _now(storage) - _number(params, "older") if params.get("older") else None
     flow, after, wanted = params.get("flow") or None, params.get("after"), params.get("id")
@@ -216,8 +225,9 @@ def _run_row(run: Run | DamagedRun) -> dict[str, Any]:
     }
 
 
-async def run(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def run(subject: Subject, params: Params) -> dict[str, Any]:
     """Return one run."""
+    storage = subject.storage
     return await run_json(storage, params.get("id", ""))
 
 
@@ -249,9 +259,9 @@ async def run_json(storage: Storage, given: str) -> dict[str, Any]:
     }
 
 
-async def flow_list(storage: Storage, flows: KnownFlows, params: Params) -> dict[str, Any]:
+async def flow_list(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the flows that the inspector was given."""
-    return flows.json()
+    return subject.flows.json()
 
 
 #: By the name of their route.

@@ -131,11 +131,12 @@ async def listed(
     *,
     after: str | None = None,
     on_look: Callable[[int], None] | None = None,
+    on_page: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Listed]:
     """Yield the records of a bot that match a filter. Stop the iteration to stop the search.
 
     ``after``: the key of a record that was listed before, as text; the list continues behind it. ``on_look`` is called
-    with the number of records read, after each page.
+    with the number of records read, after each page; before that, ``on_page`` is called with the key of the last one.
     """
     query = Query(
         encode_namespace(bot, storage.limits), wanted.flow, wanted.state, wanted.tags[0] if wanted.tags else None
@@ -161,6 +162,8 @@ async def listed(
                 shown = view(storage, address, stored)
                 if not wanted.damaged or shown.damage:
                     yield Listed(shown, looked)
+        if on_page is not None and records:
+            on_page(records[-1][0].key)
         if on_look is not None:
             on_look(looked)
         if position is None:

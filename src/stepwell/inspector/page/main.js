@@ -3,7 +3,8 @@ import { banner, byId, el } from "./dom.js";
 import { ask } from "./edits.js";
 import * as pages from "./pages.js";
 
-const EVERY = 3000;
+const EVERY = 3000, ROWS = 50;
+const LINKS = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
 const STATUSES = ["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"];
 const AGES = [["", "any age"], ["60", "1 minute"], ["3600", "1 hour"], ["86400", "1 day"], ["604800", "7 days"]];
 
@@ -13,6 +14,9 @@ const app = {
   shown: "",
   turn: 0,
   timer: 0,
+  searching: false,
+  searched: "",
+  stop() { app.searching = false; },
   ask(name, found, field) { ask(app, name, found, field); },
   refresh() { app.shown = ""; return load(); },
   // Shows what a record or run is now after an edit of an older version was refused.
@@ -62,7 +66,26 @@ function show(nodes) {
   if (at >= 0) box.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
 
+// Continues a search that the server ended after some records, until there is a page of hits or it is stopped.
+async function search(turn, params, first) {
+  let found = first;
+  app.searching = true;
+  app.searched = location.hash;
+  while (app.searching && !found.complete && found.rows.length < ROWS) {
+    show(draw("records", found, params));
+    const answer = await read("records", { ...params, after: found.after });
+    if (turn !== app.turn) return;
+    if (!answer.ok) { banner(answer.error); break; }
+    const next = answer.records;
+    found = { ...next, rows: [...found.rows, ...next.rows], looked: found.looked + next.looked };
+  }
+  app.searching = false;
+  show(draw("records", found, params));
+}
+
 async function load() {
+  // The result of a search stays as it is.
+  if (app.searched === location.hash && app.searched) return;
   clearTimeout(app.timer);
   const turn = ++app.turn;
   const { page, params } = place();
@@ -79,6 +102,7 @@ async function load() {
     app.shown = as;
     filters(page, params, found);
     banner(app.notice);
+    if (page === "records" && !found.complete) { await search(turn, params, found); return; }
   } else {
     if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
     banner(answer.gone ? answer.error : app.notice);
@@ -102,7 +126,7 @@ function filters(page, params, found) {
   form.shownAs = as;
   const fields = page === "records"
     ? [select("bot", "Bot", found.bots.map((bot) => [bot, bot]), found.bot), field("flow", "Flow", params.flow), field("state", "State", params.state), field("key", "Key", params.key),
-      field("user", "User", params.user, { inputmode: "numeric" }), field("chat", "Chat", params.chat, { inputmode: "numeric" }), field("tag", "Tag", params.tag),
+      field("user", "User", params.user, { inputmode: "numeric" }), field("chat", "Chat", params.chat, { inputmode: "numeric" }), field("tag", "Tag", params.tag), field("field", "Data field", params.field, { placeholder: "to.city=Rome" }),
       select("older", "Not written for", AGES, params.older), select("damaged", "Records", [["", "all"], ["1", "unreadable only"]], params.damaged)]
     : [field("flow", "Flow", params.flow), select("status", "Status", [["", "not ended"], ...STATUSES.map((each) => [each, each])], params.status),
       select("older", "Not written for", AGES, params.older), field("id", "Id", params.id)];
@@ -113,17 +137,22 @@ byId("filter").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value !== ""));
   const next = pages.link(place().page, given);
-  if (location.hash === next) app.refresh();
+  if (location.hash === next) { app.searched = ""; app.refresh(); }
   else location.hash = next;
 });
 
 function navigate() {
   app.notice = "";
+  app.searched = "";
+  app.searching = false;
   const { page } = place();
-  const links = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
   const own = { record: "records", run: "runs" }[page] ?? page;
-  byId("nav").replaceChildren(...links.map(([name, text]) => el("a", { href: pages.link(name), "aria-current": name === own ? "page" : null }, text)));
-  document.title = `${links.find(([name]) => name === own)?.[1] ?? "Page"} – Stepwell inspector`;
+  // The links stay, so that they keep the focus.
+  for (const each of byId("nav").children) {
+    if (each.dataset.page === own) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+  }
+  document.title = `${LINKS.find(([name]) => name === own)?.[1] ?? "Page"} – Stepwell inspector`;
   byId("dialog").close();
   byId("main").scrollTop = 0;
   load();
@@ -148,6 +177,7 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 addEventListener("hashchange", navigate);
 addEventListener("resize", () => { clearTimeout(app.resizing); app.resizing = setTimeout(load, 200); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
+byId("nav").replaceChildren(...LINKS.map(([name, text]) => el("a", { href: pages.link(name), "data-page": name }, text)));
 const known = await read("flows");
 if (known.ok) app.flows = known.flows;
 navigate();

@@ -49,15 +49,15 @@ export function overview(app, found) {
   for (const bot of bots) {
     const rows = found.states.filter((row) => row.bot === bot);
     const total = rows.reduce((sum, row) => sum + row.records, 0);
-    pages.push(card(bot, `${total} conversations${found.complete ? "" : `; only the first ${found.counted} of each bot are counted`}`,
+    pages.push(card(bot, `${total} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
       list(["flow", "state", "conversations", "oldest write"], rows.map((row) => [
         row.flow, stateOf(app, row.flow, row.state),
         el("a", { href: link("records", { bot, flow: row.flow ?? "", state: row.state ?? "" }) }, String(row.records)), moment(row.oldest)]), "No conversations.")));
   }
   if (!bots.length) pages.push(card("Conversations", "", el("p", { class: "empty" }, "This storage has no conversations yet.")));
-  pages.push(card("Runs", found.all_runs ? "" : `only the first ${found.counted} are counted`,
+  pages.push(card("Runs", found.complete ? "" : `at most ${found.counted} are counted`,
     list(["flow", "status", "runs", "oldest write"], found.runs.map((row) => [row.flow || null, status(row.status),
-      row.status === "unreadable" ? String(row.runs) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, String(row.runs)), row.oldest ? moment(row.oldest) : null]), "This storage has no runs of node flows.")));
+      ["unreadable", "unknown"].includes(row.status) ? String(row.runs) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, String(row.runs)), row.oldest ? moment(row.oldest) : null]), "This storage has no runs of node flows.")));
   pages.push(card("Timers", found.overdue ? "" : "the next ones",
     found.overdue ? el("p", { class: "warning" }, `${found.overdue} timers are more than a minute overdue. Is the bot running?`) : null,
     list(["bot", "key", "state", "due"], found.timers.map((row) => [row.bot, el("a", { href: link("record", { bot: row.bot, key: row.key }) }, row.key), stateOf(app, row.flow, row.state), moment(row.deadline)]), "No timers.")));
@@ -97,24 +97,27 @@ export function flows(app, found, width) {
 
 // Lists
 
-function more(found, page, params) {
+function more(app, found, page, params) {
+  if (app.searching) {
+    return el("p", { class: "pager", role: "status" }, `Searching: ${found.rows.length} found in ${found.looked} records. `, el("button", { type: "button", class: "small", onclick: () => app.stop() }, "Stop"));
+  }
   return el("p", { class: "pager" },
     params.after ? el("a", { href: link(page, { ...params, after: null }) }, "First page") : null, " ",
-    found.after ? el("a", { href: link(page, { ...params, after: found.after }) }, "Next page") : null,
-    el("span", { class: "note" }, ` ${found.rows.length} shown, ${found.looked} read${found.complete ? "" : "; there are more: choose a flow, a state, a user or a chat"}`));
+    found.after ? el("a", { href: link(page, { ...params, after: found.after }) }, found.complete ? "Next page" : "Search on") : null,
+    el("span", { class: "note" }, ` ${found.rows.length} shown, ${found.looked} read${found.complete ? "" : "; there are more"}`));
 }
 
 export function records(app, found, params) {
   return [card("Conversations", found.bot, list(["key", "flow", "state", "written", "timer", "tags"], found.rows.map((row) => [
     el("a", { href: link("record", { bot: row.bot, key: row.key }) }, row.key), row.flow,
     row.damage.length ? status("unreadable") : stateOf(app, row.flow, row.state), moment(row.written_at), moment(row.deadline), row.tags.join(" ")]),
-  "No conversation matches."), more(found, "records", params))];
+  "No conversation matches."), more(app, found, "records", params))];
 }
 
 export function runs(app, found, params) {
   return [card("Runs", params.status ? "" : "that have not ended", list(["run", "flow", "status", "node", "written", "why"], found.rows.map((row) => [
     el("a", { href: link("run", { id: row.flow_id }) }, row.flow_id), row.flow, status(row.status), row.node, moment(row.updated_at),
-    row.why ?? (row.question === null || row.question === undefined ? null : text(row.question))]), "No run matches."), more(found, "runs", params))];
+    row.why ?? (row.question === null || row.question === undefined ? null : text(row.question))]), "No run matches."), more(app, found, "runs", params))];
 }
 
 function text(value) {
