@@ -11,7 +11,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import completion, demo, diagram, doctor, editing, inspect, moving, new, play, reading, run
+from stepwell.cli import completion, demo, diagram, doctor, editing, inspect, moving, new, play, reading, run, schedules
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reading.add(commands)
     editing.add(commands)
+    schedules.add(commands)
     doctor.add(commands)
     inspect.add(commands)
     moving.add(commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import importlib
 import json
 import os
@@ -33,6 +34,7 @@ __all__ = [
     "positive",
     "storage_at",
     "url_of",
+    "user_name",
     "with_storage",
 ]
 
@@ -180,3 +182,11 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
         return True
     note("nothing was changed")
     return False
+
+
+def user_name() -> str:
+    """Return the name of the user who runs the command, for the log."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from stepwell.cli.command import (
     duration,
     json_or_text,
     positive,
+    user_name,
     with_storage,
 )
 from stepwell.cli.output import cell, json_text, report
@@ -144,13 +144,6 @@ def _add_edit(parser: argparse.ArgumentParser) -> None:
     add_yes(parser)
 
 
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"
-
-
 # Records
 
 
@@ -187,7 +180,7 @@ def _set(options: argparse.Namespace) -> int:
             return report(options, {"changed": False, "record": asdict(before)}, "nothing was changed (dry run)")
         if not confirmed(options, f"Change {before.bot} {before.key}?"):
             return 1
-        await edits.edit(storage, address, changes, version=version, who=_who(), wait=options.wait)
+        await edits.edit(storage, address, changes, version=version, who=user_name(), wait=options.wait)
         after = view(storage, address, await read(storage, address))
         return report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
 
@@ -220,7 +213,7 @@ def _deletion(options: argparse.Namespace, delete: Callable[..., Awaitable[None]
             return report(options, {done: False, **told}, "nothing was changed (dry run)")
         if not confirmed(options, f"{verb} {before.bot} {before.key}?"):
             return 1
-        await delete(storage, address, version=version, who=_who(), wait=options.wait)
+        await delete(storage, address, version=version, who=user_name(), wait=options.wait)
         return report(options, {done: True, **told}, done)
 
     return work
@@ -253,7 +246,7 @@ def _forget(options: argparse.Namespace) -> int:
             return report(options, {"forgotten": 0, "records": found}, text)
         if not confirmed(options, f"Delete these {sum(map(len, found.values()))} records and all traces of them?"):
             return 1
-        count = sum([await edits.forget_all(storage, bot, **peer, who=_who()) for bot in found])
+        count = sum([await edits.forget_all(storage, bot, **peer, who=user_name()) for bot in found])
         return report(options, {"forgotten": count, "records": found}, f"deleted {count} records")
 
     return with_storage(options, work)
@@ -280,7 +273,7 @@ def _resume(options: argparse.Namespace) -> int:
             return report(options, {"resumed": [], "runs": ids}, "nothing was changed")
         if not confirmed(options, f"Put these {len(found)} runs into the queue again?"):
             return 1
-        done = [run.flow_id for run in found if await runs.retry(storage, run, who=_who())]
+        done = [run.flow_id for run in found if await runs.retry(storage, run, who=user_name())]
         text = f"put {len(done)} runs into the queue; a worker continues them"
         return report(options, {"resumed": done, "runs": ids}, text)
 
@@ -300,7 +293,7 @@ def _resume(options: argparse.Namespace) -> int:
         if not confirmed(options, f"Resume run {run.flow_id}?"):
             return 1
         if flow is None:
-            done = await runs.retry(storage, run, who=_who())
+            done = await runs.retry(storage, run, who=user_name())
             text = "put into the queue; a worker continues it" if done else "another process resumes it"
             return report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
         try:
@@ -323,14 +316,14 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _cancel(options: argparse.Namespace) -> int:
     async def cancel(storage: Storage, flow_id: str) -> Run:
-        return await runs.cancel(storage, flow_id, options.reason, who=_who())
+        return await runs.cancel(storage, flow_id, options.reason, who=user_name())
 
     return with_storage(options, _stopping(options, cancel, "Cancel", "cancelled"))
 
 
 def _pause(options: argparse.Namespace) -> int:
     async def pause(storage: Storage, flow_id: str) -> Run:
-        return await runs.pause(storage, flow_id, who=_who())
+        return await runs.pause(storage, flow_id, who=user_name())
 
     return with_storage(options, _stopping(options, pause, "Pause", "paused"))
 
@@ -370,7 +363,7 @@ def _answer(options: argparse.Namespace) -> int:
         if not confirmed(options, "Answer it?"):
             return 1
         # The id of the wait that was shown: the run may ask another question meanwhile.
-        await runs.answer(storage, wait.id, value, who=_who())
+        await runs.answer(storage, wait.id, value, who=user_name())
         return report(options, {"answered": True, **told}, "answered; a worker continues the run")
 
     return with_storage(options, work)
