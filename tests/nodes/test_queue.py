@@ -614,3 +614,21 @@ async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permi
             Limit(rate=rate)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="concurrency"):
         Limit(concurrency=0)
+
+
+async def test_a_worker_stops_everything_even_if_its_stop_is_cancelled(storage: Storage) -> None:
+    flow, _ = logged(storage, lambda name: asyncio.sleep(60))
+    before = asyncio.all_tasks()
+    working = worker([flow], storage=storage)
+    await working.__aenter__()
+    handle = await flow.submit({"name": "long"})
+    async with asyncio.timeout(20):
+        while (await handle.status()).status != "running":
+            await asyncio.sleep(0.01)
+    stopping = asyncio.ensure_future(working.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    async with asyncio.timeout(20):
+        while [task for task in asyncio.all_tasks() - before if task.get_name().startswith("stepwell-")]:
+            await asyncio.sleep(0.01)

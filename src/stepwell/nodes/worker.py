@@ -118,13 +118,15 @@ class RunWorker:
 
     async def __aexit__(self, *error: object) -> None:
         """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
-        await self._ticker.stop()
-        if self._repairing is not None:
-            self._repairing.cancel()
-            await asyncio.wait([self._repairing])
-        await self._dispatcher.stop()
-        if self._closes:
-            await self._storage.close()
+        async with contextlib.AsyncExitStack() as stack:
+            # If the stop is cancelled, the rest still stops.
+            if self._closes:
+                stack.push_async_callback(self._storage.close)
+            stack.push_async_callback(self._dispatcher.stop)
+            if self._repairing is not None:
+                self._repairing.cancel()
+                stack.push_async_callback(asyncio.wait, [self._repairing])
+            stack.push_async_callback(self._ticker.stop)
 
     async def run(self) -> None:
         """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``. A second signal ends the process."""
