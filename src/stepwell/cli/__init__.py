@@ -7,11 +7,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import stepwell
-from stepwell.cli import completion, demo, diagram, doctor, editing, inspect, moving, new, play, reading, run, schedules
+from stepwell.cli import demo, play, run
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -26,11 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Stored text may have characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
-    options = _parsed(_parser(), arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parsed(_parser(*arguments[:1]), arguments)
     try:
         if "action" in options:
             return int(options.action(options))
-        return _start(options, sys.argv[1:] if arguments is None else arguments)
+        return _start(options, arguments)
     except stepwell.StepwellError as error:
         print(f"stepwell: {error}", file=sys.stderr)
         return NOT_FOUND_OR_CHANGED if isinstance(error, LookupError | Conflict) else 1
@@ -49,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     if rest and ("fields" not in options or any(each.startswith("-") for each in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -88,13 +89,16 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(first: str = "") -> argparse.ArgumentParser:
+    """Return the parser of all commands, or of those that start a bot if ``first`` is one of them."""
     parser = _Parser(prog="stepwell", description="Durable state for conversations and node flows.")
     parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
-    def command(name: str, about: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+    def command(name: str, about: str, example: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=f"example: {example}"
+        )
         added.add_argument(
             "--storage", metavar="URL", help="the storage of the bot (default: an SQLite file; its path is printed)"
         )
@@ -105,9 +109,14 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         "chat with a registration bot that survives kill -9, here and in the browser; "
         "without a terminal, play a scripted chat and check it",
+        "stepwell demo --script",
     )
     demo_command.add_argument("--script", action="store_true", help="play the scripted chat in a terminal too")
-    play_command = command("play", "run a bot without Telegram, chat with it in the browser, and watch its state")
+    play_command = command(
+        "play",
+        "run a bot without Telegram, chat with it in the browser, and watch its state",
+        "stepwell play bot.py --storage sqlite:///play.db",
+    )
     play_command.add_argument(
         "file",
         help="a file with a router or make_router(storage), or any bot that reads its Bot API address from BOT_API",
@@ -127,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run a bot against Telegram",
         description="Run a bot against Telegram, by polling or with a webhook. "
         "The token is read from BOT_TOKEN, BOT_TOKEN_FILE or .env.",
+        epilog="example: stepwell run bot.py --webhook https://bot.example.com/hook --workers 4",
     )
     run_command.add_argument("file", help="a file with a router or make_router(storage)")
     run_command.add_argument(
@@ -149,16 +159,17 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_argument(
         "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
     )
-    reading.add(commands)
-    editing.add(commands)
-    schedules.add(commands)
-    doctor.add(commands)
-    inspect.add(commands)
-    moving.add(commands)
-    diagram.add(commands)
-    new.add(commands)
-    completion.add(commands)
+    if first not in commands.choices:
+        _add_operator_commands(commands)
     return parser
+
+
+def _add_operator_commands(commands: Any) -> None:
+    # Imported here because a bot that starts needs none of it.
+    from stepwell.cli import completion, diagram, doctor, editing, inspect, moving, new, reading, schedules
+
+    for module in (reading, editing, schedules, doctor, inspect, moving, diagram, new, completion):
+        module.add(commands)
 
 
 def _address(text: str) -> str:
