@@ -241,6 +241,12 @@ async def test_runs_are_answered_retried_and_cancelled(storage: Storage, browse:
     assert (await client.post("/api/retry", json=subject)).status_code == 409
     assert (await client.post("/api/cancel", json=subject)).status_code == 409
     subject["version"] = retried.json()["run"]["version"]
+    paused = await client.post("/api/pause", json=subject)
+    assert paused.json()["run"]["status"] == "paused"
+    subject["version"] = paused.json()["run"]["version"]
+    retried = await client.post("/api/retry", json=subject)
+    assert (retried.status_code, retried.json()["run"]["status"] != "paused") == (200, True)
+    subject["version"] = retried.json()["run"]["version"]
     cancelled = await client.post("/api/cancel", json={**subject, "reason": "paid twice"})
     assert (cancelled.json()["run"]["status"], cancelled.json()["run"]["reason"]) == ("cancelled", "paid twice")
     assert (await show_run(storage, "charge-1")).status == "cancelled"

@@ -18,8 +18,8 @@ from stepwell.storage import Storage
 
 __all__ = ["ACTIONS", "current"]
 
-#: Seconds that a request waits for a handler that holds the record, and for a run to end.
-PATIENCE, CANCELLING = 5.0, 20.0
+#: Seconds that a request waits for a handler that holds the record, and for a run to stop.
+PATIENCE, STOPPING = 5.0, 20.0
 
 Given = Mapping[str, Any]
 Action = Callable[[Storage, KnownFlows, str, Given], Awaitable[dict[str, Any]]]
@@ -95,6 +95,17 @@ async def retry(storage: Storage, flows: KnownFlows, who: str, given: Given) -> 
     return {"run": await run_json(storage, run.flow_id)}
 
 
+async def pause(storage: Storage, flows: KnownFlows, who: str, given: Given) -> dict[str, Any]:
+    """Stop a run after the nodes that it runs now; no worker continues it."""
+    run = await runs.check_unchanged(storage, _text(given, "id"), _text(given, "version"))
+    try:
+        async with asyncio.timeout(STOPPING):
+            await runs.pause(storage, run.flow_id, who=who)
+    except TimeoutError:
+        raise UsageError(f"run {run.flow_id!r} has not stopped yet; it stops when its node returns") from None
+    return {"run": await run_json(storage, run.flow_id)}
+
+
 async def cancel(storage: Storage, flows: KnownFlows, who: str, given: Given) -> dict[str, Any]:
     """End a run as cancelled."""
     run = await runs.check_unchanged(storage, _text(given, "id"), _text(given, "version"))
@@ -102,7 +113,7 @@ async def cancel(storage: Storage, flows: KnownFlows, who: str, given: Given) ->
     if reason is not None and not isinstance(reason, str):
         raise UsageError("reason must be a text")
     try:
-        async with asyncio.timeout(CANCELLING):
+        async with asyncio.timeout(STOPPING):
             await runs.cancel(storage, run.flow_id, reason, who=who)
     except TimeoutError:
         raise UsageError(f"run {run.flow_id!r} has not ended yet; it ends when its node returns") from None
@@ -142,6 +153,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "clear": clear,
     "forget": forget,
     "retry": retry,
+    "pause": pause,
     "cancel": cancel,
     "answer": answer,
 }

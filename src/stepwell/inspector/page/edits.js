@@ -50,6 +50,7 @@ const FORMS = {
   clear: () => ({ title: "Clear this conversation?", main: "Clear", note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),
   forget: () => ({ title: "Forget this record?", main: "Forget", note: "The record is deleted with its profile and all traces.", fields: [], done: "The record was deleted.", leave: "records" }),
   retry: () => ({ title: "Retry this run?", main: "Retry", note: "The run enters the queue, and a worker continues it at the node that failed.", fields: [], done: "The run is in the queue." }),
+  pause: () => ({ title: "Pause this run?", main: "Pause", note: "The run stops after the nodes that it runs now. No worker continues it until it is resumed.", fields: [], done: "The run is paused." }),
   cancel: () => ({ title: "Cancel this run?", main: "Cancel the run", note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
   answer: (app, found, wait) => ({
     title: "Answer", main: "Answer", note: "JSON, or else a text. A worker continues the run.",

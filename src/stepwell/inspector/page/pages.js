@@ -166,7 +166,7 @@ export function run(app, found, width) {
         ["parent", found.parent ? el("a", { href: link("run", { id: found.parent }) }, found.parent) : null], ["revision", String(found.revision)], ["version", el("code", {}, found.version)]),
       ...found.progress.map((each) => el("p", { class: "timer" }, el("span", {}, each.node), el("progress", { max: each.total, value: each.done, "aria-label": `Items of ${each.node}` }), el("span", {}, `${each.done} of ${each.total} items`))),
       can("queued", "running", "parked", "sleeping", "paused", "failed", "stuck") ? el("p", { class: "actions" },
-        can("failed", "stuck", "paused") ? button("retry", found.status === "paused" ? "Resume" : "Retry") : null, button("cancel", "Cancel the run")) : null),
+        can("failed", "stuck", "paused") ? button("retry", found.status === "paused" ? "Resume" : "Retry") : null, can("queued", "running", "parked", "sleeping") ? button("pause", "Pause") : null, button("cancel", "Cancel the run")) : null),
     found.waits.length ? card("Waits", "", found.answered ? el("p", { class: "warning" }, "An answer is stored. A worker continues the run.") : null, ...found.waits.map((wait) => el("div", { class: "wait", "data-wait": wait.id },
       facts(["node", wait.node], ["question", wait.question === null ? null : text(wait.question)], ["until", wait.deadline === null ? null : moment(wait.deadline)],
         ["child runs", wait.children.length ? el("span", {}, ...wait.children.flatMap((id) => [el("a", { href: link("run", { id }) }, id), " "])) : null]),
