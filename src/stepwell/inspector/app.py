@@ -51,8 +51,9 @@ class Inspector:
         self.allow_write: bool = allow_write
         #: The name that writes are logged with.
         self.name: str = name
+        self._subject = Subject(storage, self.flows)
         self.auth: AuthMiddleware = AuthMiddleware(
-            _routes(self, Subject(storage, self.flows)),
+            _routes(self, self._subject),
             is_allowed,
             token=token,
             reusable=token is not None,
@@ -64,6 +65,10 @@ class Inspector:
     def token(self) -> str:
         """The token that opens a session: ``/?token=...``. A token that was not given works once."""
         return self.auth.token
+
+    async def close(self) -> None:
+        """Stop reading the storage. The storage stays open."""
+        await self._subject.close()
 
     async def __call__(
         self,

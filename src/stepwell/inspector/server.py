@@ -62,6 +62,7 @@ class InspectorServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self._serving.stop()
+        await self.app.close()
 
     def _token_replaced(self) -> None:
         if self._new_link is not None:

@@ -15,6 +15,8 @@ __all__ = ["Subject"]
 COUNTED = 20_000
 #: Counts are kept for this many times the time that they took, so that open pages do not load the storage.
 KEPT = 20
+#: Seconds that a page waits for counts.
+PROMPT = 0.2
 
 
 class Subject:
@@ -25,14 +27,31 @@ class Subject:
         self.flows: KnownFlows = flows
         self._counts: AllCounts | None = None
         self._fresh_until: float = 0.0
-        self._counting = asyncio.Lock()
+        self._counting: asyncio.Task[None] | None = None
 
-    async def counts(self) -> AllCounts:
-        """Return the counts of conversations and runs; all pages share one reading."""
-        async with self._counting:
-            started = time.monotonic()
-            if self._counts is None or started >= self._fresh_until:
-                self._counts = await all_counts(self.storage, limit=COUNTED)
-                now = time.monotonic()
-                self._fresh_until = now + KEPT * (now - started)
-            return self._counts
+    async def counts(self) -> AllCounts | None:
+        """Return the last counts of conversations and runs; ``None`` while the first ones take long.
+
+        All pages share one reading.
+        """
+        if self._counting is None and time.monotonic() >= self._fresh_until:
+            self._counting = asyncio.create_task(self._count())
+        if (task := self._counting) is not None:
+            await asyncio.wait({task}, timeout=PROMPT)
+            if task.done():
+                if self._counting is task:
+                    self._counting = None
+                task.result()
+        return self._counts
+
+    async def close(self) -> None:
+        """Stop counting."""
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.wait({self._counting})
+
+    async def _count(self) -> None:
+        started = time.monotonic()
+        self._counts = await all_counts(self.storage, limit=COUNTED)
+        now = time.monotonic()
+        self._fresh_until = now + KEPT * (now - started)

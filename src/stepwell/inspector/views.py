@@ -57,9 +57,10 @@ async def overview(subject: Subject, params: Params) -> dict[str, Any]:
         next_timers += await timers(storage, bot, before=1e12, limit=10)
         overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
     return {
-        "states": [each._asdict() for each in counted.states],
-        "runs": [each._asdict() for each in counted.runs],
-        "complete": counted.complete,
+        # None while the first counts are made.
+        "states": None if counted is None else [each._asdict() for each in counted.states],
+        "runs": None if counted is None else [each._asdict() for each in counted.runs],
+        "complete": counted is not None and counted.complete,
         "counted": COUNTED,
         "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:10]],
         "overdue": len(overdue),

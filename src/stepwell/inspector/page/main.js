@@ -107,7 +107,7 @@ async function load() {
     if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
     banner(answer.gone ? answer.error : app.notice);
   }
-  app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), EVERY);
+  app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), answer.overview?.states === null ? 500 : EVERY);
 }
 
 function select(name, label, options, value) {

@@ -44,6 +44,7 @@ function stateOf(app, flow, state) {
 // Overview
 
 export function overview(app, found) {
+  if (found.states === null) return [card("Counts", "", el("p", { class: "empty", role: "status" }, "Counting …")), timersOf(app, found), schedulesOf(found)].filter(Boolean);
   const bots = [...new Set(found.states.map((row) => row.bot))];
   const pages = [];
   for (const bot of bots) {
@@ -58,20 +59,26 @@ export function overview(app, found) {
   pages.push(card("Runs", found.complete ? "" : `at most ${found.counted} are counted`,
     list(["flow", "status", "runs", "oldest write"], found.runs.map((row) => [row.flow || null, status(row.status),
       ["unreadable", "unknown"].includes(row.status) ? String(row.runs) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, String(row.runs)), row.oldest ? moment(row.oldest) : null]), "This storage has no runs of node flows.")));
-  pages.push(card("Timers", found.overdue ? "" : "the next ones",
+  return [...pages, timersOf(app, found), schedulesOf(found)].filter(Boolean);
+}
+
+function timersOf(app, found) {
+  return card("Timers", found.overdue ? "" : "the next ones",
     found.overdue ? el("p", { class: "warning" }, `${found.overdue} timers are more than a minute overdue. Is the bot running?`) : null,
-    list(["bot", "key", "state", "due"], found.timers.map((row) => [row.bot, el("a", { href: link("record", { bot: row.bot, key: row.key }) }, row.key), stateOf(app, row.flow, row.state), moment(row.deadline)]), "No timers.")));
-  if (found.schedules.length) {
-    pages.push(card("Schedules", "", list(["schedule", "flow", "times", "next", "last run"], found.schedules.map((row) => (row.error
+    list(["bot", "key", "state", "due"], found.timers.map((row) => [row.bot, el("a", { href: link("record", { bot: row.bot, key: row.key }) }, row.key), stateOf(app, row.flow, row.state), moment(row.deadline)]), "No timers."));
+}
+
+function schedulesOf(found) {
+  if (!found.schedules.length) return null;
+  return card("Schedules", "", list(["schedule", "flow", "times", "next", "last run"], found.schedules.map((row) => (row.error
       ? [row.name, null, row.error, null, null]
-      : [row.name, row.flow, row.times, row.paused ? status("paused") : moment(row.next), row.last_id ? el("a", { href: link("run", { id: row.last_id }) }, moment(row.last)) : null])), "")));
-  }
-  return pages;
+      : [row.name, row.flow, row.times, row.paused ? status("paused") : moment(row.next), row.last_id ? el("a", { href: link("run", { id: row.last_id }) }, moment(row.last)) : null])), ""));
 }
 
 // Flows
 
 export function flows(app, found, width) {
+  if (found.states === null) return [card("Flows", "", el("p", { class: "empty", role: "status" }, "Counting …"))];
   const pages = [];
   for (const flow of app.flows.conversations) {
     const rows = found.states.filter((row) => row.flow === flow.name);
