@@ -211,9 +211,16 @@ async def test_a_parked_run_is_answered_and_a_failed_one_is_retried(visits: Any)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_the_pages_fit_a_phone(visits: Any, dark: bool) -> None:
     visit = await visits(width=390, dark=dark, allow_write=True)
-    for place in ("overview", "flows", "records", "record?bot=shop&key=(44,44)", "runs", "run?id=charge-1"):
+    for place, card in (
+        ("overview", "Timers"),
+        ("flows", "order"),
+        ("records", "Conversations"),
+        ("record?bot=shop&key=(44,44)", "shop (44,44)"),
+        ("runs", "Runs"),
+        ("run?id=charge-1", "charge-1"),
+    ):
         await visit.open(place)
-        await expect(visit.page.locator("#content .card").first).to_be_visible()
+        await expect(visit.card(card)).to_be_visible()
         width = await visit.page.evaluate("document.querySelector('main').scrollWidth")
         assert (place, width) == (place, 390)
         await visit.shot(f"phone-{'dark-' if dark else ''}{place.partition('?')[0]}")
