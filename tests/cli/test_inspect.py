@@ -26,7 +26,7 @@ async def test_it_prints_links_that_work_once_and_ends_with_a_signal(tmp_path: P
         await shop.fill(storage)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stepwell", "inspect", url, "tests.inspector.shop:Order", *options,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "200"},
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     assert process.stdout is not None
 
@@ -47,8 +47,17 @@ async def test_it_prints_links_that_work_once_and_ends_with_a_signal(tmp_path: P
             flows = (await client.get(f"{address}api/flows")).json()["flows"]
             assert [flow["name"] for flow in flows["conversations"]] == ["order"]
             assert await link() != first
+            record = (await client.get(f"{address}api/record", params={"bot": "shop", "key": "42"})).json()["record"]
+            body = {"bot": "shop", "key": "42", "version": record["version"], "field": "name", "value": '"Ann"'}
+            edited = await client.post(f"{address}api/set_field", json=body, headers={"Origin": address[:-1]})
+            assert edited.status_code == (200 if options else 403)
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
+            assert process.stderr is not None
+            lines = (await process.stderr.read()).decode().splitlines()
+            assert [line.partition("inspector")[2].strip()[:21] for line in lines] == (
+                ["changed field name of"] if options else []
+            )
     finally:
         if process.returncode is None:
             process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import signal
 from typing import Any
 
@@ -82,10 +83,21 @@ def _print_link(link: str) -> None:
     print(f"The link was used. This one opens another browser:\n\n  {link}\n", flush=True)
 
 
+def _log_edits() -> None:
+    """Print each edit on stderr: the time, who made it, and the names of what changed."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("stepwell.operate")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
 async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> None:
     # Imported here because only this command needs the inspector extra.
     from stepwell.inspector.server import InspectorServer
 
+    if options.allow_write:
+        _log_edits()
     async with (
         storage_at(url) as storage,
         InspectorServer(
