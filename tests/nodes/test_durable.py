@@ -418,15 +418,16 @@ async def test_a_run_that_is_lost_before_its_resume_raises(
     perform = storage.perform
 
     async def late(operation: Any) -> Any:
-        if isinstance(operation, Claim) and not operation.renew:
+        if isinstance(operation, Claim) and operation.address == address and not operation.renew:
             claims.append(operation)
         if isinstance(operation, Get) and operation.parts:
             await StateStorage(storage).cleanup("r")
             if how == "taken over":
-                await perform(Release(*claims[0][:2]))
+                await perform(Release(*claims[-1][:2]))
         return await perform(operation)
 
     claims: list[Claim] = []
+    address = storage.address(RUNS, "r")
     monkeypatch.setattr(storage, "perform", late)
     with pytest.raises(RecordReplaced if how == "removed" else LeaseLost) as caught:
         await flow.resume("r")
