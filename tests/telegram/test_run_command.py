@@ -238,8 +238,8 @@ def test_options_of_a_webhook_are_checked(
     ended: object
     try:
         ended = main(["run", "bot.py", *arguments])
-    except SystemExit as exit:
-        ended = exit.code
+    except SystemExit as error_exit:
+        ended = error_exit.code
     assert ended == code
     assert error in capsys.readouterr().err
 
