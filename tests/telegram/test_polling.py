@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -534,3 +536,20 @@ async def test_wrong_arguments() -> None:
         await run_polling(Router(), "123:abc")
     with pytest.raises(InsideLoop):
         run_polling_sync(make_router(MemoryStorage()), "123:abc")
+
+
+@pytest.mark.parametrize("own", [None, 50_000])
+def test_a_process_that_only_polls_collects_garbage_less_often(own: int | None) -> None:
+    program = """
+import gc, sys
+from stepwell.telegram import polling
+async def shown(router, token):
+    print(gc.get_threshold()[0], gc.get_freeze_count() > 1000)
+polling.run_polling = shown
+own = int(sys.argv[1])
+if own:
+    gc.set_threshold(own)
+polling.run_polling_sync(None)
+"""
+    shown = subprocess.run([sys.executable, "-c", program, str(own or 0)], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == (["10000", "True"] if own is None else [str(own), "False"])
