@@ -16,7 +16,7 @@ import pytest
 
 from stepwell import MemoryStorage, Storage, open_storage
 from stepwell.storage import notices, outage
-from stepwell.storage.notices import payload_of
+from stepwell.storage.notices import NoticeChannel, payload_of
 from stepwell.storage.postgres import PostgresStorage
 from tests.servers import pgbouncer, postgres
 from tests.servers.postgres import PostgresServer
@@ -348,3 +348,30 @@ async def test_closing_does_not_wait_long_for_a_notice_that_is_not_answered(
         await asyncio.wait_for(storage.close(), 10)
         listening()
         assert asyncio.all_tasks() - before == set()
+
+
+class Forgetful(NoticeChannel):
+    """Its driver loses the first cancellation."""
+
+    cancelled = 0
+
+    async def _send(self, payload: str) -> None: ...
+
+    async def _receive(self) -> str:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                if self.cancelled > 1:
+                    raise
+
+
+async def test_a_channel_closes_although_its_driver_loses_a_cancellation() -> None:
+    channel = Forgetful()
+    channel.add("topic", lambda: None)
+    channel.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await channel.close()
+    assert channel.cancelled == 2

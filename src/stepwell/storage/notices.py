@@ -25,6 +25,8 @@ PAUSES = (0.1, 10.0)
 CHECK_EVERY = 15.0
 #: Seconds that a storage waits at its close for notices that are being sent.
 LAST_NOTICES = 1.0
+#: Seconds after which a task that is still running is cancelled again.
+CANCEL_EVERY = 0.2
 
 
 def payload_of(topic: str) -> str:
@@ -161,8 +163,11 @@ class NoticeChannel(ABC):
     async def close(self) -> None:
         """Close the connection."""
         self._stop()
-        if self._ending:
-            await asyncio.wait(set(self._ending))
+        while self._ending:
+            await asyncio.wait(set(self._ending), timeout=CANCEL_EVERY)
+            for task in self._ending:
+                # A driver may have lost the first cancellation.
+                task.cancel()
         self._can_send = self._can_receive = True
 
     def reset(self) -> None:

@@ -54,11 +54,14 @@ class PostgresChannel(notices.NoticeChannel):
             return f"{self._source.server} is behind a connection pooler"
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
-        await asyncio.wait_for(connection.add_listener(self._name, self._notified), timeout)
+        # Not wait_for(): before Python 3.12 it loses a cancellation that comes together with the result.
+        async with asyncio.timeout(timeout):
+            await connection.add_listener(self._name, self._notified)
         self._begin()
         while True:
             try:
-                await asyncio.wait_for(lost.wait(), notices.CHECK_EVERY)
+                async with asyncio.timeout(notices.CHECK_EVERY):
+                    await lost.wait()
             except TimeoutError:
                 # Without a call, a connection that is broken without a trace would never be noticed.
                 await connection.fetchval("select 1", timeout=timeout)
