@@ -21,8 +21,6 @@ from stepwell.storage import MemoryStorage
 from tests.servers.process import Process, free_port
 from tests.servers.redis import RedisServer
 
-pytest.importorskip("celery")
-
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process]]:

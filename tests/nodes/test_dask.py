@@ -14,8 +14,6 @@ import pytest
 from tests.nodes.dask_program import GATED, ITEMS
 from tests.servers.process import Process
 
-pytest.importorskip("distributed")
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:

@@ -18,7 +18,6 @@ from stepwell.errors import (
     RunBusy,
     RunIsNewer,
     Unstorable,
-    Unsupported,
     UsageError,
 )
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
@@ -809,43 +808,34 @@ async def test_old_and_new_workers_share_the_runs_of_a_rolling_deploy(storage: S
 # Queued runs
 
 
-@pytest.fixture
-async def queues(storage: Storage) -> Storage:
-    try:
-        await storage.queued(RUNS, "f", limit=1)
-    except Unsupported:
-        pytest.skip("this storage has no queues yet")
-    return storage
-
-
-async def test_a_queued_run_begins_with_any_graph(queues: Storage) -> None:
-    await linear(Say([], "a"), name="f", storage=queues).submit({"n": "7"}, flow_id="r", params={"p": 1})
-    new = linear(Say([], "x"), Say([], "y"), name="f", storage=queues, renamed={"a": "x"})
+async def test_a_queued_run_begins_with_any_graph(storage: Storage) -> None:
+    await linear(Say([], "a"), name="f", storage=storage).submit({"n": "7"}, flow_id="r", params={"p": 1})
+    new = linear(Say([], "x"), Say([], "y"), name="f", storage=storage, renamed={"a": "x"})
     assert await new.resume("r") == {"n": "7", "said": ["x", "y"]}
 
 
-async def test_a_queued_run_is_migrated_and_may_be_moved(queues: Storage) -> None:
+async def test_a_queued_run_is_migrated_and_may_be_moved(storage: Storage) -> None:
     def migrate(run: StoredRun) -> None:
         assert (run.status, run.position) == ("queued", "a")
         run.shared["n"] = int(run.shared["n"])
         run.position = "b"
 
-    await linear(Say([], "a"), name="f", storage=queues).submit({"n": "7"}, flow_id="r")
-    new = linear(Say([], "a"), Say([], "b"), name="f", storage=queues, revision=2, migrate=migrate)
+    await linear(Say([], "a"), name="f", storage=storage).submit({"n": "7"}, flow_id="r")
+    new = linear(Say([], "a"), Say([], "b"), name="f", storage=storage, revision=2, migrate=migrate)
     assert await new.resume("r") == {"n": 7, "said": ["b"]}
     assert (await new.status("r")).revision == 2
 
 
 @pytest.mark.parametrize("cls", [NodeFlow, Prepared])
-async def test_a_queued_run_that_is_moved_into_a_flow(queues: Storage, cls: type[NodeFlow]) -> None:
+async def test_a_queued_run_that_is_moved_into_a_flow(storage: Storage, cls: type[NodeFlow]) -> None:
     def migrate(run: StoredRun) -> None:
         run.position = "inner/y"
 
     def made(last: Node) -> NodeFlow:
         inner = outer(cls, Say([], "x"), last, name="inner")
-        return linear(Say([], "a"), inner, name="f", storage=queues, revision=2, migrate=migrate)
+        return linear(Say([], "a"), inner, name="f", storage=storage, revision=2, migrate=migrate)
 
-    await linear(Say([], "a"), name="f", storage=queues).submit(flow_id="r")
+    await linear(Say([], "a"), name="f", storage=storage).submit(flow_id="r")
     if cls is Prepared:
         await stuck(made(Say([], "y")), "it is inside 'inner', whose post() needs the result of prep()")
         return
@@ -854,46 +844,46 @@ async def test_a_queued_run_that_is_moved_into_a_flow(queues: Storage, cls: type
     assert await made(Say([], "y")).resume("r") == {"said": ["y"]}
 
 
-async def test_a_queued_run_of_a_later_revision_is_left_alone(queues: Storage) -> None:
-    await linear(Say([], "a"), name="f", storage=queues, revision=2).submit(flow_id="r")
+async def test_a_queued_run_of_a_later_revision_is_left_alone(storage: Storage) -> None:
+    await linear(Say([], "a"), name="f", storage=storage, revision=2).submit(flow_id="r")
     with pytest.raises(RunIsNewer):
-        await linear(Say([], "a"), name="f", storage=queues).resume("r")
+        await linear(Say([], "a"), name="f", storage=storage).resume("r")
 
 
 @pytest.mark.parametrize("partition", [None, "user"])
 async def test_a_queued_run_whose_migration_fails_is_stuck_until_it_is_repaired(
-    queues: Storage, partition: str | None
+    storage: Storage, partition: str | None
 ) -> None:
-    await linear(Say([], "a"), name="f", storage=queues).submit({"n": "x"}, flow_id="r", partition=partition)
+    await linear(Say([], "a"), name="f", storage=storage).submit({"n": "x"}, flow_id="r", partition=partition)
 
     def migrate(run: StoredRun) -> None:
         run.shared["n"] = int(run.shared["n"])
 
     def made(migrate: Migrate) -> NodeFlow:
-        return linear(Say([], "a"), name="f", storage=queues, revision=2, migrate=migrate)
+        return linear(Say([], "a"), name="f", storage=storage, revision=2, migrate=migrate)
 
-    async with worker([made(migrate)], storage=queues):
+    async with worker([made(migrate)], storage=storage):
         while (await made(migrate).status("r")).status != "stuck":
             await asyncio.sleep(0.01)
     await stuck(made(migrate), "migrate() raised ValueError: invalid literal")
     assert await made(lambda run: None).resume("r") == {"n": "x", "said": ["a"]}
 
 
-async def test_a_queued_run_that_waits_for_its_partition_is_not_half_migrated(queues: Storage) -> None:
+async def test_a_queued_run_that_waits_for_its_partition_is_not_half_migrated(storage: Storage) -> None:
     def migrate(run: StoredRun) -> None:
         run.shared["n"].append(2)
         run.shared["new"] = True
 
     with pytest.raises(Parked):
-        await submitted_and_resumed(linear(Wait("x"), name="f", storage=queues), "first")
-    await linear(Say([], "a"), name="f", storage=queues).submit({"n": [1]}, flow_id="r", partition="user")
-    new = linear(Say([], "a"), name="f", storage=queues, revision=2, migrate=migrate)
+        await submitted_and_resumed(linear(Wait("x"), name="f", storage=storage), "first")
+    await linear(Say([], "a"), name="f", storage=storage).submit({"n": [1]}, flow_id="r", partition="user")
+    new = linear(Say([], "a"), name="f", storage=storage, revision=2, migrate=migrate)
     for _ in range(2):
         with pytest.raises(RunBusy):
             await new.resume("r")
-        assert await StateStorage(queues).get_state("r") == {"n": [1]}
+        assert await StateStorage(storage).get_state("r") == {"n": [1]}
     assert (await new.status("r")).revision == 1
-    await StateStorage(queues).cleanup("first")
+    await StateStorage(storage).cleanup("first")
     assert await new.resume("r") == {"n": [1, 2], "new": True, "said": ["a"]}
 
 
@@ -902,14 +892,14 @@ async def submitted_and_resumed(flow: NodeFlow, flow_id: str) -> None:
     await flow.resume(flow_id)
 
 
-async def test_a_retried_run_has_no_reason_until_it_is_stuck_again(queues: Storage) -> None:
-    await failed(linear(fails("a"), name="f", storage=queues))
-    other = linear(Say([], "b"), name="f", storage=queues)
+async def test_a_retried_run_has_no_reason_until_it_is_stuck_again(storage: Storage) -> None:
+    await failed(linear(fails("a"), name="f", storage=storage))
+    other = linear(Say([], "b"), name="f", storage=storage)
     await stuck(other, "it is at 'a'")
     assert await other.retry(status="stuck") == 1
     run = await other.status("r")
     assert (run.status, run.reason) == ("queued", None)
-    async with worker([other], storage=queues):
+    async with worker([other], storage=storage):
         while (await other.status("r")).status != "stuck":
             await asyncio.sleep(0.01)
-    assert await linear(Say([], "a"), name="f", storage=queues).resume("r") == {"said": ["a"]}
+    assert await linear(Say([], "a"), name="f", storage=storage).resume("r") == {"said": ["a"]}
