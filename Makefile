@@ -28,8 +28,8 @@ $(READY) $(DEMO): pyproject.toml constraints.txt
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	@$(BIN)/python -m stepwell demo
 
-# Tests wait for servers and leases more than they compute, so two cores run six processes well.
-WORKERS ?= 6
+# Tests wait for servers and leases more than they compute, so two cores run four processes well.
+WORKERS ?= 4
 
 # Bytecode is written, because many tests start processes that would compile all modules again.
 test: $(READY)
