@@ -5,35 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import pytest
-
 from stepwell import Storage
 from stepwell.errors import RunFinished
 from stepwell.nodes import NodeFlow, RunHandle
-from stepwell.nodes.engine import children, runs
+from stepwell.nodes.engine import children
 from stepwell.record import RUNS
-from tests.backends import Backend
 from tests.reliability.child_roles import families, undisturbed
 from tests.reliability.dose import LARGE, dose, seeded
-from tests.reliability.run_roles import LEASE
 from tests.reliability.workers import Worker, Workers
-
-
-@pytest.fixture
-def url(shared_backend: Backend) -> str:
-    if not shared_backend.durable:
-        pytest.skip("this backend does not survive a kill")
-    if not LARGE and shared_backend.name != "sqlite":
-        pytest.skip("other backends with the large dose only")
-    return shared_backend.place()
-
-
-@pytest.fixture
-async def storage(shared_backend: Backend, url: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    monkeypatch.setattr(runs, "LEASE", LEASE)
-    storage = shared_backend.storage(url, sweep_every=None)
-    await storage.open()
-    return storage
 
 
 async def answer_children(asking: NodeFlow, answered: dict[str, str]) -> None:

@@ -12,8 +12,6 @@ import pytest
 from stepwell import Storage
 from stepwell.errors import RunCancelled
 from stepwell.nodes import NodeFlow, RunHandle
-from stepwell.nodes.engine import runs
-from tests.backends import Backend
 from tests.reliability.control_roles import asking, endless, healthy, poison
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.run_roles import LEASE
@@ -22,23 +20,6 @@ from tests.reliability.workers import Worker, Workers
 
 def quiet(*line: Any) -> None:
     """Report nothing."""
-
-
-@pytest.fixture
-def url(shared_backend: Backend) -> str:
-    if not shared_backend.durable:
-        pytest.skip("this backend does not survive a kill")
-    if not LARGE and shared_backend.name != "sqlite":
-        pytest.skip("other backends with the large dose only")
-    return shared_backend.place()
-
-
-@pytest.fixture
-async def storage(shared_backend: Backend, url: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    monkeypatch.setattr(runs, "LEASE", LEASE)
-    storage = shared_backend.storage(url, sweep_every=None)
-    await storage.open()
-    return storage
 
 
 async def test_a_run_that_kills_its_process_becomes_stuck_and_harms_no_other_run(
