@@ -25,8 +25,8 @@ SOURCE = Path(stepwell.__file__).parent
 
 NAMES = {
     "stepwell": [
-        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "State", "StateStorage", "StepwellError",
-        "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
+        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "Secret", "State", "StateStorage",
+        "StepwellError", "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
     ],
     "stepwell.nodes": [
         "AlreadyHeld", "BatchNode", "ChildMap", "CorruptRecord", "END", "Event", "ExecutorError", "Failed",

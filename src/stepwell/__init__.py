@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell._portal import sync
-from stepwell.codec import record_type
+from stepwell.codec import Secret, record_type
 from stepwell.errors import StepwellError
 from stepwell.record import Limits, State
 from stepwell.storage import (
@@ -31,6 +31,7 @@ __all__ = [
     "Limits",
     "MemoryStorage",
     "SQLiteStorage",
+    "Secret",
     "State",
     "StateStorage",
     "StepwellError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.cli.command import import_code
+from stepwell.cli.command import import_code, made_router
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.nodes import NodeFlow
@@ -62,10 +62,7 @@ def used_values(given: str, url: str) -> list[Any]:
     """
     module, names = load(given)
     values = [getattr(module, name) for name in names] or list(vars(module).values())
-    make = getattr(module, "make_router", None)
-    if callable(make) and not names:
-        values.append(make(url))
-    return values
+    return values if names else [*values, made_router(module, given, url)]
 
 
 def used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:

@@ -30,7 +30,9 @@ __all__ = [
     "assignment",
     "duration",
     "import_code",
+    "import_types",
     "json_or_text",
+    "made_router",
     "positive",
     "storage_at",
     "url_of",
@@ -80,8 +82,7 @@ def add_command(
 
 def with_storage(options: argparse.Namespace, work: Work) -> int:
     """Open the storage of a command, call ``work`` with it, and return the exit code."""
-    for given in options.imports:
-        import_code(given)
+    import_types(options)
     url = url_of(options)
 
     async def run() -> int:
@@ -120,6 +121,26 @@ def import_code(given: str) -> ModuleType:
         raise
     except Exception as error:
         raise UsageError(f"cannot import {given}: {type(error).__name__}: {error}") from error
+
+
+def import_types(options: argparse.Namespace) -> None:
+    """Import the code of ``--import``, so that its stored types and the secret fields of its flows are known."""
+    for given in options.imports:
+        # The machine of the router knows the type of its profiles.
+        made_router(import_code(given), given, "memory://")
+
+
+def made_router(module: ModuleType, given: str, url: str) -> Any:
+    """Return what ``make_router`` of a module makes for a storage; ``None`` if the module has no such function."""
+    make = getattr(module, "make_router", None)
+    if not callable(make):
+        return None
+    try:
+        return make(url)
+    except StepwellError:
+        raise
+    except Exception as error:
+        raise UsageError(f"make_router() of {given} failed: {type(error).__name__}: {error}") from error
 
 
 def _imported(given: str) -> ModuleType:

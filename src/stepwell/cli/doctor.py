@@ -8,7 +8,7 @@ import os
 import sys
 
 from stepwell.cli.code import used
-from stepwell.cli.command import Commands, add_command, import_code, storage_at, url_of
+from stepwell.cli.command import Commands, add_command, import_types, storage_at, url_of
 from stepwell.cli.output import cell, print_json
 from stepwell.operate.doctor import Finding, diagnose
 
@@ -35,8 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    for given in options.imports:
-        import_code(given)
+    import_types(options)
     url = url_of(options)
     machines, flows = used(options.code, url)
 

@@ -27,7 +27,7 @@ from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError, VersionChanged
 from stepwell.nodes import Run
 from stepwell.operate import edits, runs
-from stepwell.operate.record import RecordView, parsed_version, read, resolve, version_text, view
+from stepwell.operate.record import RecordView, parsed_version, read, resolve, shown_field, version_text, view
 from stepwell.operate.records import bots, check_bot
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Storage
@@ -193,8 +193,7 @@ def _print_changes(before: RecordView, changes: edits.Edit) -> None:
         if new is not KEEP:
             print(f"{name}: {cell(getattr(before, name))} -> {cell(new)}")
     for name, value in changes.fields.items():
-        new = runs.shown_value({name: value})[name]
-        print(f"{cell(name)}: {json_text(before.data.get(name))} -> {json_text(new)}")
+        print(f"{cell(name)}: {json_text(before.data.get(name))} -> {json_text(shown_field(before.flow, name, value))}")
     for name in changes.unset:
         print(f"{cell(name)}: {json_text(before.data.get(name))} -> removed")
 

@@ -2,10 +2,12 @@
 
 from stepwell.codec.keys import address_of, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.codec.seal import Seal
+from stepwell.codec.secret import Secret
 from stepwell.codec.types import ensure_registered, record_type
 
 __all__ = [
     "Seal",
+    "Secret",
     "address_of",
     "decode_key",
     "decode_namespace",

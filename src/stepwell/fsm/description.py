@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidFlow, InvalidOption, UnknownFlowError
 from stepwell.fsm.hooks import hook_of
 from stepwell.fsm.typed import is_data_type
@@ -199,6 +200,8 @@ def checked(flow: FlowDescription) -> FlowDescription:
     """
     for problem in _problems(flow):
         raise InvalidFlow(flow.name, problem)
+    if flow.data is not None:
+        register_data("flow", flow.name, flow.data)
     frozen = replace(
         flow,
         transitions=MappingProxyType(dict(flow.transitions)),

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from stepwell import _portal
 from stepwell.codec import encode_namespace, ensure_registered
+from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidOption
 from stepwell.fsm import admin, keys, outbox
 from stepwell.fsm.base import Machine
@@ -106,6 +107,7 @@ class FSM(Machine):
         self._timers = Timers(self) if run_timers else None
         if profile is not None:
             ensure_registered(profile, f"{bot}.{profile.__name__}")
+            register_data("profile", bot, profile)
         for flow in self.flows.values():
             if flow.data is not None:
                 ensure_registered(flow.data, f"{flow.name}.{flow.data.__name__}")

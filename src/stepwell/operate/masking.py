@@ -1,4 +1,4 @@
-"""Masking of secrets in values that are shown: by the names of fields, and by a marker on classes."""
+"""Masking of secrets in values that are shown: by the names of fields, and by markers on fields and classes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, Final
 
+from stepwell.codec.secret import secret_fields
 from stepwell.codec.types import class_of
 
-__all__ = ["MASK", "is_secret", "masked"]
+__all__ = ["MASK", "is_secret", "masked", "masked_field", "masked_fields"]
 
 MASK: Final = "•••"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -20,7 +21,7 @@ _SECRET = frozenset(
     }
 )  # fmt: skip
 _SECRET_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("card", "number")})
-#: The attribute of a registered class that marks it: ``True``, or the names of its secret fields.
+#: The attribute of a registered class that marks it as a whole.
 MARKER: Final = "__stepwell_secret__"
 
 
@@ -33,8 +34,8 @@ def is_secret(name: str) -> bool:
 def masked(tree: Any) -> Any:
     """Return a copy of a decoded JSON value of the codec with its secrets masked.
 
-    Fields are recognised by their names. A registered class with ``__stepwell_secret__ = True`` is masked as a whole,
-    and one with ``__stepwell_secret__ = {"card"}`` in these fields, if this process has imported the class.
+    Fields are recognised by their names. In a registered class that this process has imported, fields marked with
+    ``Annotated[..., Secret]`` are masked too. A class with ``__stepwell_secret__ = True`` is masked as a whole.
     """
     if isinstance(tree, list):
         return [masked(each) for each in tree]
@@ -42,22 +43,34 @@ def masked(tree: Any) -> Any:
         return tree
     if len(tree) == 1:
         ((tag, inside),) = tree.items()
-        if tag == "$dict":
-            return {tag: [[key, _field(key, value)] for key, value in inside]}
         if tag in ("$record", "$enum"):
             return {tag: [inside[0], _of_class(tag, *inside)]}
-    return {name: _field(name, value) for name, value in tree.items()}
+    return masked_fields(tree)
 
 
-def _field(name: Any, value: Any) -> Any:
-    return MASK if isinstance(name, str) and is_secret(name) and value is not None else masked(value)
+def masked_fields(fields: Any, marked: Collection[str] = ()) -> dict[str, Any]:
+    """Return a decoded dict with its secrets masked; ``marked`` are the names of fields that are secret as a whole."""
+    if list(fields) == ["$dict"]:
+        return {"$dict": [[name, masked_field(name, value, marked)] for name, value in fields["$dict"]]}
+    return {name: masked_field(name, value, marked) for name, value in fields.items()}
+
+
+def masked_field(name: Any, value: Any, marked: Collection[str] = ()) -> Any:
+    """Return the value of one field of a dict with its secrets masked."""
+    if value is not None and isinstance(name, str) and (name in marked or is_secret(name)):
+        return MASK
+    return masked(value)
 
 
 def _of_class(tag: str, name: str, inside: Any) -> Any:
-    marker = getattr(class_of(tag, name), MARKER, False)
-    if marker is True:
+    cls = class_of(tag, name)
+    if getattr(cls, MARKER, False):
         return MASK
-    names: Collection[str] = marker if isinstance(marker, Collection) else ()
-    if names and isinstance(inside, dict):
-        return {field: MASK if field in names else _field(field, value) for field, value in inside.items()}
-    return masked(inside)
+    marked = frozenset() if cls is None else secret_fields(cls)
+    if not isinstance(inside, dict):
+        return masked(inside)
+    if list(inside) == ["$tuple"]:
+        # A pydantic model with extra fields or unset fields.
+        fields, rest = inside["$tuple"]
+        return {"$tuple": [masked_fields(fields, marked), masked(rest)]}
+    return masked_fields(inside, marked)

@@ -9,13 +9,26 @@ from typing import Any
 
 from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.json import MalformedJSON, from_json
+from stepwell.codec.secret import secret_fields_of
+from stepwell.codec.values import encode
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
-from stepwell.operate.masking import MASK, is_secret, masked
-from stepwell.record import NOWHERE, Address, Place, Stored, Version
+from stepwell.operate.masking import masked_field, masked_fields
+from stepwell.record import NOWHERE, Address, Limits, Place, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
-__all__ = ["Missing", "RecordView", "parsed_version", "read", "resolve", "show", "show_at", "version_text", "view"]
+__all__ = [
+    "Missing",
+    "RecordView",
+    "parsed_version",
+    "read",
+    "resolve",
+    "show",
+    "show_at",
+    "shown_field",
+    "version_text",
+    "view",
+]
 
 
 class Missing(StepwellError, LookupError):
@@ -128,23 +141,26 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         place = seal.open_head(stored.head)
     except StoredDataError as error:
         damage.append(_reason(error, "its flow and state"))
+    bot = decode_namespace(address.namespace)
     data: dict[str, Any] = {}
+    marked = secret_fields_of("flow", place.flow)
     for name, text in stored.fields.items():
         try:
             value = from_json(seal.body("f", name, text))
         except (StepwellError, MalformedJSON) as error:
             damage.append(_reason(error, f"the field {name!r}"))
         else:
-            data[name] = MASK if is_secret(name) and value is not None else masked(value)
+            data[name] = masked_field(name, value, marked)
     try:
-        profile = masked(from_json(place.profile)) if place.profile else {}
+        known = from_json(place.profile) if place.profile else {}
+        profile = masked_fields(known, secret_fields_of("profile", bot))
     except MalformedJSON as error:
         profile = {}
         damage.append(_reason(error, "its profile"))
     # A machine with on_expired has the times in the head.
     expires_at, deadline = place.times or (stored.expires_at, stored.deadline)
     return RecordView(
-        bot=decode_namespace(address.namespace),
+        bot=bot,
         key=address.key,
         flow=place.flow,
         state=place.state,
@@ -162,6 +178,11 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         unsent=len(place.outbox),
         damage=tuple(damage),
     )
+
+
+def shown_field(flow: str | None, name: str, value: Any) -> Any:
+    """Return a value for a data field as it would be shown: as JSON of the codec, with secrets masked."""
+    return masked_field(name, from_json(encode(value, Limits())), secret_fields_of("flow", flow))
 
 
 def version_text(version: Version) -> str:

@@ -15,7 +15,7 @@ from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run, Status
 from stepwell.nodes.engine.run_format import FINAL, table_of
-from stepwell.operate.masking import MASK, is_secret, masked
+from stepwell.operate.masking import masked, masked_field
 from stepwell.operate.record import version_text
 from stepwell.record import RUNS, Limits, Stored
 from stepwell.storage import Storage
@@ -170,7 +170,7 @@ async def shared_of(storage: Storage, flow_id: str) -> dict[str, Any]:
             value = from_json(seal.body("f", name, text))
         except (StepwellError, MalformedJSON):
             continue
-        shared[name] = MASK if is_secret(name) and value is not None else masked(value)
+        shared[name] = masked_field(name, value)
     return shared
 
 
