@@ -216,6 +216,13 @@ async def test_a_user_edits_a_message(call: Client, chat: Person) -> None:
     assert chat.updates[1]["edited_message"]["text"] == "/hello"
 
 
+async def test_an_unknown_chat_action_is_refused(call: Client, chat: Person) -> None:
+    assert await call("sendChatAction", chat_id=42, action="typing") is True
+    for action in ("", "dancing"):
+        assert await call("sendChatAction", chat_id=42, action=action) == (
+            400, "Bad Request: wrong parameter action in request")  # fmt: skip
+
+
 async def test_an_inline_query_is_answered(call: Client, chat: Person) -> None:
     query_id = await chat.inline("cats")
     (update,) = await call("getUpdates")
@@ -234,6 +241,38 @@ async def test_commands_are_kept_by_scope_and_language(call: Client) -> None:
         400, "Bad Request: BOT_COMMAND_INVALID")  # fmt: skip
     assert await call("deleteMyCommands") is True
     assert await call("getMyCommands") == []
+
+
+async def test_the_getters_return_what_the_bot_has_set(call: Client, chat: Person) -> None:
+    assert await call("getMyName") == {"name": "my_bot"}
+    for name in ("name", "description", "short_description"):
+        method = "".join(word.title() for word in name.split("_"))
+        assert await call(f"setMy{method}", **{name: "Tea house"}) is True
+        assert await call(f"setMy{method}", **{name: "Teehaus"}, language_code="de") is True
+        assert await call(f"getMy{method}") == {name: "Tea house"}
+        assert await call(f"getMy{method}", language_code="de") == {name: "Teehaus"}
+        assert await call(f"getMy{method}", language_code="fr") == {name: "Tea house"}
+        assert await call(f"setMy{method}", language_code="de") is True
+        assert await call(f"getMy{method}", language_code="de") == {name: "Tea house"}
+    assert (await call("getMe"))["first_name"] == "Tea house"
+
+
+async def test_the_menu_button_is_kept_for_a_chat_or_for_all(call: Client, chat: Person) -> None:
+    button = {"type": "web_app", "text": "Shop", "web_app": {"url": "https://x.org"}}
+    assert await call("getChatMenuButton") == {"type": "commands"}
+    assert await call("setChatMenuButton", chat_id=42, menu_button=button) is True
+    assert await call("getChatMenuButton", chat_id=42) == button
+    assert await call("getChatMenuButton") == {"type": "commands"}
+    assert await call("setChatMenuButton", menu_button={"type": "default"}) is True
+    assert await call("getChatMenuButton") == {"type": "default"}
+    assert (await call("setChatMenuButton", menu_button={"type": "x"}))[0] == 400
+
+
+async def test_the_default_rights_are_kept_for_groups_and_channels(call: Client) -> None:
+    assert not any((await call("getMyDefaultAdministratorRights")).values())
+    assert await call("setMyDefaultAdministratorRights", rights={"can_pin_messages": True}) is True
+    assert (await call("getMyDefaultAdministratorRights"))["can_pin_messages"] is True
+    assert (await call("getMyDefaultAdministratorRights", for_channels=True))["can_pin_messages"] is False
 
 
 async def test_forms_multipart_and_queries_work_like_json(api: BotAPI, call: Client, bot: Bot, chat: Person) -> None:

@@ -53,6 +53,13 @@ async def test_a_result_is_plain_json(client: BotClient, bot: Bot, chat: Person)
     assert await client.call("deleteMessage", chat_id=42, message_id=message["message_id"]) is True
 
 
+async def test_a_method_that_the_server_lacks_is_refused_at_once(client: BotClient, bot: Bot) -> None:
+    with pytest.raises(BotApiError, match="'sendGift' is not supported") as refused:
+        await client.call("sendGift", gift_id="1")
+    assert not isinstance(refused.value, BotUnavailable)
+    assert len(bot.calls) == 1
+
+
 async def test_a_keyboard_is_a_dict_and_none_is_left_out(client: BotClient, chat: Person, bot: Bot) -> None:
     keyboard = {"inline_keyboard": [[{"text": "Yes", "callback_data": "y"}]]}
     await client.call("sendMessage", chat_id=42, text="Ready?", reply_markup=keyboard, parse_mode=None)

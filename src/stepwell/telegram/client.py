@@ -33,6 +33,8 @@ TELEGRAM = "https://api.telegram.org"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 #: Connections at once, and seconds for which an unused one stays open.
 CONNECTIONS, KEEP_ALIVE = 100, 30.0
+#: The status of a method that the server does not have. Not retryable.
+NOT_IMPLEMENTED = 501
 
 _METHOD = re.compile(r"[A-Za-z]+")
 
@@ -140,7 +142,7 @@ class BotClient:
                 pause = answer.retry_after or 1.0
                 link.queue.hold(None if turn is None else turn.chat.id, pause)
                 logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
-            elif answer.code is None or answer.code >= 500:
+            elif answer.code is None or (answer.code >= 500 and answer.code != NOT_IMPLEMENTED):
                 pause = jittered(backoff(failures + 1, FIRST_PAUSE, LONGEST_PAUSE))
                 link.failed(call.method, answer.text)
             else:

@@ -7,15 +7,11 @@ from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.refusal import bad_request
+from stepwell.playground.botapi.rights import administrator_rights
 from stepwell.playground.botapi.world import Room, Topic, World
 
 __all__ = ["METHODS", "member_of"]
 
-_RIGHTS = (
-    "can_be_edited", "is_anonymous", "can_manage_chat", "can_delete_messages", "can_manage_video_chats",
-    "can_restrict_members", "can_promote_members", "can_change_info", "can_invite_users", "can_post_stories",
-    "can_edit_stories", "can_delete_stories", "can_pin_messages", "can_manage_topics", "can_send_welcome_messages",
-)  # fmt: skip
 TOPIC_COLOUR = 7322096
 
 
@@ -26,7 +22,7 @@ def member_of(world: World, room: Room, user_id: int) -> dict[str, Any]:
     if status == "creator":
         member["is_anonymous"] = False
     elif status == "administrator":
-        member.update({right: right not in ("can_be_edited", "is_anonymous") for right in _RIGHTS})
+        member |= {"can_be_edited": False, **administrator_rights(all_of_them=True)}
     elif status == "kicked":
         member["until_date"] = 0
     return member

@@ -13,6 +13,14 @@ from stepwell.playground.botapi.world import Room
 
 __all__ = ["METHODS", "deliver"]
 
+_ACTIONS = frozenset(
+    {
+        "cancel", "typing", "upload_photo", "record_video", "upload_video", "record_audio", "record_voice",
+        "upload_audio", "upload_voice", "upload_document", "choose_sticker", "pick_up_location", "find_location",
+        "record_video_note", "upload_video_note",
+    }
+)  # fmt: skip
+
 
 def deliver(call: Call, **content: Any) -> dict[str, Any]:
     """Post a message to the chat of a call, with its thread, reply and keyboard."""
@@ -53,6 +61,13 @@ def edit_caption(call: Call) -> dict[str, Any] | bool:
 
 def edit_markup(call: Call) -> dict[str, Any] | bool:
     return _edit(call, {})
+
+
+def send_chat_action(call: Call) -> bool:
+    if call.params.text("action").lower() not in _ACTIONS:
+        raise bad_request("wrong parameter action in request")
+    call.room()
+    return True
 
 
 def delete_message(call: Call) -> bool:
@@ -136,6 +151,7 @@ def _content(message: dict[str, Any]) -> dict[str, Any]:
 
 METHODS: dict[str, Method] = {
     "sendMessage": send_message,
+    "sendChatAction": send_chat_action,
     "editMessageText": edit_text,
     "editMessageCaption": edit_caption,
     "editMessageReplyMarkup": edit_markup,

@@ -1,20 +1,48 @@
-"""The table of supported Bot API methods, and the methods for the bot itself."""
+"""The table of supported Bot API methods."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import re
+import logging
 from typing import Any
 
-from stepwell.playground.botapi import chats, media, messages
+from stepwell.playground.botapi import chats, delivery, media, messages, profile, queries
 from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.official import ALIASES, OFFICIAL
 from stepwell.playground.botapi.params import Params
-from stepwell.playground.botapi.refusal import ConnectionCut, Refusal, bad_request
-from stepwell.playground.botapi.webhook import WebhookInfo, Webhooks
+from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
+from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, World
 
-__all__ = ["METHODS", "perform"]
+__all__ = ["METHODS", "NO_EFFECT", "perform"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Accepted and answered with ``true``, nothing else.
+NO_EFFECT: frozenset[str] = frozenset(
+    {
+        "logOut", "close", "pinChatMessage", "unpinChatMessage", "unpinAllChatMessages", "setMessageReaction",
+        "answerShippingQuery", "answerPreCheckoutQuery",
+    }
+)  # fmt: skip
+
+
+def _nothing(call: Call) -> bool:
+    return True
+
+
+METHODS: dict[str, Method] = {
+    **delivery.METHODS,
+    **profile.METHODS,
+    **queries.METHODS,
+    **messages.METHODS,
+    **chats.METHODS,
+    **media.METHODS,
+    **dict.fromkeys(NO_EFFECT, _nothing),
+}
+_BY_LOWER_NAME = {name.lower(): method for name, method in METHODS.items()}
+_BY_LOWER_NAME |= {old.lower(): METHODS[name] for old, name in ALIASES.items() if name in METHODS}
+_OFFICIAL_BY_LOWER_NAME = {name.lower(): name for name in (*OFFICIAL, *ALIASES)}
 
 
 async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params: Params) -> Any:
@@ -26,10 +54,7 @@ async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params:
             raise failure.refusal
         if failure is not None and not failure.after:
             raise ConnectionCut
-        method = _BY_LOWER_NAME.get(name.lower())
-        if method is None:
-            raise Refusal(404, "Not Found: method not found")
-        result = method(Call(world, webhooks, bot, params))
+        result = _find(name)(Call(world, webhooks, bot, params))
         result = await result if inspect.iscoroutine(result) else result
     except Refusal as refusal:
         world.called(bot, {**noted, "answer": refusal.json()})
@@ -41,142 +66,13 @@ async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params:
     return result
 
 
-def get_me(call: Call) -> dict[str, Any]:
-    abilities = {
-        "can_join_groups": True,
-        "can_read_all_group_messages": True,
-        "supports_inline_queries": True,
-        "can_connect_to_business": False,
-        "has_main_web_app": False,
-    }
-    return {**call.bot.user, **abilities}
-
-
-async def get_updates(call: Call) -> list[dict[str, Any]]:
-    params = call.params
-    if call.webhooks.of(call.bot) is not None:
-        raise Refusal(
-            409,
-            "Conflict: can't use getUpdates method while webhook is active; "
-            "use deleteWebhook to delete the webhook first",
-        )
-    call.bot.updates.allow(params.texts("allowed_updates"))
-    timeout = min(max(params.number("timeout", 0), 0), 50)
-    return await call.bot.updates.poll(params.number("offset", 0), params.number("limit", 100), timeout)
-
-
-async def set_webhook(call: Call) -> bool:
-    params = call.params
-    if not params.text("url"):
-        return await delete_webhook(call)
-    secret = params.text("secret_token")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{0,256}", secret):
-        raise bad_request("secret token contains unallowed characters")
-    connections = params.number("max_connections", 40)
-    if not 1 <= connections <= 100:
-        raise bad_request("max_connections is from 1 to 100")
-    call.bot.updates.allow(params.texts("allowed_updates"))
-    if params.flag("drop_pending_updates"):
-        call.bot.updates.drop()
-    await call.webhooks.set(call.bot, WebhookInfo(params.text("url"), secret, connections))
-    return True
-
-
-async def delete_webhook(call: Call) -> bool:
-    await call.webhooks.delete(call.bot)
-    if call.params.flag("drop_pending_updates"):
-        call.bot.updates.drop()
-    return True
-
-
-def get_webhook_info(call: Call) -> dict[str, Any]:
-    updates = call.bot.updates
-    info: dict[str, Any] = {
-        "url": "",
-        "has_custom_certificate": False,
-        "pending_update_count": len(updates.pending),
-        **({"allowed_updates": sorted(updates.allowed)} if updates.allowed else {}),
-    }
-    webhook = call.webhooks.of(call.bot)
-    return info if webhook is None else {**info, **webhook.json()}
-
-
-def answer_callback(call: Call) -> bool:
-    params = call.params
-    answer = {"text": params.text("text"), "show_alert": params.flag("show_alert"), "url": params.text("url")}
-    call.world.answer(call.bot, "callback_query", params.text("callback_query_id"), answer)
-    return True
-
-
-def answer_inline(call: Call) -> bool:
-    results = call.params.json("results", list)
-    if results is None:
-        raise bad_request("results is empty")
-    if len(results) > 50:
-        raise bad_request("RESULTS_TOO_MUCH")
-    call.world.answer(call.bot, "inline_query", call.params.text("inline_query_id"), {"results": results})
-    return True
-
-
-def send_chat_action(call: Call) -> bool:
-    call.room()
-    if not call.params.text("action"):
-        raise bad_request("wrong parameter action in request")
-    return True
-
-
-def set_commands(call: Call) -> bool:
-    commands = call.params.objects("commands")
-    for command in commands:
-        if not re.fullmatch(r"[a-z0-9_]{1,32}", str(command.get("command", ""))):
-            raise bad_request("BOT_COMMAND_INVALID")
-        if not 1 <= len(str(command.get("description", ""))) <= 256:
-            raise bad_request("BOT_COMMAND_DESCRIPTION_INVALID")
-    call.bot.commands[_scope(call)] = commands
-    return True
-
-
-def get_commands(call: Call) -> list[Any]:
-    return call.bot.commands.get(_scope(call), [])
-
-
-def delete_commands(call: Call) -> bool:
-    call.bot.commands.pop(_scope(call), None)
-    return True
-
-
-def _scope(call: Call) -> tuple[str, str]:
-    scope = call.params.json("scope", dict) or {"type": "default"}
-    return json.dumps(scope, sort_keys=True), call.params.text("language_code")
-
-
-def _nothing(call: Call) -> bool:
-    return True
-
-
-METHODS: dict[str, Method] = {
-    "getMe": get_me,
-    "getUpdates": get_updates,
-    "setWebhook": set_webhook,
-    "deleteWebhook": delete_webhook,
-    "getWebhookInfo": get_webhook_info,
-    "answerCallbackQuery": answer_callback,
-    "answerInlineQuery": answer_inline,
-    "sendChatAction": send_chat_action,
-    "setMyCommands": set_commands,
-    "getMyCommands": get_commands,
-    "deleteMyCommands": delete_commands,
-    **messages.METHODS,
-    **chats.METHODS,
-    **media.METHODS,
-    # Accepted without effect.
-    **dict.fromkeys(
-        (
-            "logOut", "close", "setMyName", "setMyDescription", "setMyShortDescription", "setChatMenuButton",
-            "setMyDefaultAdministratorRights", "pinChatMessage", "unpinChatMessage", "unpinAllChatMessages",
-            "setMessageReaction", "answerShippingQuery", "answerPreCheckoutQuery",
-        ),
-        _nothing,
-    ),
-}  # fmt: skip
-_BY_LOWER_NAME = {name.lower(): method for name, method in METHODS.items()}
+def _find(name: str) -> Method:
+    """Return a method by its name in any case; raise a 501 for a method that only Telegram has."""
+    method = _BY_LOWER_NAME.get(name.lower())
+    if method is not None:
+        return method
+    official = _OFFICIAL_BY_LOWER_NAME.get(name.lower())
+    if official is None:
+        raise Refusal(404, "Not Found: method not found")
+    logger.warning("a bot called %s, which the local Bot API does not support", official)
+    raise Refusal(501, f"Not Implemented: method '{official}' is not supported by the local Bot API")

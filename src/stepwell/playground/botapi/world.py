@@ -69,6 +69,8 @@ class Bot:
     calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_CALLS), repr=False)
     #: The commands of ``setMyCommands``, by scope and language.
     commands: dict[tuple[str, str], list[Any]] = field(default_factory=dict, repr=False)
+    #: Its name, descriptions, menu buttons and default rights, by field and language or chat.
+    profile: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
     failures: list[Failure] = field(default_factory=list, repr=False)
 
     def refuse(
