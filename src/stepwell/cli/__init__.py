@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import stepwell
 from stepwell.cli import demo, play, run
+from stepwell.cli.arguments import address, port, positive
 from stepwell.errors import Conflict, UsageError
 
 __all__ = ["main"]
@@ -102,7 +102,7 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
         added.add_argument(
             "--storage", metavar="URL", help="the storage of the bot (default: an SQLite file; its path is printed)"
         )
-        added.add_argument("--port", type=_port, help="the port of the page (default: 8642, or a free one)")
+        added.add_argument("--port", type=port, help="the port of the page (default: 8642, or a free one)")
         return added
 
     demo_command = command(
@@ -150,14 +150,14 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
     run_command.add_argument("--reload", action="store_true", help="restart when a file beside the bot changes")
     run_command.add_argument(
         "--webhook",
-        type=_address,
+        type=address,
         metavar="URL",
         help="serve a webhook instead of polling; the public address, with https",
     )
     run_command.add_argument("--host", help="where the webhook listens (default: 127.0.0.1)")
-    run_command.add_argument("--port", type=_port, help="the port of the webhook (default: 8080; 0: a free one)")
+    run_command.add_argument("--port", type=port, help="the port of the webhook (default: 8080; 0: a free one)")
     run_command.add_argument(
-        "--workers", type=_count, metavar="N", help="processes that serve the webhook (default: 1)"
+        "--workers", type=positive, metavar="N", help="processes that serve the webhook (default: 1)"
     )
     if first not in commands.choices:
         _add_operator_commands(commands)
@@ -166,26 +166,22 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
 
 def _add_operator_commands(commands: Any) -> None:
     # Imported here because a bot that starts needs none of it.
-    from stepwell.cli import completion, diagram, doctor, editing, inspect, moving, new, reading, schedules
+    from stepwell.cli import (
+        completion,
+        copy,
+        diagram,
+        doctor,
+        edits,
+        inspect,
+        migrate,
+        new,
+        records,
+        run_edits,
+        runs,
+        schedules,
+        timers,
+    )
 
-    for module in (reading, editing, schedules, doctor, inspect, moving, diagram, new, completion):
+    reading, changing = (records, timers, runs, doctor, inspect), (edits, run_edits, schedules, copy, migrate)
+    for module in (*reading, *changing, diagram, new, completion):
         module.add(commands)
-
-
-def _address(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"must be an address like https://bot.example.com/hook, got {text!r}")
-    return text
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port must be a number from 0 to 65535, got {text!r}")
-    return int(text)

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from stepwell.cli.command import import_code, made_router
-from stepwell.errors import UsageError
-from stepwell.fsm import FSM, Router
+from stepwell.botfile import load_module
+from stepwell.errors import StepwellError, UsageError
+from stepwell.fsm import FSM, Flow, Router
 from stepwell.nodes import NodeFlow
 
-__all__ = ["flow_named", "load", "node_flows", "used", "used_values"]
+__all__ = ["flow_named", "flows_in", "import_types", "load", "node_flows", "used", "used_values"]
+
+
+def import_types(code: Iterable[str]) -> None:
+    """Import files and modules, so that their stored types and the secret fields of their flows are known."""
+    for given in code:
+        # The machine of the router knows the type of its profiles.
+        _made_router(_import_code(given), given, "memory://")
+
+
+def _import_code(given: str) -> ModuleType:
+    """Import a file or a module; raise ``UsageError`` if that fails."""
+    try:
+        return _imported(given)
+    except StepwellError:
+        raise
+    except Exception as error:
+        raise UsageError(f"cannot import {given}: {type(error).__name__}: {error}") from error
+
+
+def _imported(given: str) -> ModuleType:
+    if given.endswith(".py") or "/" in given or os.sep in given:
+        return load_module(Path(given).resolve())
+    # Modules in the working directory can be imported, as with python -m.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(given)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
+
+
+def _made_router(module: ModuleType, given: str, url: str) -> Any:
+    """Return what ``make_router`` of a module makes for a storage; ``None`` if the module has no such function."""
+    make = getattr(module, "make_router", None)
+    if not callable(make):
+        return None
+    try:
+        return make(url)
+    except StepwellError:
+        raise
+    except Exception as error:
+        raise UsageError(f"make_router() of {given} failed: {type(error).__name__}: {error}") from error
 
 
 def load(given: str) -> tuple[Any, list[str]]:
@@ -18,7 +66,7 @@ def load(given: str) -> tuple[Any, list[str]]:
     if not colon or names.startswith(("/", "\\")):
         # A path of Windows has a colon too.
         code, names = given, ""
-    module = import_code(code)
+    module = _import_code(code)
     wanted = [name for name in names.split(",") if name]
     for name in wanted:
         if not hasattr(module, name):
@@ -62,7 +110,24 @@ def used_values(given: str, url: str) -> list[Any]:
     """
     module, names = load(given)
     values = [getattr(module, name) for name in names] or list(vars(module).values())
-    return values if names else [*values, made_router(module, given, url)]
+    return values if names else [*values, _made_router(module, given, url)]
+
+
+def flows_in(given: str) -> list[Any]:
+    """Return the flows, node flows, machines and routers that ``module:name`` names, or all of a file or module."""
+    # A router that make_router makes is used for the names of its flows and states only.
+    values = used_values(given, "memory://")
+    each = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    found = [value for value in each if _is_flow(value)]
+    if not found:
+        raise UsageError(f"{given} has no flows; give a file with a Flow, a router, an FSM or a NodeFlow")
+    return found
+
+
+def _is_flow(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, Flow) and "__flow__" in vars(value)
+    return isinstance(value, NodeFlow | FSM) or (isinstance(value, Router) and value.fsm is not None)
 
 
 def used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:

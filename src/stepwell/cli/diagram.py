@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from stepwell.cli.code import used_values
+from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import print_json
 from stepwell.errors import UsageError
-from stepwell.fsm import FSM, Flow, Router
+from stepwell.fsm import FSM, Router
 from stepwell.fsm.diagram import diagram
 from stepwell.nodes import NodeFlow
 
@@ -31,16 +31,14 @@ def add(commands: Commands) -> None:
 
 def _diagram(options: argparse.Namespace) -> int:
     drawn: dict[str, str] = {}
-    for value in used_values(options.code, "memory://"):
+    for value in flows_in(options.code):
         machine = value.fsm if isinstance(value, Router) else value
         if isinstance(machine, FSM):
             drawn |= {name: diagram(flow) for name, flow in machine.flows.items()}
         elif isinstance(value, NodeFlow):
             drawn[value._title()] = value.diagram()
-        elif isinstance(value, type) and issubclass(value, Flow) and hasattr(value, "__flow__"):
-            drawn[value.__flow__.name] = value.diagram()
-    if not drawn:
-        raise UsageError(f"{options.code} has no flows; give a file with a Flow, a router, an FSM or a NodeFlow")
+        else:
+            drawn[value.flow_name] = value.diagram()
     if options.flow is not None:
         if options.flow not in drawn:
             raise UsageError(f"{options.code} has no flow {options.flow!r}; it has {', '.join(map(repr, drawn))}")

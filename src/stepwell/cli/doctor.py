@@ -7,8 +7,8 @@ import asyncio
 import os
 import sys
 
-from stepwell.cli.code import used
-from stepwell.cli.command import Commands, add_command, import_types, storage_at, url_of
+from stepwell.cli.code import import_types, used
+from stepwell.cli.command import Commands, add_command, storage_at, url_of
 from stepwell.cli.output import cell, print_json
 from stepwell.operate.doctor import Finding, diagnose
 
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    import_types(options)
+    import_types(options.imports)
     url = url_of(options)
     machines, flows = used(options.code, url)
 

@@ -9,13 +9,12 @@ import logging
 import signal
 from typing import Any
 
-from stepwell.cli.code import used_values
+from stepwell.cli.arguments import port
+from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, storage_at, url_of
 from stepwell.cli.console import tell
 from stepwell.cli.storage_url import place_of
 from stepwell.errors import UsageError
-from stepwell.fsm import FSM, Flow, Router
-from stepwell.nodes import NodeFlow
 
 __all__ = ["add"]
 
@@ -34,7 +33,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("given", nargs="*", metavar="URL | module:flows", help="the storage, and the code of its flows")
     parser.add_argument("--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=0, help="the port of the page (default: a free one)")
+    parser.add_argument("--port", type=port, default=0, help="the port of the page (default: a free one)")
     parser.add_argument(
         "--allow-host",
         metavar="NAME",
@@ -50,33 +49,11 @@ def _inspect(options: argparse.Namespace) -> int:
     codes = [each for each in options.given if "://" not in each]
     if len(urls) + bool(options.storage) > 1:
         raise UsageError("give one storage: stepwell inspect URL, or --storage URL")
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"a port must be a number from 0 to 65535, got {options.port}")
     options.storage = urls[0] if urls else options.storage
-    flows = [flow for code in codes for flow in _flows(code)]
+    flows = [flow for code in codes for flow in flows_in(code)]
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(options, url_of(options), flows))
     return 0
-
-
-def _flows(given: str) -> list[Any]:
-    """Return the flows, node flows, machines and routers that ``module:name`` names, or all of a file or module."""
-    # A router that make_router makes is used for the names of its states only.
-    values = [each for value in used_values(given, "memory://") for each in _items(value)]
-    found = [each for each in values if _is_flow(each)]
-    if not found:
-        raise UsageError(f"{given} has no flows; give a file with a Flow, a router, an FSM or a NodeFlow")
-    return found
-
-
-def _items(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _is_flow(value: Any) -> bool:
-    if isinstance(value, type):
-        return issubclass(value, Flow) and "__flow__" in vars(value)
-    return isinstance(value, NodeFlow | FSM) or (isinstance(value, Router) and value.fsm is not None)
 
 
 def _print_link(link: str) -> None:

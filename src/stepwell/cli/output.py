@@ -11,7 +11,19 @@ from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-__all__ = ["ago", "cell", "json_text", "moment", "note", "print_json", "print_table", "report", "span"]
+__all__ = [
+    "ago",
+    "cell",
+    "json_text",
+    "moment",
+    "note",
+    "print_fields",
+    "print_json",
+    "print_table",
+    "print_tree",
+    "report",
+    "span",
+]
 
 #: Characters that change the terminal or the direction of text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -34,6 +46,18 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in [[header.upper() for header in headers], *cells]:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         print(line if room is None or len(line) <= room else f"{line[: room - 1]}…")
+
+
+def print_fields(fields: dict[str, Any]) -> None:
+    """Print names and values below each other, without those that are missing."""
+    for name, value in fields.items():
+        if value is not None or name in ("flow", "state"):
+            print(f"{name:<10}{cell(value)}")
+
+
+def print_tree(name: str, tree: Any) -> None:
+    """Print a value as an indented tree."""
+    print(f"{name:<10}{json_text(tree, indent=2)}".replace("\n", f"\n{'':<10}"))
 
 
 def cell(value: Any) -> str:

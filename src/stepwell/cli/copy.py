@@ -1,4 +1,4 @@
-"""``stepwell copy`` and ``stepwell migrate``: to another storage, and to the present revision of flows."""
+"""``stepwell copy``: all records to another storage."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from stepwell.cli.code import used
-from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at, url_of, with_storage
-from stepwell.cli.output import cell, note, print_json, report
-from stepwell.codec import decode_namespace, encode_key, encode_namespace
+from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at
+from stepwell.cli.output import cell, note, report
+from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption
-from stepwell.fsm import FSM
 from stepwell.record import RUNS
 from stepwell.storage import Storage
 from stepwell.storage.copy import Copied, copy_records
@@ -23,7 +21,7 @@ __all__ = ["add"]
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
+    """Add the command."""
     copy = add_command(
         commands,
         "copy",
@@ -39,16 +37,6 @@ def add(commands: Commands) -> None:
     copy.add_argument("--keep", action="store_true", help="keep records of the target that differ")
     copy.add_argument("--no-verify", action="store_true", help="do not read all records again to compare them")
     add_yes(copy)
-
-    migrate = add_command(
-        commands,
-        "migrate",
-        "migrate the tables of a storage, and its records to the present revision of their flows",
-        action=_migrate,
-        example="stepwell migrate bot.py --dry-run",
-    )
-    migrate.add_argument("code", nargs="*", help="files or modules with the bots whose records to migrate")
-    add_yes(migrate)
 
 
 def _copy(options: argparse.Namespace) -> int:
@@ -117,48 +105,3 @@ def _progress(options: argparse.Namespace) -> Any:
         print(f"\r{cell(_shown(copied.namespace))}: {done} ", end="", file=sys.stderr, flush=True)
 
     return show
-
-
-def _migrate(options: argparse.Namespace) -> int:
-    machines, _ = used(options.code, url_of(options))
-
-    async def work(storage: Storage) -> int:
-        # Opening the storage has migrated its tables.
-        settings = await storage.settings()
-        schema = settings.get("schema")
-        told: dict[str, Any] = {"schema": schema, "migrated": {}, "old": {}, "failed": []}
-        text = f"the tables have schema version {schema}" if schema is not None else "the storage has no schema version"
-        if not options.json:
-            print(text)
-        for fsm in machines:
-            fsm.move_to(storage)
-            told["old"][fsm.bot] = await _old(fsm)
-            if not options.json:
-                print(f"{cell(fsm.bot)}: {told['old'][fsm.bot]} records of an earlier revision")
-        if options.dry_run or not sum(told["old"].values()):
-            return report(options, told, "no records were changed")
-        if not confirmed(options, "Migrate them?"):
-            return 1
-        for fsm in machines:
-            done, failed = await fsm.migrate()
-            told["migrated"][fsm.bot] = done
-            told["failed"] += [{"bot": fsm.bot, "key": encode_key(key), "error": str(error)} for key, error in failed]
-        if options.json:
-            print_json(told)
-        else:
-            print(f"migrated {sum(told['migrated'].values())} records")
-            for each in told["failed"]:
-                note(f"not migrated: {cell(each['bot'])} {cell(each['key'])}: {cell(each['error'])}")
-        return 1 if told["failed"] else 0
-
-    return with_storage(options, work)
-
-
-async def _old(fsm: FSM) -> int:
-    """Count the records that have an earlier revision than their flow."""
-    count = 0
-    async for entry in fsm.storage.scan(fsm.bot):
-        place = entry.place
-        flow = None if place.flow is None else fsm.flows.get(place.flow)
-        count += flow is not None and (place.revision or 1) < flow.revision
-    return count

@@ -1,0 +1,189 @@
+"""``stepwell set``, ``clear`` and ``forget``: changes of records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+from stepwell.cli.arguments import assignment, duration, positive
+from stepwell.cli.command import (
+    Commands,
+    Work,
+    add_command,
+    add_key,
+    add_yes,
+    confirmed,
+    user_name,
+    with_storage,
+)
+from stepwell.cli.output import cell, json_text, report
+from stepwell.cli.records import print_record
+from stepwell.codec.values import decode
+from stepwell.errors import InvalidOption, VersionChanged
+from stepwell.operate import edits
+from stepwell.operate.record import RecordView, parsed_version, read, resolve, shown_field, version_text, view
+from stepwell.operate.records import bots, check_bot
+from stepwell.record import KEEP, Address, Version
+from stepwell.storage import Storage
+
+__all__ = ["add"]
+
+#: How many records of a user are counted before they are deleted.
+MOST_COUNTED = 10_000
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    set_ = add_command(
+        commands,
+        "set",
+        "change the state or the fields of a record",
+        action=_set,
+        example="stepwell set shop 42 --state address email=anna@example.com",
+    )
+    add_key(set_)
+    set_.add_argument(
+        "fields", nargs="*", metavar="FIELD=VALUE", help="a data field and its new value, as JSON or text"
+    )
+    set_.add_argument("--state", metavar="NAME", help="the new state; its timer does not start")
+    set_.add_argument("--flow", metavar="NAME", help="the new flow, with --state; its history begins anew")
+    set_.add_argument("--revision", type=positive, metavar="N", help="the revision of the new flow (default: 1)")
+    set_.add_argument("--unset", action="append", default=[], metavar="FIELD", help="remove a field; may be repeated")
+    _add_edit(set_)
+
+    clear = add_command(
+        commands,
+        "clear",
+        "end the conversation of a record: delete it, and keep its profile",
+        action=_clear,
+        example="stepwell clear shop 42 --yes",
+    )
+    add_key(clear)
+    _add_edit(clear)
+
+    forget = add_command(
+        commands,
+        "forget",
+        "delete a record with all traces, or all records of a user or chat in all bots",
+        action=_forget,
+        example="stepwell forget --user 42 --dry-run",
+    )
+    forget.add_argument("bot", nargs="?", help="the bot's name (with --user or --chat, default: all bots)")
+    forget.add_argument("key", nargs="?", help="the key as ls shows it, or the ids in it")
+    forget.add_argument("--user", type=int, metavar="ID", help="all records of this user")
+    forget.add_argument("--chat", type=int, metavar="ID", help="all records of this chat")
+    _add_edit(forget)
+
+
+def _add_edit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--version", metavar="VERSION", help="refuse unless the record has this version, as show prints it"
+    )
+    parser.add_argument("--wait", type=duration, default=5.0, metavar="TIME", help="wait for a handler (default: 5s)")
+    add_yes(parser)
+
+
+async def _shown(storage: Storage, options: argparse.Namespace) -> tuple[Address, RecordView, Version]:
+    """Return the record to change, and its version; raise ``VersionChanged`` if it is not that of ``--version``."""
+    given = None if options.version is None else parsed_version(options.version)
+    await check_bot(storage, options.bot)
+    address = await resolve(storage, options.bot, options.key)
+    stored = await read(storage, address)
+    if given is not None and given != stored.version:
+        raise VersionChanged(address.text)
+    return address, view(storage, address, stored), stored.version
+
+
+def _set(options: argparse.Namespace) -> int:
+    fields = {name: decode(json.dumps(value)) for name, value in map(assignment, options.fields)}
+    if options.flow is not None and options.state is None:
+        raise InvalidOption("--flow needs --state, the state in that flow")
+    changes = edits.Edit(
+        flow=KEEP if options.flow is None else options.flow or None,
+        state=KEEP if options.state is None else options.state or None,
+        revision=options.revision,
+        fields=fields,
+        unset=tuple(options.unset),
+    )
+    if not changes.names:
+        raise InvalidOption("nothing to change; give FIELD=VALUE, --state or --unset")
+
+    async def work(storage: Storage) -> int:
+        address, before, version = await _shown(storage, options)
+        if not options.json:
+            _print_changes(before, changes)
+        if options.dry_run:
+            return report(options, {"changed": False, "record": asdict(before)}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Change {before.bot} {before.key}?"):
+            return 1
+        await edits.edit(storage, address, changes, version=version, who=user_name(), wait=options.wait)
+        after = view(storage, address, await read(storage, address))
+        return report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
+
+    return with_storage(options, work)
+
+
+def _print_changes(before: RecordView, changes: edits.Edit) -> None:
+    for name in ("flow", "state"):
+        new = getattr(changes, name)
+        if new is not KEEP:
+            print(f"{name}: {cell(getattr(before, name))} -> {cell(new)}")
+    for name, value in changes.fields.items():
+        print(f"{cell(name)}: {json_text(before.data.get(name))} -> {json_text(shown_field(before.flow, name, value))}")
+    for name in changes.unset:
+        print(f"{cell(name)}: {json_text(before.data.get(name))} -> removed")
+
+
+def _clear(options: argparse.Namespace) -> int:
+    return with_storage(options, _deletion(options, edits.clear, "Clear", "cleared"))
+
+
+def _deletion(options: argparse.Namespace, delete: Callable[..., Awaitable[None]], verb: str, done: str) -> Work:
+    async def work(storage: Storage) -> int:
+        address, before, version = await _shown(storage, options)
+        if not options.json:
+            print_record(before)
+        told = {"bot": before.bot, "key": before.key, "version": version_text(version)}
+        if options.dry_run:
+            return report(options, {done: False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, f"{verb} {before.bot} {before.key}?"):
+            return 1
+        await delete(storage, address, version=version, who=user_name(), wait=options.wait)
+        return report(options, {done: True, **told}, done)
+
+    return work
+
+
+def _forget(options: argparse.Namespace) -> int:
+    peers = [each for each in (options.user, options.chat) if each is not None]
+    if len(peers) != (0 if options.key is not None else 1):
+        raise InvalidOption("give a bot and a key, or --user ID, or --chat ID")
+    if not peers:
+        return with_storage(options, _deletion(options, edits.forget, "Forget", "forgotten"))
+    if options.version is not None:
+        raise InvalidOption("--version needs a bot and a key: it guards one record")
+
+    async def work(storage: Storage) -> int:
+        if options.bot is not None:
+            await check_bot(storage, options.bot)
+        names = [options.bot] if options.bot is not None else await bots(storage)
+        peer = {"user": options.user, "chat": options.chat}
+        found = {}
+        for bot in names:
+            addresses = await edits.records_of(storage, bot, **peer, limit=MOST_COUNTED)
+            if addresses:
+                found[bot] = [each.key for each in addresses]
+        if not options.json:
+            for bot, keys in found.items():
+                print(f"{cell(bot)}: {len(keys)} records: {', '.join(map(cell, keys[:10]))}")
+        if options.dry_run or not found:
+            text = "nothing was changed (dry run)" if found else "there are no such records"
+            return report(options, {"forgotten": 0, "records": found}, text)
+        if not confirmed(options, f"Delete these {sum(map(len, found.values()))} records and all traces of them?"):
+            return 1
+        count = sum([await edits.forget_all(storage, bot, **peer, who=user_name()) for bot in found])
+        return report(options, {"forgotten": count, "records": found}, f"deleted {count} records")
+
+    return with_storage(options, work)

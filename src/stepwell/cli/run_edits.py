@@ -1,0 +1,187 @@
+"""``stepwell resume``, ``cancel``, ``pause`` and ``answer``: changes of runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable
+
+from stepwell.cli.arguments import json_or_text, positive
+from stepwell.cli.code import flow_named
+from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, user_name, with_storage
+from stepwell.cli.output import cell, json_text, report
+from stepwell.cli.runs import run_json
+from stepwell.codec.values import decode
+from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
+from stepwell.nodes import Run
+from stepwell.operate import runs
+from stepwell.storage import Storage
+
+__all__ = ["add"]
+
+
+def add(commands: Commands) -> None:
+    """Add the commands."""
+    resume = add_command(
+        commands,
+        "resume",
+        "continue a run here, or put failed, stuck and paused runs into the queue for a worker",
+        action=_resume,
+        example="stepwell resume order-42 flows.py:order",
+    )
+    resume.add_argument("id", nargs="?", help="the id of the run")
+    resume.add_argument(
+        "code", nargs="?", metavar="module:flow", help="run it here, with this flow; without it, a worker continues it"
+    )
+    resume.add_argument(
+        "--status", choices=("failed", "stuck", "paused"), help="all runs of this status, instead of one id"
+    )
+    resume.add_argument("--flow", metavar="NAME", help="with --status: only runs of this flow")
+    resume.add_argument("--limit", type=positive, metavar="N", help="with --status: the most runs")
+    add_yes(resume)
+
+    cancel = add_command(
+        commands,
+        "cancel",
+        "end runs as cancelled, wherever they run",
+        action=_cancel,
+        example="stepwell cancel order-42 --reason 'paid twice'",
+    )
+    cancel.add_argument("ids", nargs="+", metavar="id", help="the id of a run")
+    cancel.add_argument("--reason", help="why; stored with the run")
+    add_yes(cancel)
+
+    pause = add_command(
+        commands,
+        "pause",
+        "stop runs after the node that they run now, until they are resumed",
+        action=_pause,
+        example="stepwell pause order-42",
+    )
+    pause.add_argument("ids", nargs="+", metavar="id", help="the id of a run")
+    add_yes(pause)
+
+    answer = add_command(
+        commands,
+        "answer",
+        "answer the question that a run waits on",
+        action=_answer,
+        example="""stepwell answer order-42 '{"approved": true}'""",
+    )
+    answer.add_argument("id", help="the id of the run or of its wait")
+    answer.add_argument("value", help="the answer, as JSON or text")
+    add_yes(answer)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    if (options.id is None) == (options.status is None):
+        raise InvalidOption("give the id of a run, or --status failed, stuck or paused")
+    if options.id is not None and (options.flow is not None or options.limit is not None):
+        raise InvalidOption("--flow and --limit need --status")
+
+    async def many(storage: Storage) -> int:
+        found = [
+            run async for run in runs.listed_runs(storage, (options.status,), flow=options.flow) if isinstance(run, Run)
+        ][: options.limit]
+        ids = [run.flow_id for run in found]
+        if not options.json:
+            for run in found:
+                print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
+        if options.dry_run or not found:
+            return report(options, {"resumed": [], "runs": ids}, "nothing was changed")
+        if not confirmed(options, f"Put these {len(found)} runs into the queue again?"):
+            return 1
+        done = [run.flow_id for run in found if await runs.retry(storage, run, who=user_name())]
+        text = f"put {len(done)} runs into the queue; a worker continues them"
+        return report(options, {"resumed": done, "runs": ids}, text)
+
+    async def one(storage: Storage) -> int:
+        run = await runs.show_run(storage, options.id)
+        if options.code is None and run.status not in ("failed", "stuck", "paused"):
+            here = f" To continue it here, give its flow: stepwell resume {run.flow_id} module:flow"
+            raise UsageError(
+                f"run {run.flow_id!r} is {run.status}; only failed, stuck and paused runs can be put into the queue."
+                + ("" if run.status in ("cancelled", "finished") else here)
+            )
+        flow = None if options.code is None else flow_named(options.code, run.flow)
+        if not options.json:
+            print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
+        if options.dry_run:
+            return report(options, {"resumed": False, "run": run_json(run)}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Resume run {run.flow_id}?"):
+            return 1
+        if flow is None:
+            done = await runs.retry(storage, run, who=user_name())
+            text = "put into the queue; a worker continues it" if done else "another process resumes it"
+            return report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
+        try:
+            shared = await flow.resume(options.id, storage=storage)
+        except Parked as parked:
+            waiting = run_json(await runs.show_run(storage, run.flow_id))
+            return report(
+                options, {"resumed": True, "run": waiting}, f"the run goes on, and waits: {cell(str(parked))}"
+            )
+        except StepwellError:
+            raise
+        except Exception as error:
+            raise UsageError(f"run {run.flow_id!r} failed again: {type(error).__name__}: {error}") from error
+        result = runs.shown_value(shared)
+        text = f"finished: {json_text(result, indent=2)}"
+        return report(options, {"resumed": True, "finished": True, "shared": result}, text)
+
+    return with_storage(options, many if options.id is None else one)
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    async def cancel(storage: Storage, flow_id: str) -> Run:
+        return await runs.cancel(storage, flow_id, options.reason, who=user_name())
+
+    return with_storage(options, _stopping(options, cancel, "Cancel", "cancelled"))
+
+
+def _pause(options: argparse.Namespace) -> int:
+    async def pause(storage: Storage, flow_id: str) -> Run:
+        return await runs.pause(storage, flow_id, who=user_name())
+
+    return with_storage(options, _stopping(options, pause, "Pause", "paused"))
+
+
+def _stopping(
+    options: argparse.Namespace, stop: Callable[[Storage, str], Awaitable[Run]], verb: str, done: str
+) -> Work:
+    async def work(storage: Storage) -> int:
+        found = [await runs.show_run(storage, each) for each in dict.fromkeys(options.ids)]
+        if not options.json:
+            for run in found:
+                print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
+        ids = [run.flow_id for run in found]
+        if options.dry_run:
+            return report(options, {done: [], "runs": ids}, "nothing was changed (dry run)")
+        if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
+            return 1
+        for each in ids:
+            await stop(storage, each)
+        return report(options, {done: ids, "runs": ids}, f"{done} {len(ids)} {'run' if len(ids) == 1 else 'runs'}")
+
+    return work
+
+
+def _answer(options: argparse.Namespace) -> int:
+    value = decode(json.dumps(json_or_text(options.value)))
+
+    async def work(storage: Storage) -> int:
+        run = await runs.show_run(storage, options.id)
+        wait = runs.wait_of(run, options.id)
+        question = runs.shown_value(wait.question)
+        if not options.json:
+            print(f"{cell(run.flow_id)} asks at {cell(wait.node)}: {json_text(question)}")
+        told = {"run": run.flow_id, "wait": wait.id, "question": question}
+        if options.dry_run:
+            return report(options, {"answered": False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, "Answer it?"):
+            return 1
+        # The id of the wait that was shown: the run may ask another question meanwhile.
+        await runs.answer(storage, wait.id, value, who=user_name())
+        return report(options, {"answered": True, **told}, "answered; a worker continues the run")
+
+    return with_storage(options, work)

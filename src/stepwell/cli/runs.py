@@ -1,0 +1,144 @@
+"""``stepwell runs``: the runs of node flows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from typing import Any
+
+from stepwell.cli.arguments import duration, positive
+from stepwell.cli.command import Commands, add_command, with_storage
+from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
+from stepwell.errors import InvalidOption
+from stepwell.nodes import Run
+from stepwell.nodes.engine.monitor import OpenWait
+from stepwell.operate.runs import OPEN, DamagedRun, check_status, listed_runs, shared_of, show_run, shown_value
+from stepwell.storage import Storage
+
+__all__ = ["add", "run_json"]
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    runs = add_command(
+        commands,
+        "runs",
+        "list runs of node flows that have not ended, or show one run",
+        action=_runs,
+        example="stepwell runs --status failed --flow order",
+    )
+    runs.add_argument("id", nargs="?", help="show this run, with its errors, waits and shared state")
+    runs.add_argument("--flow", metavar="NAME", help="only runs of this flow")
+    runs.add_argument(
+        "--status",
+        action="append",
+        metavar="STATUS",
+        help="only runs of this status, also finished or cancelled; may be repeated",
+    )
+    runs.add_argument("--older-than", type=duration, metavar="TIME", help="only runs last written before: 2h")
+    runs.add_argument("--limit", type=positive, default=50, metavar="N", help="the most runs to list (default: 50)")
+
+
+def _runs(options: argparse.Namespace) -> int:
+    if options.id is not None and (options.status or options.flow or options.older_than is not None):
+        raise InvalidOption("give the id of a run, or --flow, --status and --older-than for a list")
+    statuses = tuple(check_status(each) for each in options.status or ()) or OPEN
+
+    async def one(storage: Storage) -> int:
+        run = await show_run(storage, options.id)
+        shared = await shared_of(storage, run.flow_id)
+        if options.json:
+            print_json({**run_json(run), "shared": shared})
+        else:
+            _print_run(run, shared)
+        return 0
+
+    async def several(storage: Storage) -> int:
+        before = None if options.older_than is None else (storage.clock or time.time)() - options.older_than
+        found: list[Run | DamagedRun] = []
+        async for run in listed_runs(storage, statuses, flow=options.flow):
+            if isinstance(run, Run) and before is not None and run.updated_at > before:
+                continue
+            found.append(run)
+            if len(found) > options.limit:
+                break
+        shown, more = found[: options.limit], len(found) > options.limit
+        if options.json:
+            print_json({"runs": [run_json(each) for each in shown], "complete": not more})
+            return 0
+        print_table(("run", "flow", "status", "node", "written", "why"), [_row(each) for each in shown])
+        if more:
+            note("there are more; raise --limit, or choose a --flow or --status")
+        return 0
+
+    return with_storage(options, several if options.id is None else one)
+
+
+def run_json(run: Run | DamagedRun) -> dict[str, Any]:
+    """Return a run for JSON."""
+    if isinstance(run, DamagedRun):
+        return {"flow_id": run.flow_id, "damage": run.reason}
+    return {
+        **asdict(run),
+        "errors": [each._asdict() for each in run.errors],
+        "progress": {node: each._asdict() for node, each in run.progress.items()},
+        "waits": [{**each._asdict(), "question": shown_value(each.question)} for each in run.waits],
+    }
+
+
+def _row(run: Run | DamagedRun) -> tuple[Any, ...]:
+    if isinstance(run, DamagedRun):
+        return run.flow_id, None, "unreadable", None, None, run.reason
+    interrupted = "interrupted; the next worker continues it" if run.interrupted else None
+    why = (
+        run.reason
+        or interrupted
+        or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
+    )
+    if why is None and run.waits:
+        why = _asked(run.waits[0])
+    return run.flow_id, run.flow, run.status, run.node, ago(run.updated_at), why
+
+
+def _asked(wait: OpenWait) -> str | None:
+    """Return the question of a wait, or the children that it waits for."""
+    if wait.children:
+        return f"waits for {', '.join(wait.children)}"
+    shown = shown_value(wait.question)
+    return shown if isinstance(shown, str | None) else json_text(shown)
+
+
+def _print_run(run: Run, shared: dict[str, Any]) -> None:
+    """Print one run for people."""
+    print_fields(
+        {
+            "run": run.flow_id,
+            "flow": run.flow,
+            "status": f"{run.status}, interrupted" if run.interrupted else run.status,
+            "why": run.reason,
+            "node": run.node,
+            "branches": ", ".join(run.branches.values()) or None,
+            "path": " > ".join(run.path) or None,
+            "revision": run.revision,
+            "started": moment(run.started_at or None),
+            "written": moment(run.updated_at),
+            "expires": moment(run.expires_at),
+            **{f"batch {node}": f"{done} of {total}" for node, (done, total) in run.progress.items()},
+        }
+    )
+    for wait in run.waits:
+        until = "" if wait.deadline is None else f", until {moment(wait.deadline)}"
+        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{until}")
+    for error in run.errors:
+        print(f"error     {moment(error.at)} at {cell(error.node)}, attempt {error.attempt}: ", end="")
+        print(f"{cell(error.type)}: {cell(error.message)}")
+        if error is run.errors[0] and error.traceback:
+            print("\n".join(f"          {cell(line)}" for line in error.traceback.rstrip().split("\n")))
+    print_tree("shared", shared)
+    if run.status == "failed":
+        note(f"resume it with: stepwell resume {run.flow_id} module:flow")
+    elif run.status == "paused":
+        note(f"resume it with: stepwell resume {run.flow_id}")
+    elif asked := [wait.id for wait in run.waits if wait.id]:
+        note(f"answer it with: stepwell answer {run.flow_id if len(asked) == 1 else 'WAIT_ID'} VALUE")
