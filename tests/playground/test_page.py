@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import expect
 
-from stepwell.playground.play import Playground
-from tests.playground.browser import launched
+from tests.playground.visit import REGISTRATION
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-HERE = Path(__file__).parent
-REGISTRATION = HERE.parents[1] / "examples" / "registration.py"
-CAFE = HERE / "cafe.py"
 
 
 #: Its batch stops after three items until a file exists.
@@ -59,69 +52,6 @@ def make_router(storage):
 
     return router
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with launched() as browser:
-        yield browser
-
-
-class Visit:
-    """A browser at a playground, and the requests that it made."""
-
-    def __init__(self, play: Playground, context: BrowserContext, page: Page) -> None:
-        self.play, self.context, self.page = play, context, page
-        self.requests: list[str] = []
-        self.problems: list[str] = []
-        context.on("request", lambda request: self.requests.append(request.url))
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
-
-    async def say(self, text: str) -> None:
-        await self.page.get_by_role("combobox", name="Message").fill(text)
-        await self.page.keyboard.press("Enter")
-
-    async def hear(self, text: str) -> None:
-        await expect(self.page.locator(".messages .theirs p").last).to_have_text(text)
-
-    async def stands_at(self, state: str | None) -> None:
-        lit = self.page.locator("g.state.current")
-        if state is None:
-            await expect(lit).to_have_count(0)
-        else:
-            await expect(lit).to_have_attribute("data-state", state)
-
-    def field(self, name: str) -> Any:
-        return self.page.locator(f'#record tr[data-field="{name}"]')
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
-    """Open playgrounds; check at the end that no page had errors or made requests to other servers."""
-    opened: list[Visit] = []
-
-    async def visit(bot: Path = CAFE, *, width: int = 1440, **options: Any) -> Visit:
-        play = await Playground(bot, storage=f"sqlite:///{tmp_path}/play.db", **options).__aenter__()
-        context = await browser.new_context(viewport={"width": width, "height": 800})
-        context.set_default_timeout(15_000)
-        opened.append(new := Visit(play, context, await context.new_page()))
-        await new.page.goto(play.url)
-        assert await play.ready()
-        await expect(new.page.locator(".welcome .chip").first).to_be_visible()
-        return new
-
-    expect.set_options(timeout=15_000)
-    try:
-        yield visit
-    finally:
-        for each in opened:
-            await each.context.close()
-            if not each.play.board.closed:
-                await each.play.__aexit__(None, None, None)
-    for each in opened:
-        assert each.problems == []
-        assert {urlsplit(url).netloc for url in each.requests} == {urlsplit(each.play.address).netloc}
 
 
 async def test_the_whole_registration_with_each_state_highlighted(visits: Any) -> None:
@@ -184,6 +114,9 @@ async def test_a_timer_counts_down_and_can_be_fired(visits: Any) -> None:
     await visit.stands_at("drink")
     await expect(timer).to_be_hidden()
     await expect(visit.page.locator('path.timeout.taken[data-edge="size>drink"]')).to_have_count(1)
+    fired = visit.page.locator("#timeline > li.timer")
+    await expect(fired.locator(":scope > .summary .title")).to_have_text("timer fired: order / size")
+    await expect(fired.locator(".steps .title")).to_have_text("order / drink")
 
 
 async def test_an_update_that_is_sent_twice_changes_the_record_once(visits: Any) -> None:
@@ -197,7 +130,7 @@ async def test_an_update_that_is_sent_twice_changes_the_record_once(visits: Any)
     await visit.say("hot")
     await visit.hear("Noted 1: hot")
     await visit.page.get_by_role("button", name="Repeat last update").click()
-    await expect(visit.page.locator("#timeline li.again")).to_have_count(1)
+    await expect(visit.page.locator("#timeline li.again .mark")).to_have_text("handled once, first answer repeated")
     # The answer is repeated, because the first one may have been lost; nothing is stored.
     await expect(visit.page.locator(".messages .theirs p", has_text="Noted 1: hot")).to_have_count(2)
     await expect(visit.field("count")).to_contain_text("1")
@@ -267,8 +200,38 @@ async def test_an_error_of_a_handler_is_shown_and_the_bot_continues(visits: Any)
     visit = await visits()
     await visit.say("/crash")
     await expect(visit.page.locator("#output")).to_contain_text("RuntimeError: as you wish")
+    failed = visit.page.locator("#timeline > li.failed")
+    await expect(failed).to_have_count(1)
+    await expect(failed).to_contain_text("Alice /crash")
+    await expect(failed.locator(".traceback")).to_be_visible()
+    await expect(failed.locator(".traceback")).to_contain_text("in crash\n    raise RuntimeError")
+    assert "stepwell/fsm" not in await failed.locator(".traceback").inner_text()
     await visit.say("/order")
     await visit.hear("What will it be?")
+    await expect(visit.page.locator("#timeline > li")).to_have_count(2)
+    await expect(failed).to_have_count(1)
+
+
+async def test_events_are_grouped_by_update_with_key_and_duration(visits: Any) -> None:
+    visit = await visits()
+    page = visit.page
+    await visit.say("/order")
+    await visit.hear("What will it be?")
+    group = page.locator("#timeline > li")
+    await expect(group).to_have_count(1)
+    await expect(group.locator(".facts code")).to_have_text("(42,0,42)")
+    await expect(group.locator(".duration")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    await expect(group.locator(".steps .title")).to_have_text(["order / drink", "sendMessage: What will it be?"])
+    await expect(page.locator("#record-note")).to_contain_text("key (42,0,42), version")
+    await page.locator('[data-room="43"]').click()
+    await visit.say("/feedback")
+    await visit.hear("How many stars?")
+    await expect(group).to_have_count(2)
+    await page.get_by_label("Events of").select_option(label="Alice")
+    await expect(group).to_have_count(1)
+    await expect(group).to_contain_text("Alice /order")
+    await page.get_by_label("Events of").select_option(label="everyone")
+    await expect(group).to_have_count(2)
 
 
 async def test_stored_values_are_shown_as_text_and_secrets_are_masked(visits: Any) -> None:
@@ -279,7 +242,7 @@ async def test_stored_values_are_shown_as_text_and_secrets_are_masked(visits: An
     await visit.say(evil)
     await visit.hear(f"Got it, {evil}! What's your email?")
     await expect(visit.field("name").locator("td .string")).to_have_text(evil)
-    await visit.page.locator("#timeline summary").first.click()
+    await visit.page.locator("#timeline > li > details > summary").first.click()
     await expect(visit.page.locator("#timeline details[open] pre")).to_contain_text("<script>")
     assert await visit.page.evaluate("window.broken === undefined")
     assert await visit.page.locator("main script, main img").count() == 0
@@ -300,12 +263,12 @@ async def test_commands_are_completed_by_keyboard(visits: Any) -> None:
     box = visit.page.get_by_role("combobox", name="Message")
     await box.focus()
     await visit.page.keyboard.type("/")
-    await expect(visit.page.get_by_role("option")).to_have_count(3)
+    await expect(visit.page.locator(".commands").get_by_role("option")).to_have_count(3)
     await visit.page.keyboard.press("ArrowDown")
     await expect(visit.page.locator('[role=option][aria-selected="true"]')).to_contain_text("/feedback")
     await visit.page.keyboard.press("Tab")
     await expect(box).to_have_value("/feedback")
-    await expect(visit.page.get_by_role("option")).to_have_count(0)
+    await expect(visit.page.locator(".commands").get_by_role("option")).to_have_count(0)
     await visit.page.keyboard.press("Enter")
     await visit.hear("How many stars?")
     await visit.stands_at("stars")

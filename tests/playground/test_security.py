@@ -20,7 +20,7 @@ from stepwell.playground.botapi import BotAPI
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
-from stepwell.playground.timeline import MAX_EVENTS
+from stepwell.playground.timeline import MAX_GROUPS
 from stepwell.web import serving
 from stepwell.web.auth import HEADERS
 from stepwell.web.display import as_json
@@ -411,7 +411,8 @@ async def test_a_chat_and_the_timeline_show_the_newest_only(play: Playground) ->
     await following.aclose()
     messages = sections["room 42"]["messages"]
     assert (len(messages), messages[-1]["text"]) == (MESSAGES, "message 299")
-    assert (len(sections["timeline"]), sections["timeline"][-1]["title"]) == (MAX_EVENTS, "message: message 299")
+    assert (len(sections["timeline"]), sections["event 300"]["title"]) == (MAX_GROUPS, "message 299")
+    assert len([name for name in sections if name.startswith("event ")]) == MAX_GROUPS
 
 
 async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:

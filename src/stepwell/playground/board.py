@@ -27,6 +27,10 @@ class Board:
         self._sections[name] = (next(self._versions), build)
         self._wake()
 
+    def drop(self, name: str) -> None:
+        """Remove a section. Open pages are not notified."""
+        self._sections.pop(name, None)
+
     def close(self) -> None:
         """End all streams."""
         self.closed = True

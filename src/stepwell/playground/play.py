@@ -13,20 +13,19 @@ from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.playground.pages import make_app
+from stepwell.playground.places import Places
 from stepwell.playground.process import BotProcess
 from stepwell.playground.records import Records
 from stepwell.playground.report_server import ReportServer
 from stepwell.playground.rooms import people_json, room_json
 from stepwell.playground.runs import Runs
-from stepwell.playground.timeline import Timeline
+from stepwell.playground.timeline import MAX_GROUPS, EventGroup, Timeline
 from stepwell.web.auth import AuthMiddleware
 from stepwell.web.display import as_json
 from stepwell.web.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["Playground"]
 
-#: The most chats and topics, times users, whose records are looked up.
-MAX_LOOKUPS = 200
 #: The users at the start.
 PEOPLE = {42: "Alice", 43: "Bob"}
 
@@ -68,12 +67,12 @@ class Playground:
         self.bot: Bot = self.api.bot(_username(self.path.stem))
         self.records: Records = Records()
         self.runs: Runs = Runs()
-        self.timeline: Timeline = Timeline(clock)
+        self.timeline: Timeline = Timeline(self._group_changed)
         self.reports: ReportServer = ReportServer(self._on_report)
         self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output)
         self._storage = storage
         self._machines: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, list[dict[str, Any]]] = {}
+        self._places = Places(self.world, self.reports, self.records, lambda: self._show("records", "places"))
         self._notices = 0
         self._notice: dict[str, Any] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -83,9 +82,9 @@ class Playground:
             "people": lambda: people_json(self.world, self.bot),
             "machines": lambda: list(self._machines.values()),
             "records": self.records.json,
-            "places": self._places_json,
+            "places": self._places.json,
             "runs": self.runs.json,
-            "timeline": lambda: list(self.timeline.events),
+            "timeline": lambda: [group.n for group in self.timeline.groups],
             "bot": self._bot_json,
             "notice": lambda: self._notice,
         }
@@ -164,14 +163,13 @@ class Playground:
         """Show a new user, chat or topic, and look up its records."""
         self._show("people")
         self._show_rooms()
-        self._later(self.locate())
+        self._later(self._places.locate())
 
     async def restart(self, why: str = "on request") -> None:
         """Kill the bot's process as a crash would, and start it again."""
         if not self.process.starts:
             raise UsageError("the bot has not been started yet")
         self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
-        self._show("timeline")
         await self.process.restart(why)
 
     async def time_out(self, bot: str, key: str) -> None:
@@ -185,22 +183,9 @@ class Playground:
 
     # Records
 
-    async def locate(self) -> None:
-        """Look up the record of every user in every chat and topic."""
-        wanted: dict[str, dict[str, Any]] = {}
-        for room in self.world.rooms.values():
-            for user in [each for each in room.members if not self.world.users[each]["is_bot"]]:
-                for thread in (None, *room.topics):
-                    wanted[f"{room.id}/{user}/{thread or 0}"] = _update_from(room, self.world.users[user], thread)
-        for name, update in list(wanted.items())[:MAX_LOOKUPS]:
-            await self._locate(name, update)
-
     async def record(self, user: int) -> dict[str, Any] | None:
         """Return the record of a user in the private chat."""
-        name = f"{user}/{user}/0"
-        await self._locate(name, _update_from(self.room(str(user)), self.world.users[user], None))
-        found = self._places.get(name)
-        return found[0]["record"] if found else None
+        return await self._places.record(self.room(str(user)), user)
 
     async def ready(self, *, timeout: float = 20.0) -> bool:
         """Wait until the bot's machine has reported or its process has ended; return whether it runs."""
@@ -209,39 +194,38 @@ class Playground:
                 await asyncio.sleep(0.02)
         return bool(self._machines)
 
-    async def _locate(self, name: str, update: dict[str, Any]) -> None:
-        found: list[dict[str, Any]] = []
-        for answer in await self.reports.ask({"do": "place", "update": update}):
-            found += answer.get("records", [])
-        if not found:
-            return
-        self._places[name] = found
-        for each in found:
-            if each["key"] is not None:
-                self.records.found(each["bot"], each["key"], each["record"])
-        self._show("records", "places")
-
     def _on_report(self, report: dict[str, Any]) -> None:
         """Handle a report from the bot's process."""
-        if report["kind"] == "machine":
+        kind = report["kind"]
+        if kind == "machine":
             self._machines[report["bot"]] = report
             self._show("machines")
-            self._later(self.locate())
-        elif report["kind"] == "record":
+            self._later(self._places.locate())
+        elif kind == "received":
+            self.timeline.received(report)
+            if report["key"] is not None:
+                self.records.unmark(report["bot"], report["key"])
+                self._show("records")
+        elif kind == "duplicate":
+            self.timeline.repeated(report)
+        elif kind == "failed":
+            self.timeline.failed(report)
+        elif kind == "fired":
+            self.timeline.fired(report)
+        elif kind == "record":
             new = self.records.written(report["bot"], report["key"], report["record"])
             record = report["record"]
             where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
             change = {"key": report["key"], "changed": [*new.changed, *(f"data.{name}" for name in new.fields)]}
-            self.timeline.record(where, {**change, "record": record})
-            self._show("records", "places", "timeline")
+            self.timeline.written(report, where, {**change, "record": record})
+            self._show("records", "places")
         else:
-            if report["kind"] == "graph":
+            if kind == "graph":
                 self.runs.graph(report["graph"])
-            elif report["kind"] == "question":
+            elif kind == "question":
                 self.runs.question(report)
             elif (title := self.runs.event(report)) is not None:
-                self.timeline.note(title)
-                self._show("timeline")
+                self.timeline.note(title, report["update_id"])
             self._show("runs")
 
     def _on_event(self, event: WorldEvent) -> None:
@@ -253,10 +237,8 @@ class Playground:
                 self.places_changed()
         elif event.kind == "update":
             self.timeline.update(event)
-            self._show("timeline")
         elif event.kind == "call":
-            if self.timeline.call(event):
-                self._show("timeline")
+            self.timeline.call(event)
             method = str(event.body["method"]).lower()
             if method in ("setmycommands", "deletemycommands"):
                 self._show("bot")
@@ -281,10 +263,12 @@ class Playground:
         for room in self.world.rooms.values():
             self._show_room(room)
 
-    def _places_json(self) -> dict[str, Any]:
-        return {
-            name: [{"bot": each["bot"], "key": each["key"]} for each in found] for name, found in self._places.items()
-        }
+    def _group_changed(self, group: EventGroup) -> None:
+        if group is self.timeline.groups[-1]:
+            # Its section replaces that of the oldest group.
+            self.board.drop(f"event {group.n - MAX_GROUPS}")
+            self._show("timeline")
+        self.board.put(f"event {group.n}", group.json)
 
     def _bot_json(self) -> dict[str, Any]:
         process = self.process
@@ -318,11 +302,3 @@ class Playground:
 def _username(stem: str) -> str:
     name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in stem)
     return name if name.endswith("bot") else f"{name}_bot"
-
-
-def _update_from(room: Room, user: dict[str, Any], thread: int | None) -> dict[str, Any]:
-    """Return a message as this user would send it here. It is never sent, only used to find the key."""
-    message: dict[str, Any] = {"message_id": 0, "date": 0, "chat": dict(room.chat), "from": dict(user), "text": ""}
-    if thread is not None:
-        message |= {"message_thread_id": thread, "is_topic_message": True}
-    return {"message": message}

@@ -53,6 +53,12 @@ class Records:
         self._keep(bot, key, new)
         return new
 
+    def unmark(self, bot: str, key: str) -> None:
+        """Unmark the changes of the last write, because another update is handled."""
+        known = self._shown.get((bot, key))
+        if known is not None:
+            known.changed, known.fields = [], []
+
     def json(self) -> dict[str, Any]:
         """Return all records for the page, by ``bot`` and ``key``."""
         return {f"{bot}\n{key}": asdict(each) for (bot, key), each in self._shown.items()}

@@ -1,4 +1,4 @@
-"""In the bot's process: reports its machines, and each record that they write, to the playground.
+"""In the bot's process: reports its machines, and what they do with each update, to the playground.
 
 ``install`` is called before the bot's own code. A reporter runs on the event loop of its machine, because the
 storage does too.
@@ -9,11 +9,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+import traceback
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key
 from stepwell.errors import CorruptRecord, StepwellError
-from stepwell.fsm import FSM, Committed, FSMEvent, MachineReady, Update, subscribe
+from stepwell.fsm import (
+    FSM,
+    Committed,
+    ConversationExpired,
+    DuplicateReceived,
+    FSMEvent,
+    HandlerFailed,
+    MachineReady,
+    TimerFired,
+    Update,
+    UpdateReceived,
+    keys,
+    subscribe,
+)
 from stepwell.playground.report_server import LONGEST_LINE
 from stepwell.record import Address, Stored
 from stepwell.slot import Slot
@@ -22,9 +39,25 @@ from stepwell.storage.operations import Get
 from stepwell.web.diagrams import describe_flow
 from stepwell.web.display import as_json
 
-__all__ = ["install", "record_of"]
+__all__ = ["handled_update", "install", "record_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+#: The id of the update that this task, or the task that started it, handles.
+handled_update: ContextVar[int | None] = ContextVar("stepwell_playground_update", default=None)
+_REPORTED = (
+    MachineReady, UpdateReceived, DuplicateReceived, Committed, HandlerFailed, TimerFired, ConversationExpired
+)  # fmt: skip
+#: The most characters of a traceback; its end is kept.
+MAX_TRACEBACK = 8000
+_OWN_CODE = str(Path(__file__).parents[1])
+
+
+class _Observed(NamedTuple):
+    """An event, and the update that caused it."""
+
+    event: FSMEvent
+    update_id: int | None
 
 
 def install(address: str) -> None:
@@ -33,11 +66,13 @@ def install(address: str) -> None:
     reporters: dict[asyncio.AbstractEventLoop, Reporter] = {}
 
     def report(event: FSMEvent) -> None:
-        if isinstance(event, MachineReady | Committed):
+        if isinstance(event, _REPORTED):
+            if isinstance(event, UpdateReceived):
+                handled_update.set(event.update.update_id)
             loop = asyncio.get_running_loop()
             if loop not in reporters:
                 reporters[loop] = Reporter(host, int(port), secret)
-            reporters[loop].events.put_nowait(event)
+            reporters[loop].events.put_nowait(_Observed(event, handled_update.get()))
 
     subscribe(report)
 
@@ -46,7 +81,7 @@ class Reporter:
     """One connection to the playground, with one JSON object per line."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
-        self.events: asyncio.Queue[MachineReady | Committed] = asyncio.Queue()
+        self.events: asyncio.Queue[_Observed] = asyncio.Queue()
         self._machines: dict[str, FSM] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -57,21 +92,24 @@ class Reporter:
         self._send({"secret": secret})
         self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
         while True:
-            event = await self.events.get()
-            fsm, address = event.fsm, event.address
+            event, update_id = await self.events.get()
+            fsm = event.fsm
             assert isinstance(fsm, FSM)
-            if address is None:
+            if isinstance(event, MachineReady):
                 self._machines[fsm.bot] = fsm
                 flows = [describe_flow(flow) for flow in fsm.flows.values()]
                 self._send({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
                 continue
-            try:
-                # Read again: the page shows what is stored.
-                record = await record_of(fsm, address)
-            except StepwellError as error:
-                logger.warning("the record at %s could not be read for the playground: %s", address.text, error)
-            else:
-                self._send({"kind": "record", "bot": fsm.bot, "key": address.key, "record": record})
+            report = _about(fsm, event, update_id)
+            if isinstance(event, Committed):
+                assert event.address is not None
+                try:
+                    # Read again: the page shows what is stored.
+                    report["record"] = await record_of(fsm, event.address)
+                except StepwellError as error:
+                    logger.warning("the record at %s could not be read: %s", event.address.text, error)
+                    continue
+            self._send(report)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -92,6 +130,45 @@ class Reporter:
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(json.dumps(line).encode() + b"\n")
+
+
+def _about(fsm: FSM, event: FSMEvent, update_id: int | None) -> dict[str, Any]:
+    """Return the report of an event, without a record."""
+    parts = keys.parts_of(fsm.key, event.key)
+    where = keys.answer_to_key(fsm.key, event.key)
+    report: dict[str, Any] = {
+        "bot": event.bot,
+        "key": None if event.address is None else event.address.key,
+        "user": parts.user if type(parts.user) is int else None,
+        "chat": where[0] if where else None,
+        "at": event.at,
+        "duration": getattr(event, "duration", 0.0),
+        "update_id": update_id,
+    }
+    error: BaseException | None = getattr(event, "error", None)
+    report["error"] = None if error is None else f"{type(error).__name__}: {error}"[:500]
+    report["traceback"] = None if error is None else _traceback(error)
+    match event:
+        case UpdateReceived():
+            return {"kind": "received", **report}
+        case DuplicateReceived():
+            return {"kind": "duplicate", **report}
+        case HandlerFailed():
+            return {"kind": "failed", **report}
+        case TimerFired() | ConversationExpired():
+            what = "timer fired" if isinstance(event, TimerFired) else "conversation expired"
+            return {"kind": "fired", "title": f"{what}: {event.flow} / {event.state}", **report}
+        case _:
+            return {"kind": "record", **report}
+
+
+def _traceback(error: BaseException) -> str:
+    """Return a traceback that begins with the bot's own code."""
+    begin: TracebackType | None = error.__traceback__
+    while begin is not None and begin.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+        begin = begin.tb_next
+    text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
+    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
 
 
 async def time_out_now(fsm: FSM, key: Any) -> int:

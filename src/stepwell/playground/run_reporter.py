@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from stepwell.nodes import Event, subscribe
+from stepwell.playground.reporter import handled_update
 from stepwell.web.diagrams import describe_graph
 from stepwell.web.display import as_json
 
@@ -53,6 +54,7 @@ class _RunReporter:
                 "done": event.done,
                 "total": event.total,
                 "error": None if event.error is None else type(event.error).__name__,
+                "update_id": handled_update.get(),
             }
         )
         if (parked := event.parked) is not None:

@@ -1,4 +1,4 @@
-// The right-hand side: flow, timer, record and events.
+// The right-hand side: flow, timer, record and node flows. The events are in events.js.
 import { act, banner, byId, el, keyed } from "./dom.js";
 import { drawFlow, formatDuration } from "./diagram.js";
 
@@ -77,7 +77,7 @@ export function renderRecord(app, now) {
   const box = byId("record");
   const note = byId("record-note");
   const record = now?.record;
-  note.textContent = !now ? "" : record ? `version ${record.version}` : "";
+  note.textContent = [now?.key ? `key ${now.key}` : "", record ? `version ${record.version}` : ""].filter(Boolean).join(", ");
   const as = JSON.stringify(now);
   if (box.shown === as) return;
   box.shown = as;
@@ -122,24 +122,6 @@ export function renderRuns(app) {
     progress ? el("span", { class: "items" }, progress.total === null ? `${progress.done} items` : `${progress.done} of ${progress.total} items`) : "");
   const graph = graphs.find((each) => each.name === run.flow);
   if (graph) draw(byId("run-diagram"), graph, { current: run.at, path: run.path, ended: run.status === "finished" });
-}
-
-const SIGNS = { update: "→", call: "←", record: "✎", note: "•" };
-const WORDS = { update: "update", call: "Bot API call", record: "stored", note: "" };
-
-export function renderTimeline(app) {
-  const events = [...(app.sections.timeline ?? [])].reverse();
-  keyed(byId("timeline"), events.length ? events : [{ n: 0, kind: "note", title: "No events yet." }], (item) => item.n, (item) => {
-    const title = [el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[item.kind]),
-      el("span", { class: "title" }, item.who ? el("b", {}, `${item.who} `) : null, item.title),
-      item.again ? el("span", { class: "mark" }, "repeated") : null,
-      item.failed ? el("span", { class: "mark bad" }, "error") : null,
-      el("span", { class: "kind" }, WORDS[item.kind])];
-    if (!item.json) return el("li", { class: item.kind }, el("div", { class: "summary" }, ...title));
-    return el("li", { class: `${item.kind}${item.again ? " again" : ""}` }, el("details", {}, el("summary", {}, ...title),
-      el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
-      item.kind === "update" ? el("button", { type: "button", class: "quiet small", onclick: () => act("repeat", { update_id: item.id }) }, "Send this update again") : null));
-  });
 }
 
 export function renderBot(app) {

@@ -1,7 +1,8 @@
 // The page: keeps the sections that the server sends, and renders from them.
 import { act, banner, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
-import { renderBot, renderFlow, renderRecord, renderRuns, renderTimeline, renderTimer, currentRecord } from "./inspect.js";
+import { renderTimeline } from "./events.js";
+import { renderBot, renderFlow, renderRecord, renderRuns, renderTimer, currentRecord } from "./inspect.js";
 
 const app = {
   sections: {},
@@ -9,6 +10,7 @@ const app = {
   active: null,
   chosenFlow: null,
   chosenRun: null,
+  person: "",
   connected: false,
   ahead: 0,
   seen: {},
@@ -99,6 +101,10 @@ function listen() {
     const notice = sections.notice;
     const flow = currentRecord(app, app.active?.place ?? {})?.record?.flow;
     Object.assign(app.sections, sections);
+    if (sections.timeline) {
+      const kept = new Set(sections.timeline.map((n) => `event ${n}`));
+      for (const name of Object.keys(app.sections)) if (name.startsWith("event ") && !kept.has(name)) delete app.sections[name];
+    }
     if (currentRecord(app, app.active?.place ?? {})?.record?.flow !== flow) app.chosenFlow = null;
     app.render();
     if (notice && notice.n !== app.notice && app.ready) toast(notice.text, notice.alert ? "alert" : "");
@@ -126,6 +132,7 @@ for (const [from, to] of [["view-chat", "view-state"], ["view-state", "view-chat
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { byId(to).focus(); byId(to).click(); }
   });
 }
+byId("event-filter").addEventListener("change", (event) => { app.person = event.target.value; app.render(); });
 byId("restart").addEventListener("click", () => act("restart"));
 const adding = byId("adding");
 byId("add").addEventListener("click", () => { byId("adding-name").value = ""; adding.showModal(); });

@@ -1,0 +1,69 @@
+"""Places: which record each user has in each chat and topic, looked up in the bot's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.playground.botapi import Room, World
+from stepwell.playground.records import Records
+from stepwell.playground.report_server import ReportServer
+
+__all__ = ["Places"]
+
+#: The most chats and topics, times users, whose records are looked up.
+MAX_LOOKUPS = 200
+
+
+class Places:
+    """The keys of the records by place, ``chat/user/thread``. ``changed`` is called after each lookup."""
+
+    def __init__(self, world: World, reports: ReportServer, records: Records, changed: Callable[[], None]) -> None:
+        self._world = world
+        self._reports = reports
+        self._records = records
+        self._changed = changed
+        self._found: dict[str, list[dict[str, Any]]] = {}
+
+    async def locate(self) -> None:
+        """Look up the record of every user in every chat and topic."""
+        wanted: dict[str, dict[str, Any]] = {}
+        for room in self._world.rooms.values():
+            for user in [each for each in room.members if not self._world.users[each]["is_bot"]]:
+                for thread in (None, *room.topics):
+                    wanted[f"{room.id}/{user}/{thread or 0}"] = _update_from(room, self._world.users[user], thread)
+        for name, update in list(wanted.items())[:MAX_LOOKUPS]:
+            await self._locate(name, update)
+
+    async def record(self, room: Room, user: int) -> dict[str, Any] | None:
+        """Return the record of a user in a chat."""
+        name = f"{room.id}/{user}/0"
+        await self._locate(name, _update_from(room, self._world.users[user], None))
+        found = self._found.get(name)
+        return found[0]["record"] if found else None
+
+    def json(self) -> dict[str, Any]:
+        """Return the machine and key of each record, by place."""
+        return {
+            name: [{"bot": each["bot"], "key": each["key"]} for each in found] for name, found in self._found.items()
+        }
+
+    async def _locate(self, name: str, update: dict[str, Any]) -> None:
+        found: list[dict[str, Any]] = []
+        for answer in await self._reports.ask({"do": "place", "update": update}):
+            found += answer.get("records", [])
+        if not found:
+            return
+        self._found[name] = found
+        for each in found:
+            if each["key"] is not None:
+                self._records.found(each["bot"], each["key"], each["record"])
+        self._changed()
+
+
+def _update_from(room: Room, user: dict[str, Any], thread: int | None) -> dict[str, Any]:
+    """Return a message as this user would send it here. It is never sent, only used to find the key."""
+    message: dict[str, Any] = {"message_id": 0, "date": 0, "chat": dict(room.chat), "from": dict(user), "text": ""}
+    if thread is not None:
+        message |= {"message_thread_id": thread, "is_topic_message": True}
+    return {"message": message}
