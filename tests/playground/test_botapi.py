@@ -132,14 +132,18 @@ async def test_offsets_count_utf_16_units(call: Client, chat: Person) -> None:
         ({"chat_id": 42, "text": "x", "parse_mode": "RTF"}, "unsupported parse_mode"),
         ({"chat_id": 42, "text": "x", "reply_parameters": {"message_id": 99}}, "message to be replied not found"),
         ({"chat_id": 42, "text": "x", "message_thread_id": 99}, "message thread not found"),
-        ({"chat_id": 42, "text": "x", "reply_markup": "{"}, "can't parse reply_markup JSON object"),
+        ({"chat_id": 42, "text": "x", "reply_markup": "{"}, "can't parse reply keyboard markup JSON object"),
         ({"chat_id": 42, "text": "x", "reply_markup": {"inline_keyboard": [[{"text": "y"}]]}}, "Text buttons"),
         (
             {"chat_id": 42, "text": "x",
              "reply_markup": {"inline_keyboard": [[{"text": "y", "callback_data": "z" * 65}]]}},
             "BUTTON_DATA_INVALID",
         ),
-        ({"chat_id": 42, "text": "x", "reply_markup": {"keyboard": []}}, "reply keyboard is empty"),
+        (
+            {"chat_id": 42, "text": "x", "reply_markup": {"inline_keyboard": [[{"text": "y", "callback_data": ""}]]}},
+            "can't parse inline keyboard button: Text buttons are unallowed in the inline keyboard",
+        ),
+        ({"chat_id": 42, "text": "x", "reply_markup": {"keyboard": [1]}}, 'field "keyboard" must be'),
     ],
 )  # fmt: skip
 async def test_an_invalid_message_is_refused_with_telegrams_description(
@@ -179,6 +183,8 @@ async def test_a_reply_keyboard_sends_its_text(call: Client, chat: Person) -> No
     await chat.press("Phone")
     assert chat.updates[-1]["message"]["contact"]["user_id"] == 42
     await call("sendMessage", chat_id=42, text="And?", reply_markup=keyboard)
+    # An empty keyboard is none.
+    await call("sendMessage", chat_id=42, text="So?", reply_markup={"keyboard": [[]]})
     await chat.press("A")
     assert chat.updates[-1]["message"]["text"] == "A"
     assert chat.buttons == []

@@ -17,6 +17,8 @@ _ACTIONS = frozenset(
         "switch_inline_query_chosen_chat", "copy_text", "callback_game", "pay",
     }
 )  # fmt: skip
+#: Actions for which an empty text or object is a valid value.
+_MAY_BE_EMPTY = _ACTIONS - {"url", "callback_data"}
 
 
 class KeyboardButton(NamedTuple):
@@ -33,27 +35,28 @@ class KeyboardButton(NamedTuple):
 
 def markup_of(params: Params) -> dict[str, Any] | None:
     """Return the reply markup of a call; raise the refusal that Telegram would send."""
-    markup: dict[str, Any] | None = params.json("reply_markup", dict)
+    markup: dict[str, Any] | None = params.json("reply_markup", dict, "reply keyboard markup")
     if not markup:
         return None
     if "inline_keyboard" in markup:
-        for button in _flat(markup["inline_keyboard"]):
-            actions = _ACTIONS & button.keys()
-            if len(actions) != 1:
-                raise bad_request("inline keyboard button must have exactly one action: Text buttons are unallowed")
-            data = button.get("callback_data")
-            if data is not None and not 1 <= len(str(data).encode()) <= DATA_LIMIT:
-                raise bad_request("BUTTON_DATA_INVALID")
+        for button in _flat(markup["inline_keyboard"], "inline_keyboard"):
+            _check_inline(button)
     elif "keyboard" in markup:
         rows = markup["keyboard"]
-        if not isinstance(rows, list) or not rows:
-            raise bad_request("reply keyboard is empty")
-        if not all(isinstance(row, list) for row in rows):
-            raise bad_request("can't parse keyboard: expected an Array of Array")
-        rows = [[{"text": each} if isinstance(each, str) else each for each in row] for row in rows]
+        if isinstance(rows, list) and all(isinstance(row, list) for row in rows):
+            rows = [[{"text": each} if isinstance(each, str) else each for each in row] for row in rows]
+        if not list(_flat(rows, "keyboard")):
+            return None
         markup = {**markup, "keyboard": rows}
-        list(_flat(rows))
     return markup
+
+
+def _check_inline(button: dict[str, Any]) -> None:
+    # As at Telegram, an empty value is no action.
+    if not any(button.get(action) or action in _MAY_BE_EMPTY for action in _ACTIONS & button.keys()):
+        raise bad_request("can't parse inline keyboard button: Text buttons are unallowed in the inline keyboard")
+    if len(str(button.get("callback_data", "")).encode()) > DATA_LIMIT:
+        raise bad_request("BUTTON_DATA_INVALID")
 
 
 def buttons_of(markup: dict[str, Any] | None) -> Iterator[KeyboardButton]:
@@ -64,11 +67,11 @@ def buttons_of(markup: dict[str, Any] | None) -> Iterator[KeyboardButton]:
                 yield KeyboardButton(button["text"], button.get("callback_data"), types=name == "keyboard", raw=button)
 
 
-def _flat(rows: Any) -> Iterator[dict[str, Any]]:
+def _flat(rows: Any, name: str) -> Iterator[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise bad_request("can't parse keyboard: expected an Array of Array")
+        raise bad_request(f'field "{name}" must be an Array of Arrays')
     for row in rows:
         for button in row:
             if not isinstance(button, dict) or not str(button.get("text", "")):
-                raise bad_request("can't parse keyboard button: text must be non-empty")
+                raise bad_request(f"can't parse {name.replace('_', ' ')} button: text must be non-empty")
             yield button

@@ -50,8 +50,8 @@ class Params:
     def flag(self, name: str) -> bool:
         return str(self.given.get(name, "")).lower() in ("true", "1", "yes")
 
-    def json(self, name: str, kind: type[Any]) -> Any:
-        """Return an object or a list; ``None`` if it is missing."""
+    def json(self, name: str, kind: type[Any], title: str = "") -> Any:
+        """Return an object or a list; ``None`` if it is missing. ``title`` is its name in error messages."""
         value = self.given.get(name)
         if isinstance(value, str) and kind is not str:
             if not value:
@@ -59,7 +59,7 @@ class Params:
             try:
                 value = loads(value)
             except ValueError:
-                raise bad_request(f"can't parse {name} JSON object") from None
+                raise bad_request(f"can't parse {title or name} JSON object") from None
         if value is not None and not isinstance(value, kind):
             raise bad_request(f"can't parse {name}: expected {'an Array' if kind is list else 'an Object'}")
         return value

@@ -1,36 +1,67 @@
-"""Texts and captions of calls: their entities, and the limits of their length."""
+"""Texts and captions of calls: their formatting, their entities, and the limits of their length."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from stepwell.playground.botapi import entities
+from stepwell.playground.botapi.entities import Entity, find_entities, utf16_length
+from stepwell.playground.botapi.html import parse_html
+from stepwell.playground.botapi.markdown import parse_markdown, parse_markdown_v2
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
 
-__all__ = ["text_of"]
+__all__ = ["formatted_text", "text_of"]
 
 MAX_TEXT, MAX_CAPTION = 4096, 1024
 #: Before the formatting is parsed.
 MAX_RAW_TEXT = 64 * 1024
+_READERS: dict[str, Callable[[str], tuple[str, list[Entity]]]] = {
+    "html": parse_html,
+    "markdownv2": parse_markdown_v2,
+    "markdown": parse_markdown,
+}
+#: Telegram finds no links or commands in them.
+_OPAQUE = frozenset({"code", "pre", "text_link", "text_mention", "custom_emoji"})
 
 
 def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
-    """Return the checked text of a call and its entities."""
-    given = params.objects(listed) if listed in params.given else []
-    if not all(type(entity.get(name)) is int for entity in given for name in ("offset", "length")):
-        raise bad_request(f"can't parse {listed}: offset and length are numbers")
-    # The message limit counts the parsed text; this one bounds the work of parsing.
-    if len(params.text(name)) > MAX_RAW_TEXT:
-        raise bad_request("message is too long" if name == "text" else "message caption is too long")
-    text, formatted = (
-        (params.text(name), given) if given else entities.parse_text(params.text(name), params.text("parse_mode"))
-    )
-    if entities.utf16_length(text) > (MAX_TEXT if name == "text" else MAX_CAPTION):
-        raise bad_request("message is too long" if name == "text" else "message caption is too long")
+    """Return the checked text or caption of a call and its entities."""
+    limit, kind = (MAX_TEXT, "message") if name == "text" else (MAX_CAPTION, "message caption")
+    text, entities = formatted_text(params, name, listed, limit=limit, too_long=f"{kind} is too long")
     if not text.strip():
         if name == "text":
             raise bad_request("message text is empty")
         return {}
-    every = sorted([*formatted, *entities.find_entities(text)], key=lambda entity: entity["offset"])
-    return {name: text, **({listed: every} if every else {})}
+    return {name: text, **({listed: entities} if entities else {})}
+
+
+def formatted_text(
+    params: Params, name: str, listed: str, mode: str = "parse_mode", *, limit: int, too_long: str
+) -> tuple[str, list[Entity]]:
+    """Return a text and its entities: by its parse mode, else as listed, and those that Telegram finds itself."""
+    text, reader = params.text(name), params.text(mode).lower()
+    given = params.objects(listed) if listed in params.given else []
+    if not all(type(entity.get(field)) is int for entity in given for field in ("offset", "length")):
+        raise bad_request(f"can't parse {listed}: offset and length are numbers")
+    # The limit counts the parsed text; this one bounds the work of parsing.
+    if len(text) > MAX_RAW_TEXT:
+        raise bad_request(too_long)
+    if reader and reader != "none":
+        if reader not in _READERS:
+            raise bad_request("unsupported parse_mode")
+        text, given = _READERS[reader](text)
+        # Readers list an entity after the entities inside it; the outer one comes first.
+        given.reverse()
+    if utf16_length(text) > limit:
+        raise bad_request(too_long)
+    return text, sorted([*given, *_found(text, given)], key=lambda entity: (entity["offset"], -entity["length"]))
+
+
+def _found(text: str, given: list[Entity]) -> list[Entity]:
+    opaque = [(each["offset"], each["offset"] + each["length"]) for each in given if each.get("type") in _OPAQUE]
+    return [
+        each
+        for each in find_entities(text)
+        if not any(start < each["offset"] + each["length"] and each["offset"] < end for start, end in opaque)
+    ]
