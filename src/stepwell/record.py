@@ -120,6 +120,9 @@ class Place(NamedTuple):
     outbox: tuple[tuple[float, int, str], ...] = ()
     #: Encoded data that outlives the flows at this address; empty if there is none.
     profile: str = ""
+    #: When the present state and the states of ``history`` were entered, as one text; see ``stepwell.fsm.history``.
+    #: Empty in a run, and in records that were written without it.
+    entered_at: str = ""
 
 
 NOWHERE: Final = Place(None, None)

@@ -84,21 +84,27 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Seal a place. Empty values at its end are left out."""
-        flow, state, revision, _, stack, *_ = place
+        flow, state, revision, _, stack, *_, entered_at = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")
         if self.is_run:
             flow, state = self.index_texts(place)
+        body: bytes | None = None
         if revision is None or type(revision) is int:
             try:
                 if not stack:
-                    return _new(Head, (flow, state, self.seal_body("h", "", _head_json(place))))
-                if len(stack) == 1 and _is_flat(stack[0]):
-                    return _new(Head, (flow, state, self.seal_body("h", "", values.to_json(_row(place)))))
+                    body = _head_json(place[:-1])
+                elif len(stack) == 1 and _is_flat(stack[0]):
+                    body = values.to_json(_row(place[:-1]))
             except (UnicodeEncodeError, TypeError):
                 pass  # fall back to encode(), which raises a readable error if it fails too
-        return Head(flow, state, self.seal_body("h", "", values.encode(_row(place), self._limits, "$head")))
+        if body is None:
+            body = values.encode(_row(place[:-1]), self._limits, "$head")
+        if entered_at:
+            # Beside the rest, which is the same for many records and cached.
+            body = b'{"at":"%b","in":%b}' % (entered_at.encode(), body)
+        return _new(Head, (flow, state, self.seal_body("h", "", body)))
 
     def index_texts(self, place: Place) -> tuple[str | None, str | None]:
         """Return the flow and the state by which indexes find a place.
@@ -118,12 +124,16 @@ class Seal:
         if text is None:
             return NOWHERE
         body = self.body("h", "", text)
+        entered_at = ""
+        if body[:7] == '{"at":"':
+            entered_at, _, body = body[7:-1].partition('","in":')
         try:
             # Only places without waiting flows are cached: the others contain mutable data.
             plain = body.count("[") < 3 and "{" not in body
-            return _cached_place(body) if plain else _place(body, self._limits.depth, self.is_run)
+            place = _cached_place(body) if plain else _place(body, self._limits.depth, self.is_run)
         except values.DecodeError as error:
             raise CorruptRecord(self.address.text, _NAMES["h"], str(error)) from error
+        return _new(Place, (*place[:-1], entered_at)) if entered_at else place
 
     def seal(self, kind: str, name: str, value: Any, large: bool = False) -> str:
         """Seal a value beside the data, such as the memo or a part."""
@@ -185,7 +195,7 @@ def flow_of_index(text: str) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def _head_json(place: Place) -> bytes:
+def _head_json(place: tuple[Any, ...]) -> bytes:
     """Return the JSON of a place without waiting flows. A bot has few different ones, so they are cached."""
     return values.to_json(_row(place))
 
@@ -201,7 +211,7 @@ def _is_flat(table: Any) -> bool:
     return True
 
 
-def _row(place: Place) -> list[Any]:
+def _row(place: tuple[Any, ...]) -> list[Any]:
     row = list(place)
     while len(row) > 2 and not row[-1]:
         row.pop()
@@ -212,7 +222,7 @@ def _place(body: str, depth: int, is_run: bool) -> Place:
     row = values.decode(body, depth)
     if type(row) is not list or not 2 <= len(row) <= 10:
         raise values.DecodeError("has an unknown format")
-    row.extend(NOWHERE[len(row) :])
+    row.extend(NOWHERE[len(row) : -1])
     flow, state, revision, history, stack, where, times, expired, outbox, profile = row
     if not (
         _is_position(flow, state, revision, history)

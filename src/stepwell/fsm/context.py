@@ -14,6 +14,7 @@ from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import Move, write
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.fsm.parameters import PARAMETERS, check_parameters
 from stepwell.fsm.update import Update
 from stepwell.record import NOWHERE, Place
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 else:
     Data = TypeVar("Data")
 
-#: How many states ``back()`` can go back through.
-HISTORY = 16
 #: How many flows can wait for each other.
 NESTED = 8
 
@@ -193,7 +192,7 @@ class Context(Generic[Data]):
         """Move to a state that the active flow declares as next."""
         if self._refuses():
             return False
-        name, state, revision, history, stack, *_ = self._record.place
+        name, state, revision, history, stack, *_, entered_at = self._record.place
         flow = None if name is None else self._fsm.flows.get(name)
         if flow is None:
             _check_state("transition", to)
@@ -203,7 +202,8 @@ class Context(Generic[Data]):
             return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
         # A record of another revision keeps that revision until it is migrated.
         history = history if state is None else (*history, state)[-HISTORY:]
-        self._enter(name, to, revision or flow.revision, history, stack)
+        entered_at = "" if state is None else entered_at
+        self._enter(name, to, revision or flow.revision, history, stack, entered_at=entered_at)
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -224,7 +224,8 @@ class Context(Generic[Data]):
         if description.name == place.flow:
             revision = place.revision or description.revision
             history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
-            self._enter(place.flow, state, revision, history, place.stack)
+            entered_at = "" if place.state is None else place.entered_at
+            self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
         else:
             self._enter(description.name, state, description.revision)
         return True
@@ -235,10 +236,15 @@ class Context(Generic[Data]):
             return False
         place, flow = self._record.place, self._active()
         # States that a later release removed are skipped.
-        history = () if flow is None else tuple(each for each in place.history if flow.declares(each))
-        if flow is None or not history:
+        times = entry_times(place.entered_at, len(place.history) + 1)
+        entries = () if flow is None else zip(place.history, times, strict=False)
+        declared = [(each, at) for each, at in entries if flow is not None and flow.declares(each)]
+        if flow is None or not declared:
             return self._invalid(place.flow if flow else None, place.state, None)
-        self._enter(place.flow, history[-1], place.revision or flow.revision, history[:-1], place.stack)
+        *before, (state, _) = declared
+        history, entered_at = tuple(each for each, _ in before), packed_times([at for _, at in before])
+        revision = place.revision or flow.revision
+        self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
@@ -409,16 +415,20 @@ class Context(Generic[Data]):
         revision: int | None,
         history: tuple[str, ...] = (),
         stack: tuple[Any, ...] = (),
+        *,
+        entered_at: str = "",
     ) -> None:
+        """Move; ``entered_at`` has the times of the states in ``history``, as far as they are known."""
         record = self._record
-        left_flow, left_state, _, _, _, where, times, expired, outbox, profile = record.place
+        left_flow, left_state, _, _, _, where, times, expired, outbox, profile, _ = record.place
         if state is not None:
             # A declared state is a StateName, but the codec takes exact types only.
             state = str.__str__(state)
         self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
+        entered_at = "" if flow is None else with_entry(entered_at, record.now)
         record.place = tuple.__new__(
-            Place, (flow, state, revision, history, stack, where, times, expired, outbox, profile)
+            Place, (flow, state, revision, history, stack, where, times, expired, outbox, profile, entered_at)
         )
 
     def _check(self, fields: Mapping[Any, Any]) -> None:

@@ -104,7 +104,11 @@ def _present(
         # migrate() gets copies, so that an error in it leaves the record unchanged.
         state, data = migrated(flow, revision, place.state, copy_of_data())
         history = _states_after(flow, revision, place.history, copy_of_data)
-        return place._replace(state=state, revision=flow.revision, history=history), data, True
+        # Without some of its states, the times of the history would be those of others.
+        same = len(history) == len(place.history)
+        entered_at = place.entered_at if same else place.entered_at.partition(" ")[0]
+        present = place._replace(state=state, revision=flow.revision, history=history, entered_at=entered_at)
+        return present, data, True
     if place.state is None or flow.declares(place.state) or revision == 1:
         return place, None, False
     # An earlier release moved the migrated record: its data is up to date, but its state is not.

@@ -16,7 +16,7 @@ from typing import Any
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.context import HISTORY
+from stepwell.fsm.history import HISTORY, with_entry
 from stepwell.operate.record import Missing
 from stepwell.record import KEEP, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage import Storage
@@ -73,7 +73,7 @@ async def edit(
         head: Head | Keep = KEEP
         deadline: float | Keep | None = KEEP
         if changes.flow is not KEEP or changes.state is not KEEP:
-            place = _moved(_place(storage, address, stored, changes), changes)
+            place = _moved(_place(storage, address, stored, changes), changes, claimed.now)
             head, deadline = seal.head(place), _deadline(place, claimed.now)
         change = Change(
             storage.ids(),
@@ -166,7 +166,7 @@ def _place(storage: Storage, address: Address, stored: Stored, changes: Edit) ->
         return Place(None, None)
 
 
-def _moved(place: Place, changes: Edit) -> Place:
+def _moved(place: Place, changes: Edit, now: float) -> Place:
     times = (place.times[0], None) if place.times else ()
     state = place.state if changes.state is KEEP else changes.state
     if changes.flow is not KEEP and changes.flow != place.flow:
@@ -177,9 +177,11 @@ def _moved(place: Place, changes: Edit) -> Place:
             history=(),
             where=(),
             times=times,
+            entered_at=with_entry("", now),
         )
     history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
-    return place._replace(state=state, history=history, where=(), times=times)
+    entered_at = with_entry("" if place.state is None else place.entered_at, now)
+    return place._replace(state=state, history=history, where=(), times=times, entered_at=entered_at)
 
 
 def _deadline(place: Place, now: float) -> float | None:

@@ -12,6 +12,7 @@ from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.secret import secret_fields_of
 from stepwell.codec.values import encode
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
+from stepwell.fsm.history import entry_times
 from stepwell.operate.masking import masked_field, masked_fields
 from stepwell.record import NOWHERE, Address, Limits, Place, Stored, Version
 from stepwell.storage import Storage
@@ -55,6 +56,8 @@ class RecordView:
     profile: Mapping[str, Any]
     #: The previous states, the most recent last.
     history: tuple[str, ...]
+    #: When each state of ``history`` and then the present one was entered; ``None`` if the record does not say.
+    entered_at: tuple[float | None, ...]
     #: The flows and states that wait for this flow to end, outermost first.
     waiting: tuple[tuple[str | None, str | None], ...]
     #: The users and chats that it belongs to.
@@ -168,6 +171,7 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         data=data,
         profile=profile,
         history=place.history,
+        entered_at=tuple(entry_times(place.entered_at, len(place.history) + 1)) if place.flow is not None else (),
         waiting=tuple((each[0], each[1]) for each in place.stack if isinstance(each, list | tuple)),
         tags=stored.tags,
         version=version_text(stored.version),

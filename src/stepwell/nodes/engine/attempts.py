@@ -148,7 +148,7 @@ async def attempt(
                         raise
                     return await _fall_back(stage, cursor, node, value, error)
             else:
-                cursor.attempt = 1
+                cursor.attempt, cursor.attempts = 1, number
                 return result
             delay = policy.delay(number)
             _report(stage, cursor, last_error, delay)
@@ -170,7 +170,7 @@ async def _fall_back(stage: Stage, cursor: Cursor, node: Any, value: Any, error:
         result = await result if type(result) is CoroutineType else result
     else:
         result = await call_hook(stage.fallback, node, value, error)
-    cursor.attempt = 1
+    cursor.attempt, cursor.attempts = 1, cursor.attempt
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
@@ -109,9 +110,9 @@ class Branch:
         self.journal.open[stage.key] = action
 
     def complete(
-        self, graph: Graph, stage: Stage, visit: int, following: Stage | None
+        self, graph: Graph, stage: Stage, visit: int, following: Stage | None, *, started: float, attempts: int
     ) -> Coroutine[Any, Any, None] | None:
-        """Record that a node has completed, and return the commit to await.
+        """Record that a node has completed, and return the commit to await. ``started`` is on the monotonic clock.
 
         The last node of a graph has no commit: the caller of ``walk`` commits it together with the next step.
         """
@@ -122,6 +123,10 @@ class Branch:
         if journal.recoveries:
             journal.recover()
         journal.trail.append(path)
+        # In milliseconds: from the start of the run to that of the node, and its duration.
+        begin = 1000 * (started + journal.clock_ahead - journal.started_at)
+        timing = f"{begin:.0f}+{1000 * (monotonic() - started):.0f}"
+        journal.timings.append(timing if attempts == 1 else f"{timing}x{attempts}")
         if journal.open:
             journal.open = {name: value for name, value in journal.open.items() if not is_inside(name, path)}
         if len(journal.positions) > 1:

@@ -92,6 +92,8 @@ class Journal:
         #: How often each stage was visited, by its index. A visit counts once its node has completed.
         self.visits: list[int] = [0] * len(program.stages)
         self.trail: deque[str] = deque(maxlen=TRAIL)
+        #: Start, duration and attempts of the nodes of the trail; see ``Branch.complete``.
+        self.timings: deque[str] = deque(maxlen=TRAIL)
         self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
         #: The parts of each node, by its path.
         self.parts: dict[str, dict[str, Any]] = {}
@@ -125,7 +127,8 @@ class Journal:
         self._changes = self._saved = 0
         #: The error of a failed commit.
         self.broken: Exception | None = None
-        self._clock_at, self._clock_base = monotonic(), slot.now
+        #: The seconds by which the storage's clock is ahead of the monotonic clock, at the storage's last answer.
+        self.clock_ahead: float = slot.now - monotonic()
         self._watched_until = 0.0
         program.shape = program.shape or shape_of(program)
         program.digest = program.digest or digest(program.shape)
@@ -181,6 +184,8 @@ class Journal:
             table["open"] = dict(self.open)
         if len(self.positions) > 1:
             table["lines"] = {name: path for name, path in self.positions.items() if name}
+        if self.timings:
+            table["times"] = " ".join(self.timings)
         if self.errors:
             table["errors"] = list(reversed(self.errors))
         slot.data = dict(self.shared)
@@ -458,7 +463,7 @@ class Journal:
             if self.broken is error:
                 raise
             raise self.broken from error
-        self._clock_at, self._clock_base = monotonic(), slot.now
+        self.clock_ahead = slot.now - monotonic()
 
     def _explained(self, node: str, error: Exception) -> Exception:
         if isinstance(error, EncodeError):
@@ -484,7 +489,7 @@ class Journal:
         """Return the time of the storage: that of its last answer, plus the time since."""
         if self.slot.storage.clock is not None:
             return self.slot.storage.clock()
-        return self._clock_base + (monotonic() - self._clock_at)
+        return self.clock_ahead + monotonic()
 
     def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
         """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""

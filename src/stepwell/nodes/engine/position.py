@@ -35,6 +35,8 @@ class Cursor:
     attempt: int = 1
     #: The branch of a durable run.
     branch: Branch | None = None
+    #: The attempts of the last ``exec`` that ended.
+    attempts: int = 1
 
     def copy(self) -> Cursor:
         return Cursor(self.run, self.node, self.visit, self.item, self.attempt, self.branch)

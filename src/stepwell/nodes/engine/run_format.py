@@ -107,6 +107,8 @@ class _Table(TypedDict):
     stuck: NotRequired[str]
     before: NotRequired[Status]
     errors: NotRequired[list[list[Any]]]
+    #: Start, duration and attempts of the last nodes; see ``Branch.complete``.
+    times: NotRequired[str]
     partition: NotRequired[str]
     priority: NotRequired[int]
     #: The id of its parent, and the flow and the partition of each run above it that has one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -121,7 +121,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
     most = run.max_steps
     # check_steps() limits the outermost graph.
     max_steps = None if graph is run.program.root.graph else graph.flow.max_steps
-    steps, began = 0, 0.0
+    steps, began, started = 0, 0.0, 0.0
     unchecked = _NEVER if run.without_loop else _UNCHECKED
     action: Any = None
     while stage is not None:
@@ -131,6 +131,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             steps += 1
         cursor.node = stage.path
         index = stage.index
+        if branch is not None:
+            started, cursor.attempts = monotonic(), 1
         if inside:
             cursor.visit = visits[index]
         else:
@@ -177,7 +179,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
             if branch is not None:
-                commit = branch.complete(graph, stage, visits[index], following)
+                attempts = cursor.attempts if stage.durable is None else 1
+                commit = branch.complete(graph, stage, visits[index], following, started=started, attempts=attempts)
                 if commit is not None:
                     await commit
                     # After the last node there is nothing left to pause.
