@@ -54,11 +54,13 @@ class Pack(BatchNode):
 
 def flows() -> list[Any]:
     """Return all flows."""
+    count = Node(name="Count")
+    count >> Pack()
     return [
         Order,
         NodeFlow(Charge(), name="charging"),
         NodeFlow(Approve("approved"), name="approval"),
-        NodeFlow(Pack(), name="packing"),
+        NodeFlow(count, name="packing"),
     ]
 
 

@@ -162,6 +162,7 @@ async def test_counts_are_kept_in_proportion_to_the_time_that_they_take(
 async def test_a_record_is_shown_with_its_secrets_masked(storage: Storage, browse: Browser) -> None:
     found = await get(await browse(app_of(storage)), "record", bot="shop", key="(42,42)")
     assert (found["flow"], found["state"], found["history"]) == ("order", "address", ["item"])
+    assert [abs(at - found["written_at"]) < 60 for at in found["entered_at"]] == [True, True]
     assert found["data"] == {
         "name": "Anna",
         "password": MASK,
@@ -188,6 +189,9 @@ async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Stor
     ]
     batch = await get(client, "run", id="pack-1")
     assert batch["progress"] == [{"node": "Pack", "done": 2, "total": 5}]
+    (each,) = batch["completed"]
+    assert (each["node"], each["attempts"], each["duration"] < 60) == ("Count", 1, True)
+    assert abs(each["started_at"] - batch["started_at"]) < 60
 
 
 UNKNOWN: list[tuple[str, dict[str, str], int]] = [

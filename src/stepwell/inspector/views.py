@@ -251,6 +251,7 @@ async def run_json(storage: Storage, given: str) -> dict[str, Any]:
         "interrupted": run.interrupted,
         "branches": list(run.branches.items()),
         "path": list(run.path),
+        "completed": [each._asdict() for each in run.completed],
         "errors": [each._asdict() for each in run.errors],
         "progress": [{"node": node, **each._asdict()} for node, each in run.progress.items()],
         "waits": [{**each._asdict(), "question": as_json(shown_value(each.question))} for each in run.waits],

@@ -1,7 +1,12 @@
 // The inspector: reads the page that the address names, shows it, and reads it again every few seconds.
 import { banner, byId, el } from "./dom.js";
 import { ask } from "./edits.js";
-import * as pages from "./pages.js";
+import { flows } from "./flows.js";
+import { records, runs } from "./lists.js";
+import { overview } from "./overview.js";
+import { link } from "./parts.js";
+import { record } from "./record.js";
+import { run } from "./run.js";
 
 const EVERY = 3000, ROWS = 50;
 const LINKS = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
@@ -46,13 +51,11 @@ async function read(name, params = {}) {
   return { ok: false, gone: response.status === 401, error: await response.text() };
 }
 
+const PAGES = { overview, flows, records, record, runs, run };
 const SOURCES = { overview: "overview", flows: "overview", records: "records", record: "record", runs: "runs", run: "run" };
 
 function draw(page, found, params) {
-  const width = Math.max(260, byId("content").clientWidth - 40);
-  if (page === "flows") return pages.flows(app, found, width);
-  if (page === "run") return pages.run(app, found, width);
-  return pages[page](app, found, params);
+  return PAGES[page](app, found, params, Math.max(260, byId("content").clientWidth - 40));
 }
 
 // Keeps focus and the open parts of trees when a page is shown again.
@@ -136,7 +139,7 @@ function filters(page, params, found) {
 byId("filter").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value !== ""));
-  const next = pages.link(place().page, given);
+  const next = link(place().page, given);
   if (location.hash === next) { app.searched = ""; app.refresh(); }
   else location.hash = next;
 });
@@ -177,7 +180,7 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 addEventListener("hashchange", navigate);
 addEventListener("resize", () => { clearTimeout(app.resizing); app.resizing = setTimeout(load, 200); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
-byId("nav").replaceChildren(...LINKS.map(([name, text]) => el("a", { href: pages.link(name), "data-page": name }, text)));
+byId("nav").replaceChildren(...LINKS.map(([name, text]) => el("a", { href: link(name), "data-page": name }, text)));
 const known = await read("flows");
 if (known.ok) app.flows = known.flows;
 navigate();

@@ -17,3 +17,10 @@ export function moment(at, empty = "–") {
   if (Number.isNaN(date.getTime())) return el("span", {}, String(at));
   return el("time", { datetime: date.toISOString(), title: date.toISOString() }, left > 0 ? `in ${span(left)}` : `${span(left)} ago`);
 }
+
+// The seconds that something took; null if they are not known.
+export function duration(seconds, isUnknown = seconds === null || seconds === undefined) {
+  if (isUnknown) return null;
+  if (seconds < 0.9995) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
+  return seconds < 10 ? `${seconds.toFixed(1)} s` : span(seconds);
+}
