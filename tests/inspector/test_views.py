@@ -104,7 +104,7 @@ async def test_a_search_by_a_field_continues_where_it_ended(
 ) -> None:
     client = await browse(app_of(storage))
     monkeypatch.setattr(views, "LOOKED", 1)
-    monkeypatch.setattr("stepwell.operate.records.PAGE", 1)
+    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
     keys, looked, after = [], 0, {}
     for _ in range(4):
         found = await get(client, "records", bot="shop", field="name=Bob", **after)
@@ -114,6 +114,23 @@ async def test_a_search_by_a_field_continues_where_it_ended(
             break
         after = {"after": found["after"]}
     assert (keys, looked) == (["(43,43)"], 3)
+
+
+async def test_runs_are_searched_by_a_shared_field_in_parts(
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await browse(app_of(storage))
+    assert (await get(client, "runs", tag="parent:nobody"))["rows"] == []
+    monkeypatch.setattr(views, "LOOKED", 1)
+    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    ids, after = [], {}
+    for _ in range(5):
+        found = await get(client, "runs", field="order=pack-1", **after)
+        ids += [row["flow_id"] for row in found["rows"]]
+        if found["after"] is None:
+            break
+        after = {"after": found["after"]}
+    assert (ids, found["complete"]) == (["pack-1"], True)
 
 
 async def counted(known: Subject) -> AllCounts:

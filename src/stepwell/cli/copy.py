@@ -12,6 +12,7 @@ from stepwell.cli.command import Commands, add_command, add_yes, confirmed, stor
 from stepwell.cli.output import cell, note, report
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption
+from stepwell.operate.search import pages
 from stepwell.record import RUNS
 from stepwell.storage import Storage
 from stepwell.storage.copy import Copied, copy_records
@@ -87,13 +88,7 @@ def _shown(namespace: str) -> str:
 
 async def _count(storage: Storage, namespace: str) -> int:
     namespace = encode_namespace(decode_namespace(namespace), storage.limits)
-    count = 0
-    after: Any = None
-    while True:
-        records, after = await storage.page(Query(namespace), after, 500)
-        count += len(records)
-        if after is None:
-            return count
+    return sum([len(page) async for page in pages(storage, Query(namespace))])
 
 
 def _progress(options: argparse.Namespace) -> Any:

@@ -12,6 +12,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 __all__ = [
+    "Table",
     "ago",
     "cell",
     "json_text",
@@ -36,16 +37,31 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows below their headers. In a terminal, long lines are cut."""
-    cells = [[cell(each) for each in row] for row in rows]
-    if not cells:
+    """Print rows below their headers."""
+    found = list(rows)
+    if found:
+        Table(headers).print(found)
+    else:
         note("nothing found")
-        return
-    widths = [max(len(row[n]) for row in [headers, *cells]) for n in range(len(headers))]
-    room = get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in [[header.upper() for header in headers], *cells]:
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        print(line if room is None or len(line) <= room else f"{line[: room - 1]}…")
+
+
+class Table:
+    """Rows below their headers. In a terminal, long lines are cut. Later rows may make a column wider."""
+
+    def __init__(self, headers: Sequence[str]) -> None:
+        self._headers: Sequence[str] | None = [header.upper() for header in headers]
+        self._widths = [len(header) for header in headers]
+
+    def print(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Print some rows, the first time with the headers."""
+        cells = [[cell(each) for each in row] for row in rows]
+        self._widths = [max(width, *(len(row[n]) for row in cells)) for n, width in enumerate(self._widths)]
+        room = get_terminal_size().columns if sys.stdout.isatty() else None
+        for row in cells if self._headers is None else [self._headers, *cells]:
+            line = "  ".join(text.ljust(width) for text, width in zip(row, self._widths, strict=True)).rstrip()
+            print(line if room is None or len(line) <= room else f"{line[: room - 1]}…")
+        self._headers = None
+        sys.stdout.flush()
 
 
 def print_fields(fields: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import Any
 
 from stepwell.cli.arguments import assignment, duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
+from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.operate.record import RecordView, resolve, show_at
 from stepwell.operate.records import RecordFilter, bots, check_bot, counts, listed
@@ -119,27 +119,22 @@ def _print_records(found: list[RecordView], options: argparse.Namespace) -> None
     if options.json:
         print_json({"records": [asdict(each) for each in shown], "after": after})
         return
-    _print_table(shown)
+    print_table(_HEADERS, map(_cells, shown))
     if after is not None:
         note(f"there are more; continue with --after '{after}', or raise --limit")
 
 
-def _print_table(records: list[RecordView]) -> None:
-    several = len({each.bot for each in records}) > 1
-    print_table(
-        (*(["bot"] if several else []), "key", "flow", "state", "written", "timer", "data"),
-        [
-            (
-                *([each.bot] if several else []),
-                each.key,
-                each.flow,
-                each.state,
-                ago(each.written_at),
-                ago(each.deadline),
-                json_text(each.data) if not each.damage else f"unreadable: {each.damage[0]}",
-            )
-            for each in records
-        ],
+_HEADERS = ("key", "flow", "state", "written", "timer", "data")
+
+
+def _cells(record: RecordView) -> tuple[Any, ...]:
+    return (
+        record.key,
+        record.flow,
+        record.state,
+        ago(record.written_at),
+        ago(record.deadline),
+        f"unreadable: {record.damage[0]}" if record.damage else json_text(record.data),
     )
 
 
@@ -194,36 +189,17 @@ def _find(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         if options.bot is not None:
             await check_bot(storage, options.bot)
-        found: list[RecordView] = []
-        looked = total = 0
-        progress = sys.stderr.isatty() and not options.json
-
-        def on_look(count: int) -> None:
-            nonlocal looked
-            looked = count
-            if progress:
-                print(f"\rlooked at {total + count} records, {len(found)} found ", end="", file=sys.stderr, flush=True)
-
-        complete = True
-        for bot in [options.bot] if options.bot is not None else await bots(storage):
-            looked = 0
-            async for each in listed(storage, bot, wanted, on_look=on_look):
-                looked = each.looked
-                if len(found) == options.limit:
-                    complete = False
+        names = [options.bot] if options.bot is not None else await bots(storage)
+        search = Search(options, "records", _HEADERS if options.bot is not None else ("bot", *_HEADERS))
+        with search.printed():
+            for bot in names:
+                async for each in listed(storage, bot, wanted, on_look=search.look):
+                    row = _cells(each.record) if options.bot is not None else (bot, *_cells(each.record))
+                    if not search.add(asdict(each.record), row, each.looked):
+                        break
+                search.next_list()
+                if search.enough:
                     break
-                found.append(each.record)
-            total += looked
-            if not complete:
-                break
-        if progress:
-            print(file=sys.stderr)
-        if options.json:
-            print_json({"records": [asdict(each) for each in found], "looked": total, "complete": complete})
-            return 0
-        _print_table(found)
-        if not complete:
-            note(f"there are more; looked at {total} records, raise --limit to go on")
         return 0
 
     return with_storage(options, work)

@@ -15,6 +15,7 @@ from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
 from stepwell.operate import runs
+from stepwell.operate.run_list import RunFilter, listed_runs
 from stepwell.storage import Storage
 
 __all__ = ["add"]
@@ -80,9 +81,9 @@ def _resume(options: argparse.Namespace) -> int:
         raise InvalidOption("--flow and --limit need --status")
 
     async def many(storage: Storage) -> int:
-        found = [
-            run async for run in runs.listed_runs(storage, (options.status,), flow=options.flow) if isinstance(run, Run)
-        ][: options.limit]
+        wanted = RunFilter(statuses=(options.status,), flow=options.flow)
+        listed = [each.run async for each in listed_runs(storage, wanted)]
+        found = [run for run in listed if isinstance(run, Run)][: options.limit]
         ids = [run.flow_id for run in found]
         if not options.json:
             for run in found:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import asdict
 from typing import Any
 
-from stepwell.cli.arguments import duration, positive
+from stepwell.cli.arguments import assignment, duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
-from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
+from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_tree
+from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
 from stepwell.nodes.engine.monitor import OpenWait
-from stepwell.operate.runs import OPEN, DamagedRun, check_status, listed_runs, shared_of, show_run, shown_value
+from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
+from stepwell.operate.runs import shared_of, show_run, shown_value
 from stepwell.storage import Storage
 
 __all__ = ["add", "run_json"]
@@ -37,13 +38,28 @@ def add(commands: Commands) -> None:
         help="only runs of this status, also finished or cancelled; may be repeated",
     )
     runs.add_argument("--older-than", type=duration, metavar="TIME", help="only runs last written before: 2h")
+    runs.add_argument("--tag", action="append", default=[], help="only runs with this tag; parent:ID for child runs")
+    runs.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="only runs with this value in their shared state, as JSON or text; may be repeated",
+    )
+    runs.add_argument("--after", metavar="POSITION", help="continue a list, with the position that --json shows")
     runs.add_argument("--limit", type=positive, default=50, metavar="N", help="the most runs to list (default: 50)")
 
 
 def _runs(options: argparse.Namespace) -> int:
-    if options.id is not None and (options.status or options.flow or options.older_than is not None):
-        raise InvalidOption("give the id of a run, or --flow, --status and --older-than for a list")
-    statuses = tuple(check_status(each) for each in options.status or ()) or OPEN
+    wanted = RunFilter(
+        statuses=tuple(check_status(each) for each in options.status or ()) or OPEN,
+        flow=options.flow,
+        tags=tuple(options.tag),
+        older_than=options.older_than,
+        fields=dict(map(assignment, options.field)),
+    )
+    if options.id is not None and (wanted != RunFilter(fields={}) or options.after is not None):
+        raise InvalidOption("give the id of a run, or options such as --flow and --status for a list")
 
     async def one(storage: Storage) -> int:
         run = await show_run(storage, options.id)
@@ -55,21 +71,15 @@ def _runs(options: argparse.Namespace) -> int:
         return 0
 
     async def several(storage: Storage) -> int:
-        before = None if options.older_than is None else (storage.clock or time.time)() - options.older_than
-        found: list[Run | DamagedRun] = []
-        async for run in listed_runs(storage, statuses, flow=options.flow):
-            if isinstance(run, Run) and before is not None and run.updated_at > before:
-                continue
-            found.append(run)
-            if len(found) > options.limit:
-                break
-        shown, more = found[: options.limit], len(found) > options.limit
-        if options.json:
-            print_json({"runs": [run_json(each) for each in shown], "complete": not more})
-            return 0
-        print_table(("run", "flow", "status", "node", "written", "why"), [_row(each) for each in shown])
-        if more:
-            note("there are more; raise --limit, or choose a --flow or --status")
+        search = Search(options, "runs", ("run", "flow", "status", "node", "written", "why"))
+        search.others["after"] = None
+        cursor = ""
+        with search.printed():
+            async for each in listed_runs(storage, wanted, after=options.after, on_look=search.look):
+                if not search.add(run_json(each.run), _row(each.run), each.looked):
+                    search.others["after"] = cursor
+                    break
+                cursor = each.cursor
         return 0
 
     return with_storage(options, several if options.id is None else one)

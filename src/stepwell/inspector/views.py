@@ -13,16 +13,8 @@ from stepwell.inspector.subject import COUNTED, Subject
 from stepwell.nodes import Run, Schedules
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
-from stepwell.operate.runs import (
-    OPEN,
-    DamagedRun,
-    check_status,
-    listed_runs,
-    record_of_run,
-    shared_of,
-    show_run,
-    shown_value,
-)
+from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
+from stepwell.operate.runs import record_of_run, shared_of, show_run, shown_value
 from stepwell.storage import ANY, Storage
 from stepwell.web.display import as_json
 
@@ -185,29 +177,29 @@ def record_json(record: RecordView) -> dict[str, Any]:
 async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     """Return a page of the runs with some statuses, and how many runs were read for it."""
     storage = subject.storage
-    statuses = (check_status(params["status"]),) if params.get("status") else OPEN
-    before = _now(storage) - _number(params, "older") if params.get("older") else None
-    flow, after, wanted = params.get("flow") or None, params.get("after"), params.get("id")
     page: dict[str, Any] = {"rows": [], "after": None, "looked": 0, "complete": True}
-    if wanted:
-        run = await show_run(storage, wanted)
+    if params.get("id"):
+        run = await show_run(storage, params["id"])
         return page | {"rows": [_run_row(run)], "looked": 1}
+    wanted = RunFilter(
+        statuses=(check_status(params["status"]),) if params.get("status") else OPEN,
+        flow=params.get("flow") or None,
+        tags=(params["tag"],) if params.get("tag") else (),
+        older_than=_number(params, "older") if params.get("older") else None,
+        fields=_fields(params["field"]) if params.get("field") else None,
+    )
     found: list[Run | DamagedRun] = []
-    async for each in listed_runs(storage, statuses, flow=flow):
-        if after is not None:
-            after = None if each.flow_id == after else after
-            continue
-        if page["looked"] == LOOKED:
-            page["complete"] = False
-            break
-        if len(found) == PAGE:
-            page["after"] = found[-1].flow_id
-            break
-        page["looked"] += 1
-        if before is None or (isinstance(each, Run) and each.updated_at <= before):
-            found.append(each)
-    if after is not None:
-        raise InvalidOption(f"the run {after} is not in this list any more; start from its beginning")
+    read_to: list[str] = []
+    after, on_look, cursor = params.get("after"), _limited(page), ""
+    try:
+        async for each in listed_runs(storage, wanted, after=after, on_look=on_look, on_page=read_to.append):
+            if len(found) == PAGE:
+                page["after"] = cursor
+                break
+            found.append(each.run)
+            page["looked"], cursor = each.looked, each.cursor
+    except _Enough:
+        page |= {"complete": False, "after": read_to[-1]}
     return page | {"rows": [_run_row(each) for each in found]}
 
 

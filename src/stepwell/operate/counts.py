@@ -9,7 +9,7 @@ from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.codec.seal import flow_of_index
 from stepwell.errors import Unsupported
 from stepwell.operate.records import Count, bots, counts
-from stepwell.operate.runs import RunCount, run_counts
+from stepwell.operate.run_list import RunCount, run_counts
 from stepwell.record import RUNS, ReservedNamespace
 from stepwell.storage import Storage
 from stepwell.storage.listing import StateCount

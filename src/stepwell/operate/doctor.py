@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Any
 
+from stepwell.codec import encode_namespace
 from stepwell.errors import StepwellError, StorageError, StoredDataError
 from stepwell.fsm.base import Machine
 from stepwell.nodes import NodeFlow
@@ -15,6 +16,7 @@ from stepwell.operate.checks import check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.record import view
 from stepwell.operate.records import bots, timers
+from stepwell.operate.search import PAGE, pages
 from stepwell.record import QUARANTINE, RUNS, Address
 from stepwell.storage import Storage
 from stepwell.storage.listing import Query
@@ -26,8 +28,6 @@ __all__ = ["Finding", "diagnose"]
 LATE = 60.0
 #: The longest lease, in seconds, that is usual.
 LONG_LEASE = 300.0
-#: How many records are read at once, and how many deadlines are counted.
-PAGE = 500
 
 
 async def diagnose(
@@ -84,11 +84,12 @@ async def _records(storage: Storage, bot: str, machine: Machine | None, limit: i
     damaged: list[str] = []
     undeclared: Counter[tuple[str, str | None]] = Counter()
     looked = 0
-    after: Any = None
-    query = Query(storage.address(bot, ()).namespace)
-    while True:
-        records, after = await storage.page(query, after, PAGE)
-        for address, stored in records:
+    complete = True
+    async for page in pages(storage, Query(encode_namespace(bot, storage.limits))):
+        if limit is not None and looked >= limit:
+            complete = False
+            break
+        for address, stored in page:
             looked += 1
             shown = view(storage, address, stored)
             if shown.damage:
@@ -97,9 +98,7 @@ async def _records(storage: Storage, bot: str, machine: Machine | None, limit: i
                 flow = machine.flows.get(shown.flow)
                 if flow is None or (shown.state is not None and not flow.declares(shown.state)):
                     undeclared[shown.flow, shown.state] += 1
-        if after is None or (limit is not None and looked >= limit):
-            break
-    read = f"{looked} records of {bot!r}" if after is None else f"the first {looked} records of {bot!r}"
+    read = f"{looked} records of {bot!r}" if complete else f"the first {looked} records of {bot!r}"
     if damaged:
         yield Finding(
             "records",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -10,18 +9,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepwell.codec import decode_namespace, encode_namespace
-from stepwell.codec.json import MalformedJSON, from_json
-from stepwell.errors import InvalidOption, StepwellError, StoredDataError, Unsupported
+from stepwell.errors import StepwellError, StoredDataError, Unsupported
 from stepwell.operate.record import RecordView, view
-from stepwell.record import Address, ReservedNamespace, Stored
+from stepwell.operate.search import PAGE, matches, pages, written_before
+from stepwell.record import ReservedNamespace, Stored
 from stepwell.storage import ANY, Storage
 from stepwell.storage.listing import Any_, Due, Query
 from stepwell.storage.operations import Get
 
 __all__ = ["Count", "Listed", "RecordFilter", "Timer", "UnknownBot", "bots", "check_bot", "counts", "listed", "timers"]
-
-#: How many records are read at once.
-PAGE = 500
 
 
 class UnknownBot(StepwellError, LookupError):
@@ -141,59 +137,19 @@ async def listed(
     query = Query(
         encode_namespace(bot, storage.limits), wanted.flow, wanted.state, wanted.tags[0] if wanted.tags else None
     )
-    before = None if wanted.older_than is None else (storage.clock or time.time)() - wanted.older_than
-    position: Any = None
-    skipping = False
-    if after is not None:
-        try:
-            position = storage.position(Address(query.namespace, after))
-        except Unsupported:
-            skipping = True
+    before = written_before(storage, wanted.older_than)
     looked = 0
-    await storage.ensure_open()
-    while True:
-        records, position = await storage.page(query, position, PAGE)
-        for address, stored in records:
-            if skipping:
-                skipping = address.key != after
-                continue
+    async for page in pages(storage, query, after):
+        for address, stored in page:
             looked += 1
-            if _matches(storage, address, stored, wanted, before):
+            if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields):
                 shown = view(storage, address, stored)
                 if not wanted.damaged or shown.damage:
                     yield Listed(shown, looked)
-        if on_page is not None and records:
-            on_page(records[-1][0].key)
+        if on_page is not None and page:
+            on_page(page[-1][0].key)
         if on_look is not None:
             on_look(looked)
-        if position is None:
-            break
-    if skipping:
-        raise InvalidOption(f"no record of this list has the key {after}; start from its beginning")
-
-
-def _matches(storage: Storage, address: Address, stored: Stored, wanted: RecordFilter, before: float | None) -> bool:
-    if not set(wanted.tags) <= set(stored.tags) or (before is not None and stored.written_at > before):
-        return False
-    for path, value in (wanted.fields or {}).items():
-        try:
-            if _value_at(storage, address, stored, path) != value:
-                return False
-        except (StepwellError, MalformedJSON, ValueError, LookupError, TypeError):
-            return False
-    return True
-
-
-def _value_at(storage: Storage, address: Address, stored: Stored, path: str) -> Any:
-    if path in stored.fields:
-        return from_json(storage.seal(address).body("f", path, stored.fields[path]))
-    name, *inside = path.split(".")
-    value = from_json(storage.seal(address).body("f", name, stored.fields[name]))
-    for step in inside:
-        if isinstance(value, dict) and "$record" in value:
-            value = value["$record"][1]
-        value = value[int(step)] if isinstance(value, list) else value[step]
-    return value
 
 
 async def timers(storage: Storage, bot: str, *, before: float, limit: int) -> list[Timer]:

@@ -1,20 +1,18 @@
-"""Runs of node flows as an operator sees them."""
+"""One run of a node flow as an operator sees it, and its changes."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
-from stepwell.errors import InvalidOption, StepwellError, StoredDataError, UnknownRun, UsageError, VersionChanged
+from stepwell.errors import StepwellError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
-from stepwell.nodes.engine.monitor import OpenWait, Run, Status
-from stepwell.nodes.engine.run_format import FINAL, table_of
+from stepwell.nodes.engine.monitor import OpenWait, Run
+from stepwell.nodes.engine.run_format import table_of
 from stepwell.operate.masking import masked, masked_field
 from stepwell.operate.record import version_text
 from stepwell.record import RUNS, Limits, Stored
@@ -22,45 +20,19 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
 __all__ = [
-    "OPEN",
-    "DamagedRun",
-    "RunCount",
     "RunRecord",
     "answer",
     "cancel",
-    "check_status",
     "check_unchanged",
-    "listed_runs",
     "pause",
     "record_of_run",
     "retry",
-    "run_counts",
     "shared_of",
     "show_run",
     "shown_value",
 ]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-#: The statuses of runs that have not ended.
-OPEN: Final = tuple(status for status in get_args(Status) if status not in FINAL)
-
-
-class DamagedRun(NamedTuple):
-    """A run of a list that cannot be read."""
-
-    flow_id: str
-    reason: str
-
-
-class RunCount(NamedTuple):
-    """The runs of a flow with one status."""
-
-    flow: str
-    status: str
-    runs: int
-    #: The time of the oldest last write among them.
-    oldest: float
 
 
 class RunRecord(NamedTuple):
@@ -77,55 +49,9 @@ class RunRecord(NamedTuple):
     due: float | None
 
 
-def check_status(status: str) -> str:
-    """Return a status; raise ``InvalidOption`` if there is no such status."""
-    if status not in get_args(Status):
-        raise InvalidOption(f"{status!r} is not a status; choose one of {', '.join(get_args(Status))}")
-    return status
-
-
-async def listed_runs(
-    storage: Storage, statuses: Iterable[str] = OPEN, *, flow: str | None = None
-) -> AsyncIterator[Run | DamagedRun]:
-    """Yield the runs with one of these statuses, found by an index."""
-    seen: set[str] = set()
-    # Runs that an earlier release wrote have no status in the index.
-    for status in (*statuses, None):
-        async for entry in storage.scan(RUNS, state=status):
-            key = entry.key
-            if key in seen:
-                continue
-            seen.add(key)
-            try:
-                run = monitor.run_of(entry)
-            except StoredDataError as error:
-                yield DamagedRun(key, str(error))
-                continue
-            if run is not None and run.status in statuses and flow in (None, run.flow):
-                yield run
-
-
 async def show_run(storage: Storage, given: str) -> Run:
     """Return a run by its id or by the id of one of its waits; raise ``UnknownRun`` if there is none."""
     return await monitor.status(storage, flow_of_wait(given) or given)
-
-
-async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], bool]:
-    """Count the runs by flow and status, and return whether all were read. It reads up to ``limit`` runs."""
-    found: Counter[tuple[str, str]] = Counter()
-    oldest: dict[tuple[str, str], float] = {}
-    looked = 0
-    async for run in listed_runs(storage, get_args(Status)):
-        if looked == limit:
-            break
-        looked += 1
-        at = ("", "unreadable") if isinstance(run, DamagedRun) else (run.flow, run.status)
-        written = 0.0 if isinstance(run, DamagedRun) else run.updated_at
-        found[at] += 1
-        oldest[at] = min(oldest.get(at, written), written)
-    else:
-        return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], True
-    return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], False
 
 
 async def record_of_run(storage: Storage, flow_id: str) -> RunRecord:

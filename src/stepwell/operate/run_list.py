@@ -1,0 +1,140 @@
+"""Lists of runs by status, flow, age, tags and the values of their shared state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, get_args
+
+from stepwell.codec import decode_key, encode_namespace
+from stepwell.errors import InvalidOption, StoredDataError
+from stepwell.nodes.engine import monitor
+from stepwell.nodes.engine.monitor import Run, Status
+from stepwell.nodes.engine.run_format import FINAL
+from stepwell.operate.search import matches, pages, written_before
+from stepwell.record import RUNS, Address, Stored
+from stepwell.storage import Entry, Storage
+from stepwell.storage.listing import Query
+
+__all__ = ["OPEN", "DamagedRun", "ListedRun", "RunCount", "RunFilter", "check_status", "listed_runs", "run_counts"]
+
+#: The statuses of runs that have not ended.
+OPEN: Final = tuple(status for status in get_args(Status) if status not in FINAL)
+
+
+class DamagedRun(NamedTuple):
+    """A run of a list that cannot be read."""
+
+    flow_id: str
+    reason: str
+
+
+class ListedRun(NamedTuple):
+    """One run of a list."""
+
+    run: Run | DamagedRun
+    #: How many runs were read so far, with those that do not match.
+    looked: int
+    #: The list continues behind this run: ``listed_runs(after=...)``.
+    cursor: str
+
+
+class RunCount(NamedTuple):
+    """The runs of a flow with one status."""
+
+    flow: str
+    status: str
+    runs: int
+    #: The time of the oldest last write among them.
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs to list. Status and tag are found by an index; everything else reads each run."""
+
+    statuses: tuple[str, ...] = OPEN
+    flow: str | None = None
+    #: Child runs have the tag ``parent:ID``.
+    tags: tuple[str, ...] = ()
+    #: Only runs that were last written at least this many seconds ago.
+    older_than: float | None = None
+    #: Fields of the shared state and their values as JSON of the codec. A name may be a path: ``address.city``.
+    fields: Mapping[str, Any] | None = None
+
+
+def check_status(status: str) -> str:
+    """Return a status; raise ``InvalidOption`` if there is no such status."""
+    if status not in get_args(Status):
+        raise InvalidOption(f"{status!r} is not a status; choose one of {', '.join(get_args(Status))}")
+    return status
+
+
+async def listed_runs(
+    storage: Storage,
+    wanted: RunFilter,
+    *,
+    after: str | None = None,
+    on_look: Callable[[int], None] | None = None,
+    on_page: Callable[[str], None] | None = None,
+) -> AsyncIterator[ListedRun]:
+    """Yield the runs that match a filter. Stop the iteration to stop the search.
+
+    ``after``: the cursor of a run that was listed before. ``on_look`` is called with the number of runs read, after
+    each page; before that, ``on_page`` is called with the cursor of the last run.
+    """
+    # Runs that an earlier release wrote have no status in the index.
+    sections = [*wanted.statuses, ""]
+    status, key = sections[0], None
+    if after is not None:
+        status, _, key = after.partition("/")
+        if status not in sections or not key:
+            raise InvalidOption(f"{after!r} is not a position in this list; start from its beginning")
+    before = written_before(storage, wanted.older_than)
+    namespace, tag = encode_namespace(RUNS, storage.limits), wanted.tags[0] if wanted.tags else None
+    seen: set[str] = set()
+    looked = 0
+    for section in sections[sections.index(status) :]:
+        query = Query(namespace, state=section or None, tag=tag)
+        async for page in pages(storage, query, key):
+            for address, stored in page:
+                if address.key in seen:
+                    # Its status has changed meanwhile.
+                    continue
+                seen.add(address.key)
+                looked += 1
+                if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields):
+                    run = _read(storage, address, stored)
+                    if isinstance(run, DamagedRun) or (
+                        run is not None and run.status in wanted.statuses and wanted.flow in (None, run.flow)
+                    ):
+                        yield ListedRun(run, looked, f"{section}/{address.key}")
+            if on_page is not None and page:
+                on_page(f"{section}/{page[-1][0].key}")
+            if on_look is not None:
+                on_look(looked)
+        key = None
+
+
+def _read(storage: Storage, address: Address, stored: Stored) -> Run | DamagedRun | None:
+    try:
+        return monitor.run_of(Entry(address, stored, storage.seal(address)))
+    except StoredDataError as error:
+        return DamagedRun(str(decode_key(address.key)), str(error))
+
+
+async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], bool]:
+    """Count the runs by flow and status, and return whether all were counted. It reads up to ``limit`` runs."""
+    found: Counter[tuple[str, str]] = Counter()
+    oldest: dict[tuple[str, str], float] = {}
+    complete = True
+    async for run, looked, _ in listed_runs(storage, RunFilter(statuses=get_args(Status))):
+        if looked > limit:
+            complete = False
+            break
+        at = ("", "unreadable") if isinstance(run, DamagedRun) else (run.flow, run.status)
+        written = 0.0 if isinstance(run, DamagedRun) else run.updated_at
+        found[at] += 1
+        oldest[at] = min(oldest.get(at, written), written)
+    return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], complete
