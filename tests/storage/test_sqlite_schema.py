@@ -106,8 +106,23 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert "extra" not in [row[1] for row in apsw.Connection(path).execute("PRAGMA table_info(memo)")]
 
 
+#: The lookups of a record and its fields, and of a range of its parts.
+BY_KEY = [
+    "COMPOUND QUERY",
+    "LEFT-MOST SUBQUERY",
+    "SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key=?)",
+    "UNION ALL",
+    "SEARCH field USING PRIMARY KEY (namespace=? AND key=?)",
+    "UNION ALL",
+]
+RANGE = "SEARCH part USING INDEX sqlite_autoindex_part_1 (namespace=? AND key=? AND name>? AND name<?)"
+NAMES_OF_RANGE = RANGE.replace("USING INDEX", "USING COVERING INDEX")
 #: The required plans of queries that do not look up one row by its primary key.
 PLANS = {
+    "get_range": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
+    "get_range_reverse": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
+    "drop_range": ["SEARCH part USING INTEGER PRIMARY KEY (rowid=?)", "LIST SUBQUERY 1", NAMES_OF_RANGE],
+    "drop_range_reverse": ["SEARCH part USING INTEGER PRIMARY KEY (rowid=?)", "LIST SUBQUERY 1", NAMES_OF_RANGE],
     "page": ["SEARCH record USING INDEX sqlite_autoindex_record_1 (namespace=? AND key>?)"],
     "page_by_flow": ["SEARCH record USING INDEX record_by_flow (namespace=? AND flow=? AND key>?)"],
     "page_by_state": ["SEARCH record USING INDEX record_by_state (namespace=? AND state=? AND key>?)"],

@@ -16,6 +16,46 @@ UNION ALL
 SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM part WHERE namespace = ?1 AND key = ?2;
 
+-- The parameters of a range of parts are those of range_bindings() in parts.py.
+
+-- name: get_range
+@get@
+UNION ALL
+SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM (
+    SELECT name, value FROM part
+    WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name LIMIT ?5
+);
+
+-- name: get_range_reverse
+@get@
+UNION ALL
+SELECT 2, name, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM (
+    SELECT name, value FROM part
+    WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name DESC LIMIT ?5
+);
+
+-- name: range_sizes
+SELECT name, octet_length(name) + octet_length(value) FROM part
+WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name LIMIT ?5;
+
+-- name: range_sizes_reverse
+SELECT name, octet_length(name) + octet_length(value) FROM part
+WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name DESC LIMIT ?5;
+
+-- name: drop_range
+DELETE FROM part WHERE rowid IN (
+    SELECT rowid FROM part
+    WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name LIMIT ?5
+);
+
+-- name: drop_range_reverse
+DELETE FROM part WHERE rowid IN (
+    SELECT rowid FROM part
+    WHERE namespace = ?1 AND key = ?2 AND name >= ?3 AND name <= ?4 ORDER BY name DESC LIMIT ?5
+);
+
 -- name: lease
 SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 AND until <= ?3 + length;
 
@@ -34,6 +74,9 @@ SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
 -- name: has_contents
 SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
     OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);
+
+-- name: fields_size
+SELECT total(octet_length(value)) FROM field WHERE namespace = ?1 AND key = ?2;
 
 -- name: field_sizes
 SELECT ?3, octet_length(name) + octet_length(value) FROM field WHERE namespace = ?1 AND key = ?2 AND name = ?3;
