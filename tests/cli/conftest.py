@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from stepwell.fsm import FSM, Flow, state
 from stepwell.storage import Storage
 from tests.backends import Backend
 
+#: A line of the log of writes.
+LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (.*)\n", re.MULTILINE)
+
 
 class Done(NamedTuple):
     """The result of a command."""
@@ -25,8 +29,13 @@ class Done(NamedTuple):
 
     @property
     def json(self) -> Any:
-        assert (self.code, self.err) == (0, "")
+        assert (self.code, LOGGED.sub("", self.err)) == (0, "")
         return json.loads(self.out)
+
+    @property
+    def logged(self) -> list[str]:
+        """The writes that were logged: who, and what."""
+        return LOGGED.findall(self.err)
 
 
 Command = Callable[..., Awaitable[Done]]
