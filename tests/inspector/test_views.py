@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.inspector import subject, views
+from stepwell.inspector import reading, subject, views
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
 from stepwell.operate.counts import AllCounts, all_counts
@@ -134,7 +134,7 @@ async def test_runs_are_searched_by_a_shared_field_in_parts(
 
 
 async def counted(known: Subject) -> AllCounts:
-    while (found := await known.counts()) is None or known._counting is not None:
+    while (found := await known.counts.get()) is None or known.counts._reading is not None:
         pass
     return found
 
@@ -149,7 +149,7 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
         return await all_counts(*arguments, **options)
 
     monkeypatch.setattr(subject, "all_counts", slow)
-    monkeypatch.setattr(subject, "PROMPT", 0.01)
+    monkeypatch.setattr(reading, "PROMPT", 0.01)
     app = app_of(storage)
     client = await browse(app)
     found = await get(client, "overview")
@@ -158,7 +158,7 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
     while (found := await get(client, "overview"))["states"] is None:
         pass
     assert len(found["states"]) == 2
-    monkeypatch.setattr(app._subject, "_fresh_until", 0.0)
+    monkeypatch.setattr(app._subject.counts, "_fresh_until", 0.0)
     ready.clear()
     assert (await get(client, "overview"))["states"] == found["states"]
     await app.close()
@@ -170,9 +170,9 @@ async def test_counts_are_kept_in_proportion_to_the_time_that_they_take(
     known = Subject(storage, KnownFlows([]))
     first = await counted(known)
     assert sum(row.records for row in first.states) == 3
-    monkeypatch.setattr(known, "_fresh_until", float("inf"))
-    assert await known.counts() is first
-    monkeypatch.setattr(known, "_fresh_until", 0.0)
+    monkeypatch.setattr(known.counts, "_fresh_until", float("inf"))
+    assert await known.counts.get() is first
+    monkeypatch.setattr(known.counts, "_fresh_until", 0.0)
     assert await counted(known) is not first
 
 
@@ -209,6 +209,26 @@ async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Stor
     (each,) = batch["completed"]
     assert (each["node"], each["attempts"], each["duration"] < 60) == ("Count", 1, True)
     assert abs(each["started_at"] - batch["started_at"]) < 60
+
+
+async def test_the_runs_at_each_node_are_counted(
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await browse(app_of(storage))
+    while (found := await get(client, "flow_counts"))["nodes"] is None or found["states"] is None:
+        pass
+    assert [(row["flow"], row["node"], row["status"], row["runs"]) for row in found["nodes"]] == [
+        ("approval", "approved", "parked", 1),
+        ("charging", "Charge", "failed", 1),
+        ("packing", "Pack", "failed", 1),
+    ]
+    assert (found["all_nodes"], sum(row["records"] for row in found["states"])) == (True, 3)
+    for node, ids in (("Pack", ["pack-1"]), ("Pac", [])):
+        rows = (await get(client, "runs", flow="packing", node=node))["rows"]
+        assert [row["flow_id"] for row in rows] == ids
+    monkeypatch.setattr(subject, "COUNTED_AT_NODES", 1)
+    found = await get(await browse(app_of(storage)), "flow_counts")
+    assert (len(found["nodes"]), found["all_nodes"]) == (2, False)
 
 
 UNKNOWN: list[tuple[str, dict[str, str], int]] = [
