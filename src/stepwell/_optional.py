@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from importlib import import_module, metadata
 from typing import Any
 
@@ -11,17 +12,30 @@ from stepwell.errors import ExtraTooOld, MissingExtra
 __all__ = ["require"]
 
 
-def require(package: str, extra: str, *, minimum: str | None = None) -> Any:
-    """Import and return an optional package. Raises ``MissingExtra`` or ``ExtraTooOld`` with the pip command."""
-    if minimum is not None:
+def require(
+    package: str, extra: str, *, distribution: str | None = None, minimum: str | None = None, below: str | None = None
+) -> Any:
+    """Import and return an optional package. Raises ``MissingExtra`` or ``ExtraTooOld`` with the pip command.
+
+    ``distribution``: its name on PyPI, if that differs. ``below``: warn if the version is not below this one.
+    """
+    name = distribution or package
+    found = None if minimum is None and below is None else _version(name)
+    if found is not None:
         # Check before the import, which may fail in any way for an old version.
-        found = _version(package)
-        if found is not None and _numbers(found) < _numbers(minimum):
-            raise ExtraTooOld(package, found, minimum, extra)
+        if minimum is not None and _numbers(found) < _numbers(minimum):
+            raise ExtraTooOld(name, found, minimum, extra)
+        if below is not None and _numbers(found) >= _numbers(below):
+            warnings.warn(
+                f"this release of stepwell was tested with {name} {minimum} and newer, below {below}; "
+                f"{found} is installed and may not work: upgrade stepwell, or run: pip install '{name}<{below}'",
+                UserWarning,
+                stacklevel=3,
+            )
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        raise MissingExtra(package, extra) from error
+        raise MissingExtra(name, extra) from error
 
 
 def _version(package: str) -> str | None:

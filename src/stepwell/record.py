@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -27,6 +28,7 @@ __all__ = [
     "Limits",
     "Place",
     "Queue",
+    "Range",
     "ReservedNamespace",
     "State",
     "Stored",
@@ -147,6 +149,47 @@ class Queue(NamedTuple):
     priority: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Parts of a record by name. Names are ordered by their code points, which is the order of their UTF-8 bytes.
+
+    Both ends are included, and need not exist. Write ``first=name + "\\0"`` to begin behind a name.
+    """
+
+    first: str | None = None
+    last: str | None = None
+    #: The maximum number of parts, counted from the first one, or from the last one with ``reverse``.
+    limit: int | None = None
+    #: From the last part to the first one.
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (self.first, self.last):
+            if name is not None and type(name) is not str:
+                raise ValueError(f"an end of a Range must be the name of a part or None, not {name!r}")
+        if self.limit is not None and (type(self.limit) is not int or not 0 <= self.limit < 1 << 63):
+            raise ValueError(f"Range(limit={self.limit!r}): must be None or an int of at least 0")
+
+    @classmethod
+    def prefix(cls, prefix: str, *, limit: int | None = None, reverse: bool = False) -> Range:
+        """Return the range of all names that begin with ``prefix``.
+
+        Names with several U+10FFFF right behind the prefix, which is no character, are left out.
+        """
+        return cls(prefix, prefix + 4 * "\U0010ffff", limit, reverse)
+
+    def span(self, names: Sequence[str]) -> slice:
+        """Return the place of this range in sorted names."""
+        first = 0 if self.first is None else bisect_left(names, self.first)
+        last = len(names) if self.last is None else bisect_right(names, self.last)
+        if self.limit is not None:
+            if self.reverse:
+                first = max(first, last - self.limit)
+            else:
+                last = min(last, first + self.limit)
+        return slice(first, last)
+
+
 #: No fields, or no parts.
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -154,7 +197,7 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class Change(NamedTuple):
     """One atomic write. A backend applies all of it or none.
 
-    The order is: ``replace`` or ``delete``, then ``unset``, then ``set``.
+    The order is: ``replace`` or ``delete``, then ``unset`` and ``drop``, then ``set`` and ``parts``.
     """
 
     #: A random id. It becomes the second half of the version, and the base if the write replaces or deletes.
@@ -186,6 +229,8 @@ class Change(NamedTuple):
     limit: int = 256 * 1024
     #: Enter a queue now, on the backend's clock; ``None`` leaves it.
     queue: Queue | Keep | None = KEEP
+    #: Delete the parts of this range.
+    drop: Range | None = None
 
 
 class Damage(str):
@@ -220,7 +265,7 @@ class Stored:
     tags: tuple[str, ...] = ()
     expires_at: float | None = None
     deadline: float | None = None
-    #: ``None`` unless requested.
+    #: ``None`` unless requested. In the order of a requested ``Range``, else in no particular order.
     parts: dict[str, str] | None = None
     queue: Queue | None = None
 

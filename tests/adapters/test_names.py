@@ -1,4 +1,4 @@
-"""The public names of the adapter and the local Bot API."""
+"""The public names of the adapters and the local Bot API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import stepwell.adapters.aiogram
+import stepwell.adapters.ptb
 import stepwell.playground.botapi
 
 
@@ -13,6 +14,10 @@ def test_the_aiogram_adapter_exports_just_these_names() -> None:
     assert sorted(stepwell.adapters.aiogram.__all__) == [
         "ContextFilter", "StepwellIsolation", "StepwellStorage", "fsm_flow", "fsm_in_flow", "fsm_state", "setup",
     ]  # fmt: skip
+
+
+def test_the_adapter_of_python_telegram_bot_exports_just_these_names() -> None:
+    assert sorted(stepwell.adapters.ptb.__all__) == ["StepwellPersistence"]
 
 
 def test_the_local_bot_api_exports_just_these_names() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +16,9 @@ from stepwell.cli import main
 from stepwell.fsm import FSM, Flow, state
 from stepwell.storage import Storage
 from tests.backends import Backend
+
+#: A line of the log of writes.
+LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (.*)\n", re.MULTILINE)
 
 
 class Done(NamedTuple):
@@ -25,8 +30,13 @@ class Done(NamedTuple):
 
     @property
     def json(self) -> Any:
-        assert (self.code, self.err) == (0, "")
+        assert (self.code, LOGGED.sub("", self.err)) == (0, "")
         return json.loads(self.out)
+
+    @property
+    def logged(self) -> list[str]:
+        """The writes that were logged: who, and what."""
+        return LOGGED.findall(self.err)
 
 
 Command = Callable[..., Awaitable[Done]]
@@ -42,11 +52,10 @@ class Order(Flow, name="order"):
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
     """Runs a command in a thread, and returns its exit code and output."""
     # Commands import files of the tests, and make the modules beside them importable.
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
 
     async def run(*arguments: str) -> Done:
         def call() -> int:
@@ -59,7 +68,10 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         code = await asyncio.to_thread(call)
         return Done(code, *capsys.readouterr())
 
-    return run
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -55,8 +55,8 @@ async def test_it_prints_links_that_work_once_and_ends_with_a_signal(tmp_path: P
             assert await process.wait() == 0
             assert process.stderr is not None
             lines = (await process.stderr.read()).decode().splitlines()
-            assert [line.partition("inspector")[2].strip()[:21] for line in lines] == (
-                ["changed field name of"] if options else []
+            assert [line.partition("(inspector) ")[2] for line in lines] == (
+                ["changed field name of shop (42,42)"] if options else []
             )
     finally:
         if process.returncode is None:

@@ -123,6 +123,9 @@ async def test_an_operator_finds_what_is_stuck_and_why_a_run_failed(visits: Any)
     await visit.shot("run")
     await visit.page.get_by_role("link", name="Flows").click()
     await expect(visit.card("order")).to_contain_text("states that the flow does not have: voucher")
+    await expect(visit.page.locator('g.state.bad[data-state="voucher"]')).to_be_visible()
+    await expect(visit.page.locator('g.state.bad[data-state="Pack"]')).to_contain_text("1 failed")
+    await expect(visit.card("approval").get_by_role("row", name="approved")).to_contain_text("parked")
     await visit.shot("flows")
     await visit.page.locator('g.state[data-state="address"]').click()
     await expect(visit.page.get_by_role("link", name="(43,43)")).to_be_visible()
@@ -133,7 +136,7 @@ async def test_a_search_shows_hits_as_it_finds_them_and_can_be_stopped(
 ) -> None:
     visit = await visits()
     monkeypatch.setattr(views, "LOOKED", 1)
-    monkeypatch.setattr("stepwell.operate.records.PAGE", 1)
+    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
     held = asyncio.Event()
 
     async def hold(route: Any) -> None:

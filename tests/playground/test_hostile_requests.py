@@ -68,13 +68,16 @@ NAMES = [
     "reply_parameters", "reply_to_message_id", "message_thread_id", "callback_query_id", "inline_query_id", "results",
     "action", "commands", "scope", "language_code", "name", "photo", "document", "media", "latitude", "longitude",
     "phone_number", "first_name", "title", "address", "emoji", "question", "options", "type", "is_anonymous", "file_id",
-    "inline_message_id", "protect_content", "drop_pending_updates", "show_alert",
+    "inline_message_id", "protect_content", "drop_pending_updates", "show_alert", "menu_button", "rights", "width",
+    "thumbnail", "cover", "quote", "correct_option_ids", "correct_option_id", "explanation", "explanation_media",
+    "open_period", "country_codes", "live_period", "link_preview_options", "has_spoiler", "video_start_timestamp",
 ]  # fmt: skip
 VALID = {
     "chat_id": 42, "from_chat_id": 42, "message_id": 1, "text": "x", "photo": "http://x/y", "latitude": 1,
     "longitude": 1,
     "phone_number": "1", "first_name": "A", "question": "?", "options": ["a", "b"], "action": "typing", "user_id": 42,
     "results": [], "title": "t", "address": "a", "document": "http://x/y", "name": "n",
+    "message_ids": [1, 2], "media": {"type": "photo", "media": "http://x/y"}, "video": "http://x/y",
 }  # fmt: skip
 FORM = "application/x-www-form-urlencoded"
 TYPES = ["application/json", "text/plain", "", FORM, "multipart/form-data", "multipart/form-data; boundary=x"]

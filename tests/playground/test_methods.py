@@ -12,27 +12,34 @@ from aiogram.methods.base import TelegramMethod
 
 from stepwell.playground.botapi import Person
 from stepwell.playground.botapi.methods import METHODS, NO_EFFECT
-from stepwell.playground.botapi.official import ALIASES, OFFICIAL
+from stepwell.playground.botapi.methods.official import ALIASES, OFFICIAL
+from stepwell.playground.botapi.methods.sending import UNUSED
 from tests.playground.conftest import Client
 
 PAGE = Path(__file__).parents[2] / "docs" / "botapi-methods.md"
-#: The line before the table.
-START = "|---|---|\n"
 
 
-def table() -> str:
-    """Return the rows of the table in the docs."""
+def tables() -> str:
+    """Return the generated part of the page."""
     support = {name: "no effect" if name in NO_EFFECT else "yes" for name in METHODS}
-    return "".join(f"| `{name}` | {support.get(name, 'no')} |\n" for name in OFFICIAL)
+    methods = "".join(f"| `{name}` | {support.get(name, 'no')} |\n" for name in OFFICIAL)
+    parameters = "".join(f"| `{name}` | {subject} |\n" for name, subject in UNUSED.items())
+    return (
+        f"## Methods\n\n| method | supported |\n|---|---|\n{methods}\n"
+        "## Parameters without effect\n\n"
+        "The methods that send accept these parameters. The local Bot API does not have their subjects.\n\n"
+        f"| parameter | subject |\n|---|---|\n{parameters}"
+    )
 
 
-def test_the_table_in_the_docs_is_current() -> None:
-    """``STEPWELL_WRITE_DOCS=1 pytest tests/playground/test_methods.py`` writes the table."""
-    head, start, written = PAGE.read_text().partition(START)
+def test_the_tables_in_the_docs_are_current() -> None:
+    """``STEPWELL_WRITE_DOCS=1 pytest tests/playground/test_methods.py`` writes them."""
+    text = PAGE.read_text()
+    head = text[: text.index("## Methods")]
     if os.environ.get("STEPWELL_WRITE_DOCS"):
-        PAGE.write_text(head + start + table())
+        PAGE.write_text(head + tables())
     else:
-        assert written == table()
+        assert text == head + tables()
 
 
 def test_the_official_names_are_complete() -> None:

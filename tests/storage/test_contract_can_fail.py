@@ -8,7 +8,8 @@ import inspect
 import math
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from examples.file_storage import FileStorage
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import RecordExists, StepwellError, StorageClosed, TooLarge
 from stepwell.record import KEEP, Address, Queue, Version
-from stepwell.storage import ANY, Due, Get, Page, Query
+from stepwell.storage import ANY, Due, Get, Page, Query, Range
 from stepwell.storage.listing import Any_
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
 from stepwell.storage.reference import NEVER, Cell
@@ -80,7 +81,7 @@ class WritesHalf(FaultyStorage):
 
 class Aliases(FaultyStorage):
     class _cell(Cell):
-        def stored(self, parts: bool) -> Any:
+        def stored(self, parts: Any) -> Any:
             record = super().stored(parts)
             record.fields = self.fields
             return record
@@ -739,6 +740,184 @@ class RoundsLeasesUpToSeconds(FaultyStorage):
             return super()._claim(claim._replace(lease=math.ceil(claim.lease)), now)
 
 
+def ordered_by(key: Callable[[str], Any]) -> type[FaultyStorage]:
+    """Return a storage that sorts the names of parts by this key."""
+
+    class Ordered(FaultyStorage):
+        class _cell(Cell):
+            def _chosen(self, parts: Any) -> dict[str, str]:
+                chosen = super()._chosen(parts)
+                if not isinstance(parts, Range):
+                    return chosen
+                return {name: chosen[name] for name in sorted(chosen, key=key, reverse=parts.reverse)}
+
+    return Ordered
+
+
+class OrdersPartsWithoutCase(ordered_by(str.lower)):  # type: ignore[misc]
+    pass
+
+
+class OrdersPartsByNumber(ordered_by(lambda name: (name.rstrip("0123456789"), len(name), name))):  # type: ignore[misc]
+    pass
+
+
+class OrdersPartsByUtf16(ordered_by(lambda name: name.encode("utf-16-be"))):  # type: ignore[misc]
+    pass
+
+
+class OrdersPartsByEscapedNames(ordered_by(lambda name: name.replace("\0", "\\0"))):  # type: ignore[misc]
+    pass
+
+
+def read_as(change: Callable[[Range], Any]) -> type[FaultyStorage]:
+    """Return a storage that reads another range than the given one."""
+
+    class Reading(FaultyStorage):
+        class _cell(Cell):
+            def _chosen(self, parts: Any) -> dict[str, str]:
+                return super()._chosen(change(parts) if isinstance(parts, Range) else parts)
+
+    return Reading
+
+
+class IgnoresTheLimitOfARange(read_as(lambda wanted: replace(wanted, limit=None))):  # type: ignore[misc]
+    pass
+
+
+class IgnoresTheOrderOfARange(read_as(lambda wanted: replace(wanted, reverse=False))):  # type: ignore[misc]
+    pass
+
+
+class LeavesTheLastNameOut(FaultyStorage):
+    class _cell(Cell):
+        def _chosen(self, parts: Any) -> dict[str, str]:
+            chosen = super()._chosen(parts)
+            if isinstance(parts, Range):
+                chosen.pop(parts.last or "", None)
+            return chosen
+
+
+class LimitsARangeBeforeReversingIt(FaultyStorage):
+    class _cell(Cell):
+        def _chosen(self, parts: Any) -> dict[str, str]:
+            if not isinstance(parts, Range):
+                return super()._chosen(parts)
+            chosen = super()._chosen(replace(parts, reverse=False))
+            return dict(reversed(chosen.items())) if parts.reverse else chosen
+
+
+class ReadsAllPartsForNames(FaultyStorage):
+    class _cell(Cell):
+        def _chosen(self, parts: Any) -> dict[str, str]:
+            return super()._chosen(True if isinstance(parts, tuple) else parts)
+
+
+class ReadsNoPartsForNoNames(FaultyStorage):
+    class _cell(Cell):
+        def stored(self, parts: Any) -> Any:
+            return super().stored(parts or False)
+
+
+class ReadsPartsAfterTheirRecord(FaultyStorage):
+    async def perform(self, operation: Operation) -> Any:
+        if not isinstance(operation, Get) or operation.parts is False:
+            return await super().perform(operation)
+        record = await super().perform(operation._replace(parts=False))
+        await asyncio.sleep(0)
+        later = await super().perform(operation)
+        if record is not None and later is not None:
+            record.parts = later.parts
+        return record
+
+
+class KeepsTheOrderOfRemovedParts(FaultyStorage):
+    class _cell(Cell):
+        def _chosen(self, parts: Any) -> dict[str, str]:
+            if not isinstance(parts, Range):
+                return super()._chosen(parts)
+            names = self.part_names = sorted({*(self.part_names or ()), *self.parts})
+            return {name: self.parts.get(name, "") for name in names[parts.span(names)]}
+
+        def _set_part(self, name: str, text: str | None) -> None:
+            names = self.part_names
+            self.part_names = None
+            super()._set_part(name, text)
+            self.part_names = names
+
+
+class KeepsTheOrderWithoutNewParts(FaultyStorage):
+    class _cell(Cell):
+        def _set_part(self, name: str, text: str | None) -> None:
+            names = self.part_names
+            super()._set_part(name, text)
+            self.part_names = names and [each for each in names if each in self.parts and each != name]
+
+
+def dropping(change: Callable[[Any], Any]) -> type[FaultyStorage]:
+    """Return a storage that drops another range than the given one."""
+
+    class Dropping(FaultyStorage):
+        class _cell(Cell):
+            def _write(self, change_: Any, held: bool, now: float) -> Any:
+                return super()._write(change(change_) if change_.drop is not None else change_, held, now)
+
+    return Dropping
+
+
+class DropsAllParts(dropping(lambda change: change._replace(drop=Range()))):  # type: ignore[misc]
+    pass
+
+
+class DropsNothing(dropping(lambda change: change._replace(drop=None))):  # type: ignore[misc]
+    pass
+
+
+class DropsFromTheStart(  # type: ignore[misc]
+    dropping(lambda change: change._replace(drop=replace(change.drop, reverse=False)))
+):
+    pass
+
+
+class DropsWithoutTheLimit(  # type: ignore[misc]
+    dropping(lambda change: change._replace(drop=replace(change.drop, limit=None)))
+):
+    pass
+
+
+class CountsDroppedParts(FaultyStorage):
+    class _cell(Cell):
+        def _size_after(self, change: Any, dropped: bool) -> int:
+            return super()._size_after(change._replace(drop=None), dropped)
+
+
+class SubtractsDroppedPartsTwice(FaultyStorage):
+    class _cell(Cell):
+        def _size_after(self, change: Any, dropped: bool) -> int:
+            both = super()._size_after(change._replace(drop=None), dropped)
+            return both + super()._size_after(change._replace(parts={}), dropped) - self.size
+
+
+class DropsPartsThatItSets(FaultyStorage):
+    class _cell(Cell):
+        def _write(self, change: Any, held: bool, now: float) -> Any:
+            refused = super()._write(change._replace(drop=None), held, now)
+            if refused is None and change.drop is not None:
+                names = sorted(self.parts)
+                for name in names[change.drop.span(names)]:
+                    self._set_part(name, None)
+            return refused
+
+
+class DropsDespiteTheGuard(FaultyStorage):
+    class _cell(Cell):
+        def _refused(self, guard: Any, address: Address, now: float) -> Any:
+            refused = super()._refused(guard, address, now)
+            if refused is not None and self.visible(now):
+                self.parts, self.part_names = {}, None
+            return refused
+
+
 class LocksWithinItsProcess(FileStorage):
     """Two objects over one folder are safe in one process only."""
 
@@ -856,6 +1035,27 @@ CAUGHT_BY = {
     ListensForever: "test_listeners_are_called_after_a_notice_of_their_topic",
     ReadsQueuesOnlyIfOpen: "test_the_first_reading_of_a_queue_opens_a_new_storage",
     KeepsQueuesInTheObject: "test_queues_are_seen_by_a_second_object",
+    OrdersPartsWithoutCase: "test_a_range_is_in_the_order_of_code_points",
+    OrdersPartsByNumber: "test_a_range_is_in_the_order_of_code_points",
+    OrdersPartsByUtf16: "test_a_range_is_in_the_order_of_code_points",
+    OrdersPartsByEscapedNames: "test_a_range_is_in_the_order_of_code_points",
+    IgnoresTheLimitOfARange: "test_the_limit_of_a_range_counts_from_its_start",
+    IgnoresTheOrderOfARange: "test_both_ends_of_a_range_are_included_and_need_not_exist",
+    LeavesTheLastNameOut: "test_both_ends_of_a_range_are_included_and_need_not_exist",
+    LimitsARangeBeforeReversingIt: "test_the_limit_of_a_range_counts_from_its_start",
+    ReadsAllPartsForNames: "test_parts_are_read_by_name",
+    ReadsNoPartsForNoNames: "test_parts_are_read_by_name",
+    ReadsPartsAfterTheirRecord: "test_a_range_belongs_to_the_version_that_is_returned_with_it",
+    KeepsTheOrderOfRemovedParts: "test_a_range_has_the_parts_after_each_write",
+    KeepsTheOrderWithoutNewParts: "test_a_range_has_the_parts_after_each_write",
+    DropsAllParts: "test_a_write_can_delete_a_range",
+    DropsNothing: "test_a_write_can_delete_a_range",
+    DropsFromTheStart: "test_a_write_can_delete_a_range",
+    DropsWithoutTheLimit: "test_a_write_can_delete_a_range",
+    CountsDroppedParts: "test_parts_of_a_deleted_range_do_not_count_towards_the_limit",
+    SubtractsDroppedPartsTwice: "test_parts_of_a_deleted_range_do_not_count_towards_the_limit",
+    DropsPartsThatItSets: "test_a_range_is_deleted_before_parts_are_set",
+    DropsDespiteTheGuard: "test_deleting_a_range_is_guarded_like_every_write",
     NotifiesItsOwnObject: "test_a_notice_reaches_a_listener_of_a_second_object",
 }
 

@@ -14,7 +14,7 @@ from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from stepwell.record import Limits
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Result
+from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Range, Result
 from stepwell.storage.sqlite import connection
 from stepwell.storage.sqlite.storage import INLINE_BYTES
 
@@ -189,9 +189,15 @@ async def test_large_records_are_read_in_the_thread_and_small_ones_inline(
             async with Slot(storage, BOT, key) as slot:
                 slot.data["text"] = "x" * (size if name != "parts" else 1)
                 await slot.commit(parts={"text": "x" * size} if name != "fields" else {})
-            large = name != "small"
             address = storage.address(BOT, key)
-            for operation in (Get(address), Get(address, parts=True), Claim(address, "T", 30.0)):
+            operations: list[tuple[Operation, bool]] = [
+                (Get(address), name == "fields"),
+                (Get(address, parts=("never",)), name == "fields"),
+                (Get(address, parts=Range(limit=1)), name != "small"),
+                (Get(address, parts=True), name != "small"),
+                (Claim(address, "T", 30.0), name == "fields"),
+            ]
+            for operation, large in operations:
                 readers.clear()
                 result = await storage.perform(operation)
                 assert readers == ["stepwell-sqlite" if large else threading.main_thread().name], (name, operation)

@@ -15,7 +15,7 @@ from stepwell.telegram import BotClient, InputFile
 
 def content(api: BotAPI, file: dict[str, Any]) -> tuple[str, bytes]:
     kept = api.world.files[file["file_id"]]
-    return kept["name"], kept["content"]
+    return kept.name, kept.content
 
 
 async def test_a_file_from_a_path_from_bytes_and_by_its_id(

@@ -29,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parsed(_parser(*arguments[:1]), arguments)
     try:
-        if "action" in options:
-            return int(options.action(options))
-        return _start(options, arguments)
+        code = int(options.action(options)) if "action" in options else _start(options, arguments)
+        # A reader of stdout that has exited is noticed here at the latest.
+        sys.stdout.flush()
+        return code
     except stepwell.StepwellError as error:
         print(f"stepwell: {error}", file=sys.stderr)
         return NOT_FOUND_OR_CHANGED if isinstance(error, LookupError | Conflict) else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -13,6 +12,7 @@ from typing import Any
 
 from stepwell.cli.code import import_types
 from stepwell.cli.output import note
+from stepwell.cli.writes import logged_writes
 from stepwell.errors import UsageError
 from stepwell.storage import Storage
 from stepwell.storage.sqlite import SQLiteStorage
@@ -27,7 +27,6 @@ __all__ = [
     "confirmed",
     "storage_at",
     "url_of",
-    "user_name",
     "with_storage",
 ]
 
@@ -76,9 +75,16 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Add ``--yes`` and ``--dry-run``."""
+    """Add ``--yes`` and ``--dry-run`` to a command that writes, and log its writes."""
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="show what would change, and change nothing")
+    action = parser.get_default("action")
+
+    def logged(options: argparse.Namespace) -> int:
+        with logged_writes():
+            return int(action(options))
+
+    parser.set_defaults(action=logged)
 
 
 def with_storage(options: argparse.Namespace, work: Work) -> int:
@@ -125,11 +131,3 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
         return True
     note("nothing was changed")
     return False
-
-
-def user_name() -> str:
-    """Return the name of the user who runs the command, for the log."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"

@@ -10,8 +10,10 @@ from typing import Any
 
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at
 from stepwell.cli.output import cell, note, report
+from stepwell.cli.writes import user_name
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption
+from stepwell.operate.log import log_write
 from stepwell.operate.search import pages
 from stepwell.record import RUNS
 from stepwell.storage import Storage
@@ -67,6 +69,8 @@ def _copy(options: argparse.Namespace) -> int:
                     verify=not options.no_verify,
                     progress=_progress(options),
                 )
+                what = f"copied {copied.written} records from {source.location} to {target.location}"
+                log_write(user_name(), what)
         if sys.stderr.isatty() and not options.json:
             print(file=sys.stderr)
         result = {**asdict(copied), "namespaces": list(map(_shown, copied.namespaces))}

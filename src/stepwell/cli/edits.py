@@ -15,11 +15,11 @@ from stepwell.cli.command import (
     add_key,
     add_yes,
     confirmed,
-    user_name,
     with_storage,
 )
 from stepwell.cli.output import cell, json_text, report
 from stepwell.cli.records import print_record
+from stepwell.cli.writes import user_name
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, VersionChanged
 from stepwell.operate import edits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import signal
 from typing import Any
 
@@ -14,6 +13,7 @@ from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, storage_at, url_of
 from stepwell.cli.console import tell
 from stepwell.cli.storage_url import place_of
+from stepwell.cli.writes import logged_writes, user_name
 from stepwell.errors import UsageError
 
 __all__ = ["add"]
@@ -51,7 +51,7 @@ def _inspect(options: argparse.Namespace) -> int:
         raise UsageError("give one storage: stepwell inspect URL, or --storage URL")
     options.storage = urls[0] if urls else options.storage
     flows = [flow for code in codes for flow in flows_in(code)]
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), logged_writes():
         asyncio.run(_serve(options, url_of(options), flows))
     return 0
 
@@ -60,21 +60,10 @@ def _print_link(link: str) -> None:
     print(f"The link was used. This one opens another browser:\n\n  {link}\n", flush=True)
 
 
-def _log_edits() -> None:
-    """Print each edit on stderr: the time, who made it, and the names of what changed."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("stepwell.operate")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-
-
 async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> None:
     # Imported here because only this command needs the inspector extra.
     from stepwell.inspector.server import InspectorServer
 
-    if options.allow_write:
-        _log_edits()
     async with (
         storage_at(url) as storage,
         InspectorServer(
@@ -84,6 +73,7 @@ async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> Non
             port=options.port,
             hosts=options.allow_host,
             allow_write=options.allow_write,
+            name=f"{user_name()} (inspector)",
             new_link=_print_link,
         ) as server,
     ):

@@ -8,8 +8,10 @@ from typing import Any
 from stepwell.cli.code import used
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, url_of, with_storage
 from stepwell.cli.output import cell, note, print_json, report
+from stepwell.cli.writes import user_name
 from stepwell.codec import encode_key
 from stepwell.fsm import FSM
+from stepwell.operate.log import log_write
 from stepwell.storage import Storage
 
 __all__ = ["add"]
@@ -51,6 +53,7 @@ def _migrate(options: argparse.Namespace) -> int:
         for fsm in machines:
             done, failed = await fsm.migrate()
             told["migrated"][fsm.bot] = done
+            log_write(user_name(), f"migrated {done} records of {fsm.bot}")
             told["failed"] += [{"bot": fsm.bot, "key": encode_key(key), "error": str(error)} for key, error in failed]
         if options.json:
             print_json(told)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from typing import Any
+
+from stepwell.operate.log import printable
 
 __all__ = [
     "Table",
@@ -26,8 +27,6 @@ __all__ = [
     "span",
 ]
 
-#: Characters that change the terminal or the direction of text.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -78,8 +77,7 @@ def print_tree(name: str, tree: Any) -> None:
 
 def cell(value: Any) -> str:
     """Return a value as text for a terminal, without control characters."""
-    text = "-" if value is None else value if isinstance(value, str) else str(value)
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return "-" if value is None else printable(value if isinstance(value, str) else str(value))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

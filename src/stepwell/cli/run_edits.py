@@ -8,13 +8,15 @@ from collections.abc import Awaitable, Callable
 
 from stepwell.cli.arguments import json_or_text, positive
 from stepwell.cli.code import flow_named
-from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, user_name, with_storage
-from stepwell.cli.output import cell, json_text, report
+from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
+from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.runs import run_json
+from stepwell.cli.writes import user_name
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
 from stepwell.operate import runs
+from stepwell.operate.log import log_write
 from stepwell.operate.run_list import RunFilter, listed_runs
 from stepwell.storage import Storage
 
@@ -115,6 +117,7 @@ def _resume(options: argparse.Namespace) -> int:
             done = await runs.retry(storage, run, who=user_name())
             text = "put into the queue; a worker continues it" if done else "another process resumes it"
             return report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
+        log_write(user_name(), f"resumed run {run.flow_id} here")
         try:
             shared = await flow.resume(options.id, storage=storage)
         except Parked as parked:
@@ -160,9 +163,19 @@ def _stopping(
             return report(options, {done: [], "runs": ids}, "nothing was changed (dry run)")
         if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
+        stopped, failed = [], []
         for each in ids:
-            await stop(storage, each)
-        return report(options, {done: ids, "runs": ids}, f"{done} {len(ids)} {'run' if len(ids) == 1 else 'runs'}")
+            try:
+                await stop(storage, each)
+            except StepwellError as error:
+                failed.append({"id": each, "error": str(error)})
+            else:
+                stopped.append(each)
+        text = f"{done} {len(stopped)} {'run' if len(stopped) == 1 else 'runs'}"
+        report(options, {done: stopped, "runs": ids, "failed": failed}, text)
+        for problem in failed:
+            note(f"stepwell: not {done}: {cell(problem['id'])}: {cell(problem['error'])}")
+        return 1 if failed else 0
 
     return work
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from stepwell.cli.command import Commands, add_command, add_yes, confirmed, user_name, with_storage
+from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import moment, print_json, print_table, report
+from stepwell.cli.writes import user_name
 from stepwell.nodes import Schedules, ScheduleStatus
+from stepwell.operate.log import log_write
 from stepwell.operate.runs import shown_value
 from stepwell.storage import Storage
 
 __all__ = ["add"]
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 def add(commands: Commands) -> None:
@@ -55,7 +54,7 @@ def _schedules(options: argparse.Namespace) -> int:
         if not confirmed(options, f"{verb} this schedule?"):
             return 1
         await (known.pause(name) if options.pause is not None else known.resume(name))
-        logger.info("%s %s schedule %s", user_name(), done, name)
+        log_write(user_name(), f"{done} schedule {name}")
         return report(options, {done: True, "schedule": _json(await known.get(name))}, done)
 
     return with_storage(options, listed if options.pause is None and options.resume is None else change)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.inspector.subject import COUNTED, Subject
+from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Run, Schedules
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
@@ -42,7 +42,7 @@ def _now(storage: Storage) -> float:
 async def overview(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the counts per state and status, the next timers, and the schedules."""
     storage = subject.storage
-    counted = await subject.counts()
+    counted = await subject.counts.get()
     now = _now(storage)
     next_timers, overdue = [], []
     for bot in (await bots(storage))[:SHOWN]:
@@ -184,6 +184,7 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     wanted = RunFilter(
         statuses=(check_status(params["status"]),) if params.get("status") else OPEN,
         flow=params.get("flow") or None,
+        node=params.get("node") or None,
         tags=(params["tag"],) if params.get("tag") else (),
         older_than=_number(params, "older") if params.get("older") else None,
         fields=_fields(params["field"]) if params.get("field") else None,
@@ -258,10 +259,26 @@ async def flow_list(subject: Subject, params: Params) -> dict[str, Any]:
     return subject.flows.json()
 
 
+async def flow_counts(subject: Subject, params: Params) -> dict[str, Any]:
+    """Return the conversations in each state and the runs at each node; ``None`` while the first counts are made."""
+    counted, at_nodes = await subject.counts.get(), await subject.nodes.get()
+    nodes, all_nodes = at_nodes or ([], True)
+    return {
+        "states": None if counted is None else [each._asdict() for each in counted.states],
+        "runs": None if counted is None else [each._asdict() for each in counted.runs],
+        "complete": counted is not None and counted.complete,
+        "counted": COUNTED,
+        "nodes": None if at_nodes is None else [each._asdict() for each in nodes],
+        "all_nodes": all_nodes,
+        "counted_at_nodes": COUNTED_AT_NODES,
+    }
+
+
 #: By the name of their route.
 VIEWS: Final[dict[str, View]] = {
     "overview": overview,
     "flows": flow_list,
+    "flow_counts": flow_counts,
     "records": records,
     "record": record,
     "runs": runs,

@@ -7,7 +7,6 @@ An edit claims the record first, so that it never overtakes a handler that holds
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.history import HISTORY, with_entry
+from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing
 from stepwell.record import KEEP, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
 
 __all__ = ["Edit", "RecordBusy", "clear", "edit", "forget", "forget_all", "records_of"]
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds of the claim of an edit.
 LEASE = 10.0
@@ -56,8 +54,8 @@ class Edit:
 
     @property
     def names(self) -> list[str]:
-        """What changes, without the values."""
-        moved = [name for name in ("flow", "state") if getattr(self, name) is not KEEP]
+        """What changes, without the values of fields."""
+        moved = [f"{name} to {to}" for name in ("flow", "state") if (to := getattr(self, name)) is not KEEP]
         return [*moved, *[f"field {name}" for name in (*self.fields, *self.unset)]]
 
 
@@ -84,7 +82,7 @@ async def edit(
             limit=seal.limit,
         )
         await _apply(storage, address, change, Guard(token, claimed.base, version))
-    logger.info("%s changed %s of %s", who, ", ".join(changes.names), address.text)
+    log_write(who, f"changed {', '.join(changes.names)} of {_name(address)}")
 
 
 async def clear(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
@@ -101,7 +99,7 @@ async def clear(storage: Storage, address: Address, *, version: Version, who: st
             deadline = _deadline(kept, claimed.now)
             change = Change(storage.ids(), replace=True, head=storage.seal(address).head(kept), deadline=deadline)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
-    logger.info("%s cleared %s", who, address.text)
+    log_write(who, f"cleared {_name(address)}")
 
 
 async def forget(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
@@ -110,7 +108,7 @@ async def forget(storage: Storage, address: Address, *, version: Version, who: s
         change = Change(storage.ids(), delete=True, forget=True, tags=stored.tags or KEEP)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
     await storage.drop_quarantined(address)
-    logger.info("%s forgot %s", who, address.text)
+    log_write(who, f"forgot {_name(address)}")
 
 
 async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int | None, limit: int) -> list[Address]:
@@ -121,8 +119,12 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
 async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:
     """Delete all records of a user or a chat in a bot, and return how many."""
     count = await FSM(bot, storage=storage, flows=[], run_timers=False).forget(user=user, chat=chat)
-    logger.info("%s forgot %d records of %s in %s", who, count, _tag(user, chat), bot)
+    log_write(who, f"forgot {count} records of {_tag(user, chat)} in {bot}")
     return count
+
+
+def _name(address: Address) -> str:
+    return f"{decode_namespace(address.namespace)} {address.key}"
 
 
 def _tag(user: int | None, chat: int | None) -> str:

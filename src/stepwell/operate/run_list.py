@@ -46,10 +46,8 @@ class RunCount(NamedTuple):
     flow: str
     status: str
     runs: int
-    #: The time of the oldest last write among them; ``None`` if it is not known.
-    oldest: float | None
-    #: Whether there are more than ``runs``.
-    more: bool = False
+    #: The time of the oldest last write among them.
+    oldest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,8 @@ class RunFilter:
 
     statuses: tuple[str, ...] = OPEN
     flow: str | None = None
+    #: The path of the node that they are at, or of a node around it.
+    node: str | None = None
     #: Child runs have the tag ``parent:ID``.
     tags: tuple[str, ...] = ()
     #: Only runs that were last written at least this many seconds ago.
@@ -108,15 +108,19 @@ async def listed_runs(
                 looked += 1
                 if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields):
                     run = _read(storage, address, stored)
-                    if isinstance(run, DamagedRun) or (
-                        run is not None and run.status in wanted.statuses and wanted.flow in (None, run.flow)
-                    ):
+                    if isinstance(run, DamagedRun) or (run is not None and _is_wanted(run, wanted)):
                         yield ListedRun(run, looked, f"{section}/{address.key}")
             if on_page is not None and page:
                 on_page(f"{section}/{page[-1][0].key}")
             if on_look is not None:
                 on_look(looked)
         key = None
+
+
+def _is_wanted(run: Run, wanted: RunFilter) -> bool:
+    if run.status not in wanted.statuses or wanted.flow not in (None, run.flow):
+        return False
+    return wanted.node is None or (run.node is not None and f"{run.node}/".startswith(f"{wanted.node}/"))
 
 
 def _read(storage: Storage, address: Address, stored: Stored) -> Run | DamagedRun | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 from stepwell.codec.json import MalformedJSON, from_json
@@ -13,6 +12,7 @@ from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run
 from stepwell.nodes.engine.run_format import table_of
+from stepwell.operate.log import log_write
 from stepwell.operate.masking import masked, masked_field
 from stepwell.operate.record import version_text
 from stepwell.record import RUNS, Limits, Stored
@@ -31,8 +31,6 @@ __all__ = [
     "show_run",
     "shown_value",
 ]
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RunRecord(NamedTuple):
@@ -109,7 +107,7 @@ async def cancel(storage: Storage, given: str, reason: str | None, *, who: str) 
     """Cancel a run, wait until it has ended, and return it. The code of its flow is not needed."""
     run = await show_run(storage, given)
     await _stand_in(run).cancel(run.flow_id, reason, storage=storage)
-    logger.info("%s cancelled run %s", who, run.flow_id)
+    log_write(who, f"cancelled run {run.flow_id}")
     return await show_run(storage, run.flow_id)
 
 
@@ -117,7 +115,7 @@ async def pause(storage: Storage, given: str, *, who: str) -> Run:
     """Pause a run, wait until it has stopped, and return it. The code of its flow is not needed."""
     run = await show_run(storage, given)
     await _stand_in(run).pause(run.flow_id, storage=storage)
-    logger.info("%s paused run %s", who, run.flow_id)
+    log_write(who, f"paused run {run.flow_id}")
     return await show_run(storage, run.flow_id)
 
 
@@ -136,14 +134,14 @@ async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> Non
     """Store the answer to a wait, given by its id. A worker continues the run. A second answer is ignored."""
     run = await show_run(storage, wait_id)
     await _stand_in(run).answer(wait_id, value, storage=storage)
-    logger.info("%s answered %s", who, wait_id)
+    log_write(who, f"answered {wait_id} of run {run.flow_id}")
 
 
 async def retry(storage: Storage, run: Run, *, who: str) -> bool:
     """Put a failed, stuck or paused run into the queue again, and return whether it was; a worker continues it."""
     done = bool(await _stand_in(run).retry([run.flow_id], storage=storage))
     if done:
-        logger.info("%s put run %s into the queue again", who, run.flow_id)
+        log_write(who, f"put run {run.flow_id} into the queue again")
     return done
 
 

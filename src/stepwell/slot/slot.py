@@ -346,7 +346,7 @@ class Slot:
                 Change,
                 (
                     write, anew, False, False, not found, head, written, gone, tags, deadline, expiry, memo,
-                    sealed_parts, seal.limit, queue,
+                    sealed_parts, seal.limit, queue, None,
                 ),
             )  # fmt: skip
         if self._lost:

@@ -125,7 +125,7 @@ def _is_replacement(operation: Operation) -> bool:
 
 def _text(address: Address, cell: Cell) -> str:
     row = asdict(cell)
-    del row["token"], row["leased_until"]
+    del row["token"], row["leased_until"], row["part_names"]
     body = json.dumps(row, ensure_ascii=False)
     return f"{_checksum(address, body):08x} {body}"
 

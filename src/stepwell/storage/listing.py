@@ -45,10 +45,8 @@ class StateCount(NamedTuple):
     flow: str | None
     state: str | None
     records: int
-    #: The time of the oldest last write among them; ``None`` if it was not looked for.
-    oldest: float | None = None
-    #: Whether there are more records than ``records``.
-    more: bool = False
+    #: The time of the oldest last write among them.
+    oldest: float
 
 
 class Due(NamedTuple):

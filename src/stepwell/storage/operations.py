@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.record import Address, Change, Queue, Stored, Version
+from stepwell.record import Address, Change, Queue, Range, Stored, Version
 
 __all__ = [
     "Applied",
@@ -18,6 +18,7 @@ __all__ = [
     "Get",
     "Guard",
     "Operation",
+    "Range",
     "Release",
     "Result",
     "Taken",
@@ -32,8 +33,8 @@ class Get(NamedTuple):
     """Read a record. Returns ``Stored``, or ``None`` if there is none or it has expired."""
 
     address: Address
-    #: Load its parts too.
-    parts: bool = False
+    #: Load its parts too: all of them, a range, or those with these names. Parts that do not exist are left out.
+    parts: bool | Range | tuple[str, ...] = False
 
 
 class Claim(NamedTuple):

@@ -5,10 +5,11 @@ This is the reference for every backend, and the implementation of ``MemoryStora
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from stepwell.errors import LeaseLost, RecordExists, RecordReplaced, StepwellError, TooLarge, VersionChanged
-from stepwell.record import DAY, KEEP, Address, Change, Head, Queue, Stored, Version
+from stepwell.record import DAY, KEEP, Address, Change, Head, Queue, Range, Stored, Version
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -51,6 +52,8 @@ class Cell:
     memo_until: float = 0.0
     token: str | None = None
     leased_until: float = 0.0
+    #: The names of its parts, sorted; ``None`` until a range is needed.
+    part_names: list[str] | None = None
 
     def do(self, operation: Operation, now: float) -> Result:
         """Apply one operation. If it fails, return the error and change nothing."""
@@ -90,7 +93,7 @@ class Cell:
         """Return what a sweep leaves behind: the memo of handled updates is kept for a day."""
         return type(self)(memo=self.memo, memo_until=self.memo_until, tags=self.tags) if self.memo_until > now else None
 
-    def stored(self, parts: bool) -> Stored:
+    def stored(self, parts: bool | Range | tuple[str, ...]) -> Stored:
         """Return a copy for a reader."""
         return Stored(
             self.version,
@@ -101,9 +104,24 @@ class Cell:
             self.tags,
             self.expires_at,
             self.deadline,
-            self.parts.copy() if parts else None,
+            None if parts is False else self._chosen(parts),
             self.queue,
         )
+
+    def _chosen(self, parts: bool | Range | tuple[str, ...]) -> dict[str, str]:
+        """Return a copy of these parts."""
+        if isinstance(parts, Range):
+            names = self._sorted_names()
+            found = names[parts.span(names)]
+            return {name: self.parts[name] for name in (reversed(found) if parts.reverse else found)}
+        if isinstance(parts, tuple):
+            return {name: self.parts[name] for name in parts if name in self.parts}
+        return self.parts.copy()
+
+    def _sorted_names(self) -> list[str]:
+        if self.part_names is None:
+            self.part_names = sorted(self.parts)
+        return self.part_names
 
     def _claim(self, claim: Claim, now: float) -> Result:
         address, token, lease, renew = claim
@@ -158,7 +176,7 @@ class Cell:
             self.version = Version(self.version.number + 1, change.write)
             self.base, self.written_at, self.alive = change.write, now, False
             # The tags stay, so that deleting a user's data finds the tombstone too.
-            self.head, self.fields, self.parts, self.size = None, {}, {}, 0
+            self.head, self.fields, self.parts, self.part_names, self.size = None, {}, {}, None, 0
             self.expires_at = self.deadline = self.queue = None
         if change.forget:
             self.version, self.memo, self.memo_until, self.tags = NEVER, None, 0.0, ()
@@ -167,7 +185,7 @@ class Cell:
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
         # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit, queue = change
+        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit, queue, drop = change
         over = self.expired(now)
         anew = self.alive and over and (fresh or not held)
         dropped = replace or anew
@@ -175,18 +193,21 @@ class Cell:
         if size > limit and size > self.size:
             return TooLarge("the record", size, limit)
         if dropped:
-            self.fields, self.parts, self.base = {}, {}, write
+            self.fields, self.parts, self.part_names, self.base = {}, {}, None, write
         if anew:
             self.head, self.tags, self.deadline, self.expires_at, self.queue = None, (), None, None, None
             over = False
         for name in unset:
             self.fields.pop(name, None)
         self.fields.update(written)
+        if drop is not None and self.parts:
+            names = self._sorted_names()
+            span = drop.span(names)
+            for name in names[span]:
+                del self.parts[name]
+            del names[span]
         for name, text in parts.items():
-            if text is None:
-                self.parts.pop(name, None)
-            else:
-                self.parts[name] = text
+            self._set_part(name, text)
         if head is not KEEP:
             self.head = head
         if tags is not KEEP:
@@ -204,17 +225,32 @@ class Cell:
         self.alive, self.written_at, self.size = True, now, size
         return None
 
+    def _set_part(self, name: str, text: str | None) -> None:
+        names = self.part_names
+        if text is None:
+            if self.parts.pop(name, None) is not None and names is not None:
+                del names[bisect_left(names, name)]
+            return
+        if names is not None and name not in self.parts:
+            insort(names, name)
+        self.parts[name] = text
+
     def _size_after(self, change: Change, dropped: bool) -> int:
         fields = {} if dropped else self.fields
         parts = {} if dropped else self.parts
         size = 0 if dropped else self.size
+        gone: set[str] = set()
+        if change.drop is not None and parts:
+            names = self._sorted_names()
+            gone = set(names[change.drop.span(names)])
+            size -= sum([weight(name, parts[name]) for name in gone])
         for name in set(change.unset):
             if name in fields and name not in change.set:
                 size -= weight(name, fields[name])
         for name, text in change.set.items():
             size += weight(name, text) - weight(name, fields.get(name))
         for name, part in change.parts.items():
-            size += weight(name, part) - weight(name, parts.get(name))
+            size += weight(name, part) - weight(name, None if name in gone else parts.get(name))
         return size
 
 

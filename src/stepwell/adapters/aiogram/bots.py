@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
-from stepwell.adapters.aiogram.retry import retry_until_free
+from stepwell.adapters.retry import retry_until_free
 from stepwell.fsm import FSM, Context
 from stepwell.fsm.conversation import Conversation
 from stepwell.record import ReservedNamespace

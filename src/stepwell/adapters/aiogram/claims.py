@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from stepwell.adapters.aiogram.retry import retry_until_free
+from stepwell.adapters.retry import retry_until_free
 from stepwell.errors import AlreadyHeld, Busy, VersionChanged
 from stepwell.record import NOWHERE, Address, Change, Place
 from stepwell.slot import Slot

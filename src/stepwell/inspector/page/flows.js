@@ -1,30 +1,77 @@
-// The flows: each diagram with the number of conversations or runs in it.
+// The flows: each diagram with the conversations in each state, or the runs at each node.
 import { el } from "./dom.js";
 import { drawFlow } from "./diagram.js";
-import { amount, card, isRemoved, link, status } from "./parts.js";
-import { span } from "./times.js";
+import { card, isRemoved, link, list, stateOf, status } from "./parts.js";
+import { moment, span } from "./times.js";
+
+// Seconds after which the state with the oldest conversation is marked.
+const LATE = 60;
 
 export function flows(app, found, params, width) {
   if (found.states === null) return [card("Flows", "", el("p", { class: "empty", role: "status" }, "Counting …"))];
   const pages = [];
   for (const flow of app.flows.conversations) {
     const rows = found.states.filter((row) => row.flow === flow.name);
-    for (const bot of [...new Set(rows.map((row) => row.bot))].concat(rows.length ? [] : [null])) {
-      const own = rows.filter((row) => row.bot === bot && row.state !== null);
-      const notes = Object.fromEntries(own.map((row) => [row.state, amount(row.records, row.more) + (row.oldest === null ? "" : `, for ${span(Date.now() / 1000 - row.oldest)}`)]));
-      const links = bot === null ? {} : Object.fromEntries(own.map((row) => [row.state, link("records", { bot, flow: flow.name, state: row.state })]));
-      const removed = own.filter((row) => isRemoved(app, flow.name, row.state)).map((row) => row.state);
-      const label = `${flow.name}: ${own.map((row) => `${amount(row.records, row.more)} in ${row.state}`).join(", ") || "no conversations"}`;
-      pages.push(card(flow.name, bot === null ? "no conversations" : `conversations of ${bot} in each state, and the time since the oldest write`,
-        removed.length ? el("p", { class: "warning" }, `Conversations are in states that the flow does not have: ${removed.join(", ")}.`) : null,
-        el("div", { class: "diagram" }, drawFlow({ ...flow, states: [...flow.states, ...removed] }, { width, notes, links, label }))));
+    for (const bot of rows.length ? [...new Set(rows.map((row) => row.bot))] : [null]) {
+      pages.push(conversations(app, flow, bot, rows.filter((row) => row.bot === bot && row.state !== null), width));
     }
   }
-  for (const flow of app.flows.runs) {
-    const rows = found.runs.filter((row) => row.flow === flow.name);
-    pages.push(card(flow.name, "node flow", el("p", { class: "statuses" }, ...rows.flatMap((row) => [el("a", { href: link("runs", { flow: flow.name, status: row.status }) }, status(row.status), ` ${amount(row.runs, row.more)}`), " "])),
-      el("div", { class: "diagram" }, drawFlow(flow, { width, label: `${flow.name}: ${flow.states.join(", ")}` }))));
-  }
+  for (const flow of app.flows.runs) pages.push(nodes(flow, found, width));
   if (!pages.length) pages.push(card("Flows", "", el("p", { class: "empty" }, "Start the inspector with your flows to see their diagrams: stepwell inspect URL bot.py")));
   return pages;
+}
+
+function age(at) {
+  return Math.max(0, Date.now() / 1000 - at);
+}
+
+// The oldest of the rows that are not at an end of the flow.
+function oldestOf(rows, ends) {
+  const open = rows.filter((row) => !ends.includes(row.state) && age(row.oldest) >= LATE);
+  return open.length ? open.reduce((one, two) => (two.oldest < one.oldest ? two : one)) : null;
+}
+
+function conversations(app, flow, bot, found, width) {
+  // In the order of the flow; removed states are last.
+  const place = (row) => (flow.states.includes(row.state) ? flow.states.indexOf(row.state) : flow.states.length);
+  const rows = found.toSorted((one, two) => place(one) - place(two));
+  const removed = rows.filter((row) => isRemoved(app, flow.name, row.state)).map((row) => row.state);
+  const oldest = oldestOf(rows, flow.ends);
+  const to = (row, more = {}) => link("records", { bot, flow: flow.name, state: row.state, ...more });
+  const marks = { ...(oldest ? { [oldest.state]: "late" } : {}), ...Object.fromEntries(removed.map((state) => [state, "bad"])) };
+  return card(flow.name, bot === null ? "no conversations" : `conversations of ${bot}: how many, and the time since the oldest was written`,
+    removed.length ? el("p", { class: "warning" }, `Conversations are in states that the flow does not have: ${removed.join(", ")}.`) : null,
+    el("div", { class: "diagram" }, drawFlow({ ...flow, states: [...flow.states, ...removed] }, {
+      width, marks, notes: Object.fromEntries(rows.map((row) => [row.state, `${row.records} · ${span(age(row.oldest))}`])),
+      links: Object.fromEntries(rows.map((row) => [row.state, to(row)])),
+      label: `${flow.name}: ${rows.map((row) => `${row.records} in ${row.state}`).join(", ") || "no conversations"}`,
+    })),
+    rows.length ? list(["state", "conversations", "oldest"], rows.map((row) => [
+      el("span", {}, stateOf(app, flow.name, row.state), row === oldest ? el("span", { class: "mark" }, "oldest") : null),
+      el("a", { href: to(row) }, String(row.records)),
+      el("a", { href: to(row, { older: Math.floor(age(row.oldest)) }) }, moment(row.oldest))]), "") : null);
+}
+
+function nodes(flow, found, width) {
+  const counts = found.runs.filter((row) => row.flow === flow.name);
+  const rows = (found.nodes ?? []).filter((row) => row.flow === flow.name);
+  // A node inside a nested flow is drawn as the nested flow.
+  const inside = (node) => flow.states.find((state) => node === state || node.startsWith(`${state}/`)) ?? node;
+  const marks = {}, notes = {};
+  for (const state of new Set(rows.map((row) => inside(row.node)))) {
+    const own = rows.filter((row) => inside(row.node) === state);
+    const sums = new Map();
+    for (const row of own) sums.set(row.status, (sums.get(row.status) ?? 0) + row.runs);
+    if (sums.has("failed") || sums.has("stuck")) marks[state] = "bad";
+    notes[state] = `${[...sums].map(([name, sum]) => `${sum} ${name}`).join(", ")} · ${span(age(Math.min(...own.map((row) => row.oldest))))}`;
+  }
+  const to = (more) => link("runs", { flow: flow.name, ...more });
+  return card(flow.name, `node flow: runs at each node, and the time since the oldest was written${found.all_nodes ? "" : `; at most ${found.counted_at_nodes} runs of a status are counted`}`,
+    el("p", { class: "statuses" }, counts.length ? null : "No runs.", ...counts.flatMap((row) => [el("a", { href: to({ status: row.status }) }, status(row.status), ` ${row.runs}`), " "])),
+    el("div", { class: "diagram" }, drawFlow(flow, { width, marks, notes, links: Object.fromEntries(Object.keys(notes).map((state) => [state, to({ node: state })])),
+      label: `${flow.name}: ${Object.entries(notes).map(([state, note]) => `${state}: ${note}`).join(", ") || "no runs at a node"}` })),
+    found.nodes === null ? el("p", { class: "empty", role: "status" }, "Counting …") : null,
+    rows.length ? list(["node", "status", "runs", "oldest"], rows.map((row) => [row.node, status(row.status),
+      el("a", { href: to({ status: row.status, node: row.node }) }, String(row.runs)),
+      el("a", { href: to({ status: row.status, node: row.node, older: Math.floor(age(row.oldest)) }) }, moment(row.oldest))]), "") : null);
 }

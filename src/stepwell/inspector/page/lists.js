@@ -5,7 +5,7 @@ import { moment } from "./times.js";
 
 function more(app, found, page, params) {
   if (app.searching) {
-    return el("p", { class: "pager", role: "status" }, `Searching: ${found.rows.length} found in ${found.looked} records. `, el("button", { type: "button", class: "small", onclick: () => app.stop() }, "Stop"));
+    return el("p", { class: "pager", role: "status" }, `Searching: ${found.rows.length} found in ${found.looked} ${page === "runs" ? "runs" : "records"}. `, el("button", { type: "button", class: "small", onclick: () => app.stop() }, "Stop"));
   }
   return el("p", { class: "pager" },
     params.after ? el("a", { href: link(page, { ...params, after: null }) }, "First page") : null, " ",

@@ -7,6 +7,7 @@ import { overview } from "./overview.js";
 import { link } from "./parts.js";
 import { record } from "./record.js";
 import { run } from "./run.js";
+import { span } from "./times.js";
 
 const EVERY = 3000, ROWS = 50;
 const LINKS = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
@@ -52,7 +53,7 @@ async function read(name, params = {}) {
 }
 
 const PAGES = { overview, flows, records, record, runs, run };
-const SOURCES = { overview: "overview", flows: "overview", records: "records", record: "record", runs: "runs", run: "run" };
+const SOURCES = { overview: "overview", flows: "flow_counts", records: "records", record: "record", runs: "runs", run: "run" };
 
 function draw(page, found, params) {
   return PAGES[page](app, found, params, Math.max(260, byId("content").clientWidth - 40));
@@ -70,20 +71,20 @@ function show(nodes) {
 }
 
 // Continues a search that the server ended after some records, until there is a page of hits or it is stopped.
-async function search(turn, params, first) {
+async function search(turn, page, params, first) {
   let found = first;
   app.searching = true;
   app.searched = location.hash;
   while (app.searching && !found.complete && found.rows.length < ROWS) {
-    show(draw("records", found, params));
-    const answer = await read("records", { ...params, after: found.after });
+    show(draw(page, found, params));
+    const answer = await read(page, { ...params, after: found.after });
     if (turn !== app.turn) return;
     if (!answer.ok) { banner(answer.error); break; }
-    const next = answer.records;
+    const next = answer[page];
     found = { ...next, rows: [...found.rows, ...next.rows], looked: found.looked + next.looked };
   }
   app.searching = false;
-  show(draw("records", found, params));
+  show(draw(page, found, params));
 }
 
 async function load() {
@@ -105,12 +106,22 @@ async function load() {
     app.shown = as;
     filters(page, params, found);
     banner(app.notice);
-    if (page === "records" && !found.complete) { await search(turn, params, found); return; }
+    if ((page === "records" || page === "runs") && !found.complete) { await search(turn, page, params, found); return; }
   } else {
     if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
     banner(answer.gone ? answer.error : app.notice);
   }
-  app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), answer.overview?.states === null ? 500 : EVERY);
+  app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), isCounting(answer) ? 500 : EVERY);
+}
+
+function isCounting(answer) {
+  const counts = answer.overview ?? answer.flow_counts;
+  return counts?.states === null || counts?.nodes === null;
+}
+
+// The ages to choose from, with the one in the address.
+function ages(given) {
+  return !given || AGES.some(([seconds]) => seconds === given) ? AGES : [...AGES, [given, span(Number(given))]];
 }
 
 function select(name, label, options, value) {
@@ -130,9 +141,10 @@ function filters(page, params, found) {
   const fields = page === "records"
     ? [select("bot", "Bot", found.bots.map((bot) => [bot, bot]), found.bot), field("flow", "Flow", params.flow), field("state", "State", params.state), field("key", "Key", params.key),
       field("user", "User", params.user, { inputmode: "numeric" }), field("chat", "Chat", params.chat, { inputmode: "numeric" }), field("tag", "Tag", params.tag), field("field", "Data field", params.field, { placeholder: "to.city=Rome" }),
-      select("older", "Not written for", AGES, params.older), select("damaged", "Records", [["", "all"], ["1", "unreadable only"]], params.damaged)]
+      select("older", "Not written for", ages(params.older), params.older), select("damaged", "Records", [["", "all"], ["1", "unreadable only"]], params.damaged)]
     : [field("flow", "Flow", params.flow), select("status", "Status", [["", "not ended"], ...STATUSES.map((each) => [each, each])], params.status),
-      select("older", "Not written for", AGES, params.older), field("id", "Id", params.id)];
+      field("node", "Node", params.node), field("tag", "Tag", params.tag, { placeholder: "parent:order-1" }), field("field", "Shared field", params.field, { placeholder: "order=7" }),
+      select("older", "Not written for", ages(params.older), params.older), field("id", "Id", params.id)];
   form.replaceChildren(...fields, el("button", { type: "submit", class: "main" }, "Filter"), el("a", { href: `#/${page}` }, "Reset"));
 }
 

@@ -86,7 +86,7 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
             return _refused(refusal)
         # Never with its own media type: a browser must not run it.
         return Response(
-            found["content"],
+            found.content,
             media_type="application/octet-stream",
             headers={"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"},
         )

@@ -12,6 +12,9 @@ from stepwell.web.strict_json import loads
 
 __all__ = ["Params", "Upload"]
 
+#: The most messages that one call forwards, copies or deletes.
+MAX_MESSAGE_IDS = 100
+
 
 class Upload(NamedTuple):
     """A file uploaded with a call."""
@@ -49,6 +52,40 @@ class Params:
 
     def flag(self, name: str) -> bool:
         return str(self.given.get(name, "")).lower() in ("true", "1", "yes")
+
+    def numbers(self, *names: str) -> dict[str, int]:
+        """Return those of these whole numbers that are given."""
+        return {name: self.number(name) for name in names if self.has(name)}
+
+    def fractions(self, *names: str) -> dict[str, float]:
+        """Return those of these numbers that are given."""
+        return {name: self.fraction(name) for name in names if self.has(name)}
+
+    def strings(self, *names: str) -> dict[str, str]:
+        """Return those of these texts that are given and not empty."""
+        return {name: self.text(name) for name in names if self.has(name)}
+
+    def has(self, name: str) -> bool:
+        """Return whether a parameter is given and not empty."""
+        return bool(self.given.get(name, "") != "")
+
+    def required(self, name: str) -> str:
+        """Return a text that must not be empty."""
+        if not self.has(name):
+            raise bad_request(f'parameter "{name}" is required')
+        return self.text(name)
+
+    def message_ids(self) -> list[int]:
+        """Return ``message_ids``: 1 to 100 numbers."""
+        values = self.json("message_ids", list)
+        if not values:
+            raise bad_request("message identifiers are not specified")
+        if len(values) > MAX_MESSAGE_IDS:
+            raise bad_request("too many message identifiers specified")
+        try:
+            return [int(value) for value in values]
+        except (TypeError, ValueError, OverflowError):
+            raise bad_request("can't parse message identifier as Number") from None
 
     def json(self, name: str, kind: type[Any], title: str = "") -> Any:
         """Return an object or a list; ``None`` if it is missing. ``title`` is its name in error messages."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections.abc import Callable
 from typing import Any
 
 from stepwell.errors import UsageError
-from stepwell.playground.botapi.chats import member_of, open_topic
 from stepwell.playground.botapi.entities import find_entities
+from stepwell.playground.botapi.history import ChatHistory
 from stepwell.playground.botapi.keyboards import KeyboardButton, buttons_of
+from stepwell.playground.botapi.methods.chats import member_of, open_topic
+from stepwell.playground.botapi.methods.polls import vote
 from stepwell.playground.botapi.world import Bot, Room, World
 
 __all__ = ["Person"]
 
 
-class Person:
+class Person(ChatHistory):
     """One user in one chat: private, group, channel or topic.
 
     The bot runs in another task or process, so ``send`` and ``press`` return immediately.
@@ -26,15 +26,10 @@ class Person:
     def __init__(
         self, world: World, bot: Bot, user: int, *, room: Room | None = None, thread: int | None = None
     ) -> None:
-        self.world = world
-        self.bot = bot
+        super().__init__(world, bot, room or world.private(bot, user), thread)
         self.id = user
-        self.room: Room = room or world.private(bot, user)
-        self.thread = thread
         self.room.members.setdefault(bot.id, "administrator")
         self.room.members.setdefault(user, "member")
-        #: The id of the last message that ``answer`` returned.
-        self._heard = max(self.room.messages, default=0)
 
     # Other users and chats
 
@@ -112,13 +107,34 @@ class Person:
             "chat_instance": f"-2671862547{self.room.id}",
             "data": pressed.data,
         }
-        by = next(bot for bot in self.world.bots.values() if bot.id == message.get("from", {}).get("id", self.bot.id))
-        return self.world.ask(by, "callback_query", query)
+        return self.world.ask(self.world.sender(message) or self.bot, "callback_query", query)
+
+    async def ask(self, text: str, *, timeout: float = 10.0) -> str:
+        """Send a text, and return the bot's answer."""
+        self._heard = max(self.room.messages, default=0)
+        await self.send(text)
+        return await self.answer(timeout=timeout)
 
     async def inline(self, text: str, *, offset: str = "") -> str:
         """Send an inline query and return its id, for ``notice``."""
         query = {"from": dict(self.me), "query": text, "offset": offset, "chat_type": self.room.type}
         return self.world.ask(self.bot, "inline_query", query)
+
+    async def vote(self, *options: str, on: str | None = None) -> None:
+        """Vote in the bot's last poll, or in the one with the question ``on``; without options, retract the vote."""
+        message = next((each for each in reversed(self._answers()) if _is_poll(each, on)), None)
+        if message is None:
+            raise UsageError("the bot sent no such poll here")
+        poll = message["poll"]
+        texts = [option["text"] for option in poll["options"]]
+        missing = [option for option in options if option not in texts]
+        if missing:
+            raise UsageError(f"the poll has no option {missing[0]!r}; it has: {', '.join(map(repr, texts))}")
+        if poll["is_closed"] or (len(options) > 1 and not poll["allows_multiple_answers"]):
+            raise UsageError("the poll is closed" if poll["is_closed"] else "the poll accepts one option only")
+        if not poll["allows_revoting"] and self.id in self.room.votes.get(message["message_id"], {}):
+            raise UsageError("the poll accepts one vote of each user")
+        vote(self.world, self.room, message, self.me, [texts.index(option) for option in options])
 
     async def block(self) -> None:
         """Block the bot."""
@@ -150,100 +166,7 @@ class Person:
         """Deliver the last update, or the one with this id, again, as after a lost acknowledgement."""
         self.world.redeliver(self.bot, update_id)
 
-    # Answers and history
-
-    async def answer(self, *, timeout: float = 10.0) -> str:
-        """Wait for the bot's next message here, and return its text."""
-        return text_of(await self.hear(timeout=timeout))
-
-    async def hear(self, *, timeout: float = 10.0) -> dict[str, Any]:
-        """Wait for the bot's next message here, and return it as Bot API JSON."""
-
-        def next_answer() -> dict[str, Any] | None:
-            return next((each for each in self._answers() if each["message_id"] > self._heard), None)
-
-        message = await self._wait_for(next_answer, timeout)
-        if message is None:
-            raise TimeoutError(f"the bot sent no message here within {timeout:g} s; the chat so far:\n{self}")
-        self._heard = message["message_id"]
-        return message
-
-    async def ask(self, text: str, *, timeout: float = 10.0) -> str:
-        """Send a text, and return the bot's answer."""
-        self._heard = max(self.room.messages, default=0)
-        await self.send(text)
-        return await self.answer(timeout=timeout)
-
-    async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
-        """Wait for the bot's answer to a callback query or an inline query, and return it."""
-        answer = await self._wait_for(lambda: self.world.queries[query_id]["answer"], timeout)
-        if answer is None:
-            raise TimeoutError(f"the bot did not answer the query within {timeout:g} s")
-        return answer
-
-    @property
-    def last(self) -> str | None:
-        """The text of the bot's last message here, ``None`` before its first."""
-        answers = self._answers()
-        return text_of(answers[-1]) if answers else None
-
-    @property
-    def buttons(self) -> list[str]:
-        """The buttons of the bot's last message and of the reply keyboard."""
-        answers = self._answers()
-        own = buttons_of(answers[-1].get("reply_markup")) if answers else ()
-        return [button.text for button in (*own, *buttons_of(self.room.keyboard))]
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages here, oldest first, as Bot API JSON."""
-        every = self.room.messages.values()
-        if not self.room.chat.get("is_forum"):
-            return list(every)
-        return [message for message in every if message.get("message_thread_id") == self.thread]
-
-    @property
-    def updates(self) -> list[dict[str, Any]]:
-        """All updates of the bot, from all users, oldest first."""
-        return list(self.bot.updates.all)
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        """The bot's calls for all users, oldest first, without getUpdates."""
-        return list(self.bot.calls)
-
-    def __str__(self) -> str:
-        lines = [(message.get("from", {}).get("first_name", "Channel"), text_of(message)) for message in self.messages]
-        return "\n".join(f"{name}: {text}" for name, text in lines)
-
     # Internal
-
-    async def _wait_for(self, find: Callable[[], dict[str, Any] | None], timeout: float) -> dict[str, Any] | None:
-        """Return what ``find`` returns after some event; ``None`` if it finds nothing in time."""
-        event = asyncio.Event()
-        stop = self.world.watch(lambda _: event.set())
-        try:
-            async with asyncio.timeout(timeout):
-                while (found := find()) is None:
-                    event.clear()
-                    await event.wait()
-                return found
-        except TimeoutError:
-            return None
-        finally:
-            stop()
-
-    def _answers(self) -> list[dict[str, Any]]:
-        return [message for message in self.messages if message.get("from", {}).get("is_bot")]
-
-    def _answered(self, text: str | None) -> dict[str, Any]:
-        answers = self._answers()
-        chosen = [message for message in answers if text in (None, text_of(message))]
-        if not chosen:
-            said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
-            which = "message" if text is None else f"message {text!r}"
-            raise UsageError(f"the bot sent no {which} here; it sent: {said}")
-        return chosen[-1]
 
     def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:
         messages = [self._answered(on)] if on is not None else list(reversed(self._answers()))
@@ -283,9 +206,8 @@ class Person:
             self.world.broadcast(self.room, "chat_member", change)
 
 
-def text_of(message: dict[str, Any]) -> str:
-    """Return the text or caption of a message."""
-    return str(message.get("text", message.get("caption", "")))
+def _is_poll(message: dict[str, Any], question: str | None) -> bool:
+    return "poll" in message and question in (None, message["poll"]["question"])
 
 
 def _names(user: dict[str, Any]) -> dict[str, Any]:

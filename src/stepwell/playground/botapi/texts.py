@@ -11,7 +11,7 @@ from stepwell.playground.botapi.markdown import parse_markdown, parse_markdown_v
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
 
-__all__ = ["formatted_text", "text_of"]
+__all__ = ["formatted_text", "link_preview", "text_of"]
 
 MAX_TEXT, MAX_CAPTION = 4096, 1024
 #: Before the formatting is parsed.
@@ -65,3 +65,11 @@ def _found(text: str, given: list[Entity]) -> list[Entity]:
         for each in find_entities(text)
         if not any(start < each["offset"] + each["length"] and each["offset"] < end for start, end in opaque)
     ]
+
+
+def link_preview(params: Params) -> dict[str, Any]:
+    """Return the options of the link preview of a call."""
+    options = params.json("link_preview_options", dict, "link preview options")
+    if options is None and params.flag("disable_web_page_preview"):
+        options = {"is_disabled": True}
+    return {"link_preview_options": options} if options else {}

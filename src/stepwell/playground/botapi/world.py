@@ -17,7 +17,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.playground.botapi.refusal import Refusal, bad_request
 from stepwell.playground.botapi.updates import UpdateQueue
 
-__all__ = ["Bot", "Failure", "Room", "Topic", "World", "WorldEvent"]
+__all__ = ["SERVICE", "Bot", "Failure", "Room", "StoredFile", "Topic", "World", "WorldEvent"]
 
 #: The most calls that are kept for each bot.
 MAX_CALLS = 1000
@@ -114,6 +114,26 @@ class Bot:
         return failure
 
 
+@dataclass(slots=True, eq=False)
+class StoredFile:
+    """A file that was uploaded, or named by its URL."""
+
+    id: str
+    #: ``photo``, ``document``, ``video`` and so on, or ``thumbnail``.
+    kind: str
+    name: str
+    media_type: str
+    content: bytes
+    #: Its object in messages, such as Video; empty until it is sent.
+    json: dict[str, Any]
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The fields that the objects of all kinds of files have."""
+        size = {"file_size": len(self.content)} if self.content else {}
+        return {"file_id": self.id, "file_unique_id": self.id, **size}
+
+
 @dataclass(slots=True)
 class Topic:
     """A topic of a forum."""
@@ -134,6 +154,8 @@ class Room:
     #: By id, oldest first.
     messages: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     topics: dict[int, Topic] = field(default_factory=dict, repr=False)
+    #: The votes in polls: message id to user id to the chosen options.
+    votes: dict[int, dict[int, list[int]]] = field(default_factory=dict, repr=False)
     #: The current reply keyboard.
     keyboard: dict[str, Any] | None = field(default=None, repr=False)
     #: The id of the supergroup that this group was upgraded to.
@@ -163,8 +185,8 @@ class World:
         self.rooms: dict[Any, Room] = {}
         #: Callback queries and inline queries, by id.
         self.queries: dict[str, dict[str, Any]] = {}
-        #: Uploaded files: id, name, type and content.
-        self.files: dict[str, dict[str, Any]] = {}
+        #: Uploaded files, by id.
+        self.files: dict[str, StoredFile] = {}
         self._watchers: list[Callable[[WorldEvent], None]] = []
         # Above the ids of earlier runs: bots remember the ids of handled updates.
         self._update_ids = count(int(clock() * 1000))
@@ -254,15 +276,18 @@ class World:
             self.broadcast(room, "channel_post" if in_channel else "message", message)
         return message
 
-    def edit(self, room: Room, message: dict[str, Any], *, by_bot: bool, **content: Any) -> dict[str, Any]:
-        """Edit a message; a field that is ``None`` is removed."""
+    def change(self, room: Room, message: dict[str, Any], **content: Any) -> None:
+        """Change fields of a message; a field that is ``None`` is removed. Bots get no update."""
         for name, value in content.items():
             if value is None:
                 message.pop(name, None)
             else:
                 message[name] = value
-        message["edit_date"] = int(self.clock())
         self._publish(WorldEvent("edited", None, room, message))
+
+    def edit(self, room: Room, message: dict[str, Any], *, by_bot: bool, **content: Any) -> dict[str, Any]:
+        """Edit a message; bots get an update for the edit of a user."""
+        self.change(room, message, **content, edit_date=int(self.clock()))
         if not by_bot:
             self.broadcast(room, "edited_channel_post" if room.type == "channel" else "edited_message", message)
         return message
@@ -270,6 +295,10 @@ class World:
     def delete(self, room: Room, message_id: int) -> None:
         """Delete a message; bots get no update."""
         self._publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
+
+    def sender(self, message: dict[str, Any]) -> Bot | None:
+        """Return the bot that sent a message; ``None`` for a user."""
+        return next((bot for bot in self.bots.values() if bot.id == message.get("from", {}).get("id")), None)
 
     def broadcast(self, room: Room, kind: str, event: dict[str, Any]) -> None:
         """Send an update to every bot in a room."""

@@ -5,6 +5,44 @@
 -- statement that locks and reads at once could combine a new record with an old memo.
 -- Then simple operations (each the only one on its key) run as one statement per kind, the others one by one.
 
+-- Returns some parts of a record: those with the names p_chosen -> 'names', or a range in its order (stepwell/record.py).
+-- A stable function has the snapshot of the statement that calls it. run_batch sets the planner for it, so that each
+-- query reads only the chosen parts, by their primary key.
+create or replace function @schema@.parts_of(p_namespace text, p_key text, p_chosen jsonb)
+    returns table (name text, weight bigint, body text)
+language plpgsql stable
+as $$
+declare
+    v_first constant text := p_chosen ->> 'first';
+    v_last constant text := p_chosen ->> 'last';
+    v_limit constant bigint := p_chosen ->> 'limit';
+begin
+    if v_first is null then
+        return query select p.name, p.weight, p.body
+            from (select distinct n.name from jsonb_array_elements_text(p_chosen -> 'names') n(name)) n
+            join @schema@.parts p on p.namespace = p_namespace and p.key = p_key and p.name = n.name;
+    elsif (p_chosen ->> 'reverse')::boolean then
+        if v_last is null then
+            return query select p.name, p.weight, p.body from @schema@.parts p
+                where p.namespace = p_namespace and p.key = p_key and p.name >= v_first
+                order by p.name desc limit v_limit;
+        else
+            return query select p.name, p.weight, p.body from @schema@.parts p
+                where p.namespace = p_namespace and p.key = p_key and p.name >= v_first and p.name <= v_last
+                order by p.name desc limit v_limit;
+        end if;
+    elsif v_last is null then
+        return query select p.name, p.weight, p.body from @schema@.parts p
+            where p.namespace = p_namespace and p.key = p_key and p.name >= v_first
+            order by p.name limit v_limit;
+    else
+        return query select p.name, p.weight, p.body from @schema@.parts p
+            where p.namespace = p_namespace and p.key = p_key and p.name >= v_first and p.name <= v_last
+            order by p.name limit v_limit;
+    end if;
+end
+$$;
+
 create or replace function @schema@.run_batch(
     p_lane text,
     p_number bigint,
@@ -34,7 +72,9 @@ create or replace function @schema@.run_batch(
     p_parts jsonb[],
     p_weights bigint[],
     p_queues text[],                -- without the time, which is added here
-    p_limits bigint[]
+    p_limits bigint[],
+    -- Of a get: the parts to return; of an apply: the parts to delete. An earlier release does not send it.
+    p_ranges jsonb[] default '{}'
 ) returns table (
     at bigint,
     code smallint,
@@ -123,6 +163,10 @@ declare
     v_tags text[];
     v_size bigint;
     v_all bigint;
+    -- The size of the parts: all of them before the change, those that it deletes or replaces, and those that it sets.
+    v_parts bigint;
+    v_freed bigint;
+    v_added bigint;
 
     v_journal constant boolean := v_writes and p_lane is not null;
     j record;
@@ -352,11 +396,11 @@ begin
             from unnest(
                 p_kinds, p_namespaces, p_keys, p_flags, p_tokens, p_leases, p_writes, p_bases, p_versions,
                 p_version_writes, p_flows, p_states, p_heads, p_data, p_large, p_unset, p_tags, p_deadlines,
-                p_expiries, p_memos, p_parts, p_weights, p_queues, p_limits
+                p_expiries, p_memos, p_parts, p_weights, p_queues, p_limits, p_ranges
             ) with ordinality as u(
                 kind, namespace, key, flags, token, lease, write, base, version,
                 version_write, flow, state, head, data, large, unset, tags, deadline,
-                expiry, memo, parts, weight, queue, allowed, at
+                expiry, memo, parts, weight, queue, allowed, chosen, at
             )
             where u.flags & f_simple = 0 or (u.kind = 3 and u.at <> all (d_ats))
             order by u.at
@@ -382,18 +426,32 @@ begin
 
             if op.kind = 1 then
                 -- One statement has one snapshot, so the parts belong to this version.
-                select r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
-                        r_.expires_at, r_.deadline, r_.queue, p.names, p.bodies
-                    into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
-                        part_names, part_bodies
-                    from @schema@.records r_
-                    cross join lateral (
-                        select array_agg(p_.name) as names, array_agg(p_.body) as bodies
-                        from @schema@.parts p_
-                        where op.flags & f_parts <> 0 and p_.namespace = r_.namespace and p_.key = r_.key
-                    ) p
-                    where r_.namespace = op.namespace and r_.key = op.key
-                        and r_.alive and (r_.expires_at is null or r_.expires_at > t);
+                if op.chosen is null then
+                    select r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
+                            r_.expires_at, r_.deadline, r_.queue, p.names, p.bodies
+                        into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
+                            part_names, part_bodies
+                        from @schema@.records r_
+                        cross join lateral (
+                            select array_agg(p_.name) as names, array_agg(p_.body) as bodies
+                            from @schema@.parts p_
+                            where op.flags & f_parts <> 0 and p_.namespace = r_.namespace and p_.key = r_.key
+                        ) p
+                        where r_.namespace = op.namespace and r_.key = op.key
+                            and r_.alive and (r_.expires_at is null or r_.expires_at > t);
+                else
+                    select r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
+                            r_.expires_at, r_.deadline, r_.queue, p.names, p.bodies
+                        into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
+                            part_names, part_bodies
+                        from @schema@.records r_
+                        cross join lateral (
+                            select array_agg(p_.name) as names, array_agg(p_.body) as bodies
+                            from @schema@.parts_of(r_.namespace, r_.key, op.chosen) p_
+                        ) p
+                        where r_.namespace = op.namespace and r_.key = op.key
+                            and r_.alive and (r_.expires_at is null or r_.expires_at > t);
+                end if;
                 if found then
                     code := c_record;
                 end if;
@@ -440,7 +498,7 @@ begin
                 v_keep := op.flags & f_keep <> 0;
                 v_returning := op.flags & f_returning <> 0;
                 select r_.version, r_.write, r_.base, r_.alive, r_.expires_at, r_.token, r_.leased_until, r_.size,
-                        r_.memo_until, r_.tags, r_.has_parts, r_.large is not null as has_large
+                        r_.memo_until, r_.tags, r_.has_parts, r_.parts_size, r_.large is not null as has_large
                     into r
                     from @schema@.records r_
                     where r_.namespace = op.namespace and r_.key = op.key and op.at = any (v_rows);
@@ -502,6 +560,7 @@ begin
                             alive = false,
                             has_parts = false,
                             size = 0,
+                            parts_size = 0,
                             expires_at = null,
                             deadline = null,
                             queue = null,
@@ -545,10 +604,37 @@ begin
                         );
                     end if;
 
-                    v_size := op.weight + case when v_dropped then 0 else r.size end;
+                    v_parts := case when r.has_parts then r.parts_size else 0 end;
+                    v_freed := 0;
+                    v_added := 0;
+                    if op.parts is not null then
+                        select coalesce(sum(octet_length(n.key) + octet_length(n.value)), 0) into v_added
+                            from jsonb_each_text(op.parts) n where n.value is not null;
+                    end if;
+                    if r.has_parts and not v_dropped then
+                        if op.parts is not null then
+                            select coalesce(sum(p.weight), 0) into v_freed
+                                from jsonb_object_keys(op.parts) n(name)
+                                join @schema@.parts p
+                                    on p.namespace = op.namespace and p.key = op.key and p.name = n.name;
+                        end if;
+                        if op.chosen is not null then
+                            select v_freed + coalesce(sum(p.weight), 0) into v_freed
+                                from @schema@.parts_of(op.namespace, op.key, op.chosen) p
+                                where op.parts is null or not op.parts ? p.name;
+                        end if;
+                    end if;
+
+                    v_size := op.weight + case when v_dropped then 0 else r.size - v_freed end;
                     if v_size > op.allowed then
                         -- The upper bound exceeds the limit: compute the exact size.
-                        select coalesce(sum(w.weight), 0), op.weight + coalesce(sum(w.weight) filter (where w.stays), 0)
+                        if v_parts is null then
+                            select coalesce(sum(p.weight), 0) into v_parts
+                                from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
+                        end if;
+                        select v_parts + coalesce(sum(f.weight), 0),
+                                op.weight + coalesce(sum(f.weight) filter (where f.stays), 0)
+                                    + case when v_dropped then 0 else v_parts - v_freed end
                             into v_all, v_size
                             from (
                                 select octet_length(f.key) + octet_length(f.value) as weight,
@@ -558,11 +644,7 @@ begin
                                 from @schema@.records r_,
                                     jsonb_each_text(r_.data || coalesce(r_.large, '{}')) f
                                 where r_.namespace = op.namespace and r_.key = op.key
-                                union all
-                                select p.weight, not v_dropped and not coalesce(op.parts ? p.name, false)
-                                from @schema@.parts p
-                                where p.namespace = op.namespace and p.key = op.key
-                            ) w;
+                            ) f;
                     else
                         v_all := v_size;
                     end if;
@@ -595,6 +677,7 @@ begin
                             alive = true,
                             has_parts = (r_.has_parts and not v_dropped) or op.parts is not null,
                             size = v_size,
+                            parts_size = case when v_dropped then 0 else v_parts - v_freed end + v_added,
                             expires_at = v_expires,
                             removable_at = v_expires,
                             deadline = case
@@ -665,6 +748,10 @@ begin
                         end if;
                         if v_dropped and r.has_parts then
                             delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
+                        elsif op.chosen is not null and r.has_parts then
+                            delete from @schema@.parts p
+                                using @schema@.parts_of(op.namespace, op.key, op.chosen) d
+                                where p.namespace = op.namespace and p.key = op.key and p.name = d.name;
                         end if;
                         if op.parts is not null then
                             delete from @schema@.parts p

@@ -29,7 +29,7 @@ begin
             -- Keep the memo of handled updates for a day.
             update @schema@.records r_ set
                 version = 0, write = '', base = '', written_at = 0, alive = false, has_parts = false, size = 0,
-                expires_at = null, removable_at = r_.memo_until, deadline = null, queue = null, token = null, leased_until = 0,
+                parts_size = 0, expires_at = null, removable_at = r_.memo_until, deadline = null, queue = null, token = null, leased_until = 0,
                 flow = null, state = null, head = null, data = '{}', large = null
                 where r_.namespace = r.namespace and r_.key = r.key;
         else

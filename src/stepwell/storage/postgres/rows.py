@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from stepwell.codec.values import from_json, to_json
 from stepwell.errors import LeaseLost, RecordExists, RecordReplaced, StepwellError, TooLarge, VersionChanged
-from stepwell.record import KEEP, Address, Stored, Version
+from stepwell.record import KEEP, Address, Range, Stored, Version
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -52,7 +52,7 @@ _RECORD, _CLAIMED, _TAKEN, _APPLIED, _LEASE_LOST, _REPLACED, _CHANGED, _TOO_LARG
 _MEMO, _AMOUNT, _NAMES, _BODIES = 14, 15, 16, 17
 
 #: The number of columns, and how many of them are only for Apply.
-COLUMNS: Final = 24
+COLUMNS: Final = 25
 _APPLY_COLUMNS: Final = 18
 
 #: The columns of a record that ``stored`` reads, of a table called ``r``.
@@ -74,6 +74,19 @@ def unescaped(text: str) -> str:
     return "\\".join(part.replace("\\0", "\0") for part in text.split("\\\\"))
 
 
+def escaped_part(name: str) -> str:
+    """Escape the name of a part so that the order of names stays the same."""
+    if "\0" in name or "\x01" in name:
+        name = name.replace("\x01", "\x01\x02").replace("\0", "\x01\x01")
+    return name.replace("\\", "\\\\") if "\\" in name else name
+
+
+def unescaped_part(text: str) -> str:
+    """Return the name that ``escaped_part`` was given, or ``escaped`` in an earlier release."""
+    name = unescaped(text)
+    return name.replace("\x01\x01", "\0").replace("\x01\x02", "\x01") if "\x01" in name else name
+
+
 def columns(operations: Sequence[Operation]) -> list[Any]:
     """Return the number of keys that need a row, then one sequence per column of the function.
 
@@ -83,6 +96,7 @@ def columns(operations: Sequence[Operation]) -> list[Any]:
     times = Counter([operation.address for operation in operations])
     needing: set[Address] = set()
     common = []
+    ranges: list[str | None] = []
     rows = []
     for operation in operations:
         address = operation.address
@@ -95,18 +109,20 @@ def columns(operations: Sequence[Operation]) -> list[Any]:
                 flags &= ~_NEEDS_ROW
             needing.add(address)
         common.append((kind, *address, flags, token, lease))
+        ranges.append(_range(operation))
         if writes:
             rows.append(_written(operation) if type(operation) is Apply else _NOT_WRITTEN)
     kinds, namespaces, keys, flags_, tokens, leases = zip(*common, strict=True)
     shared = [_short(kinds), _short(namespaces), keys, _short(flags_), tokens, _short(leases)]
     if not writes:
-        return [len(needing), *shared, *([()] * _APPLY_COLUMNS)]
+        return [len(needing), *shared, *([()] * _APPLY_COLUMNS), _unless_null(ranges)]
     *written, limits = zip(*rows, strict=True)
     return [
         len(needing),
         *shared,
-        *(column if column.count(None) < len(column) else () for column in written),
+        *map(_unless_null, written),
         _short(limits),
+        _unless_null(ranges),
     ]
 
 
@@ -115,13 +131,18 @@ def _short(column: Sequence[Any]) -> Sequence[Any]:
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
+def _unless_null(column: Sequence[Any]) -> Sequence[Any]:
+    """Return a column of nulls as an empty one."""
+    return column if column.count(None) < len(column) else ()
+
+
 _NOT_WRITTEN: Final = (None,) * _APPLY_COLUMNS
 
 
 def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
     """Return kind, flags, token and lease of an operation."""
     if isinstance(operation, Get):
-        return _GET, _PARTS if operation.parts else _SIMPLE, None, None
+        return _GET, _SIMPLE if operation.parts is False else _PARTS, None, None
     if isinstance(operation, Claim):
         return _CLAIM, _RENEW if operation.renew else _SIMPLE | _NEEDS_ROW, operation.token, operation.lease
     if isinstance(operation, Release):
@@ -161,6 +182,7 @@ def is_simple_write(apply: Apply) -> bool:
         and not change.delete
         and not change.unset
         and not change.parts
+        and change.drop is None
         and change.tags is KEEP
         and change.queue is KEEP
         and not guard.absent
@@ -185,9 +207,10 @@ def _written(apply: Apply) -> tuple[Any, ...]:
         large = _json({name: text for name, text in change.set.items() if len(text) > LARGE})
     parts = None
     if change.parts:
-        parts = _json({escaped(name): text for name, text in change.parts.items()})
-        for name, part in change.parts.items():
-            size += weight(escaped(name), part)
+        escaped_parts = {escaped_part(name): text for name, text in change.parts.items()}
+        parts = _json(escaped_parts)
+        for name, part in escaped_parts.items():
+            size += weight(name, part)
     flow = state = head = None
     if change.head is not KEEP:
         flow, state, head = change.head
@@ -214,6 +237,20 @@ def _written(apply: Apply) -> tuple[Any, ...]:
     )
 
 
+def _range(operation: Operation) -> str | None:
+    """Return the parts that a ``Get`` reads or a change drops, as JSON for the function ``parts_of``."""
+    if isinstance(operation, Get):
+        chosen = operation.parts
+    elif isinstance(operation, Apply) and operation.change.drop is not None:
+        chosen = operation.change.drop
+    else:
+        return None
+    if isinstance(chosen, Range):
+        first, last = (None if name is None else escaped_part(name) for name in (chosen.first, chosen.last))
+        return _json({"first": first or "", "last": last, "limit": chosen.limit, "reverse": chosen.reverse})
+    return _json({"names": list(map(escaped_part, chosen))}) if isinstance(chosen, tuple) else None
+
+
 def _json(value: Any) -> str:
     return to_json(dict(value) if isinstance(value, Mapping) else value).decode()
 
@@ -232,8 +269,8 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
         elif code == _RECORD:
             record = stored(row, 3)
             operation = operations[at]
-            if type(operation) is Get and operation.parts:
-                record.parts = dict(zip(map(unescaped, row[_NAMES] or ()), row[_BODIES] or (), strict=True))
+            if type(operation) is Get and operation.parts is not False:
+                record.parts = dict(zip(map(unescaped_part, row[_NAMES] or ()), row[_BODIES] or (), strict=True))
             found[at] = record
         elif code == _TAKEN:
             found[at] = Taken(row[_AMOUNT])

@@ -50,17 +50,66 @@ local function drop_marker(key)
   end
 end
 
+-- Return the names of the parts in a range: the first and last name in the form of ZRANGEBYLEX, the limit (-1: none), and
+-- "1" for the reverse order.
+local function range(prefix, name, first, last, limit, reverse)
+  local sorted, parts = prefix .. 'o:' .. name, prefix .. 'p:' .. name
+  local count = call('HLEN', parts)
+  -- They differ if there is no index yet, or if a process of an earlier release has written parts.
+  if call('ZCARD', sorted) ~= count then
+    call('DEL', sorted)
+    local entries = {}
+    for at, part in ipairs(call('HKEYS', parts)) do
+      entries[2 * at - 1], entries[2 * at] = 0, part
+    end
+    if count > 0 then
+      in_pieces('ZADD', sorted, entries, 2 * count)
+    end
+  end
+  if reverse == '1' then
+    return call('ZREVRANGEBYLEX', sorted, last, first, 'LIMIT', 0, limit)
+  end
+  return call('ZRANGEBYLEX', sorted, first, last, 'LIMIT', 0, limit)
+end
+
+-- Return names and texts of the parts with these names.
+local function chosen_parts(key, names, first, last)
+  local found = {}
+  for at = first, last, MOST do
+    local till = math.min(at + MOST - 1, last)
+    local texts = call('HMGET', key, unpack(names, at, till))
+    for n = at, till do
+      local text = texts[n - at + 1]
+      if text then
+        found[#found + 1] = names[n]
+        found[#found + 1] = text
+      end
+    end
+  end
+  return found
+end
+
 local operations = {}
 
-function operations.G(key, at)
+-- Read a record. An argument "1" requests all parts, "r" and four arguments a range, "n" and names these parts.
+function operations.G(key, at, last)
   local record = call('HGETALL', key)
   if record[1] == '$b' and #record == 2 then
     drop_marker(key)
   end
-  if ARGV[at] == '1' then
-    return {record, call('HGETALL', sub(key, 1, width) .. 'p' .. sub(key, width + 2))}
+  local wanted = ARGV[at]
+  if wanted == '' or #record == 0 then
+    return {record}
   end
-  return {record}
+  local prefix, name = sub(key, 1, width), sub(key, width + 3)
+  local parts = prefix .. 'p:' .. name
+  if wanted == '1' then
+    return {record, call('HGETALL', parts)}
+  elseif wanted == 'n' then
+    return {record, chosen_parts(parts, ARGV, at + 1, last)}
+  end
+  local names = range(prefix, name, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  return {record, chosen_parts(parts, names, 1, #names)}
 end
 
 function operations.C(key, at)
@@ -105,7 +154,7 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
   if old[1] then
     local next_version = whole(tonumber(version) + 1)
     unlist(prefix, name, old[6], old[8], old[9])
-    call('DEL', key, prefix .. 'p:' .. name)
+    call('DEL', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
     version, writer, base = next_version, write, write
     if mode == 'delete' then
       call('HSET', key, '$v', version, '$w', writer, '$b', base, '$t', now_text)
@@ -140,15 +189,16 @@ local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
 --   k  keep the lease for this many seconds    f  fresh    r  return the record
 --   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
 --   u  unset this field    p t  set this part to this text     q  delete this part
-local LISTS = {u = true, p = true, t = true, q = true}
+--   l  four times: delete the parts of a range
+local LISTS = {u = true, p = true, t = true, q = true, l = true}
 local EMPTY = {}
-local NONE = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+local NONE = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY, l = EMPTY}
 
 local function options(first, last)
   if first > last then
     return NONE
   end
-  local given = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY}
+  local given = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY, l = EMPTY}
   for at = first, last, 2 do
     local letter = ARGV[at]
     if LISTS[letter] then
@@ -224,8 +274,30 @@ local function write_record(key, prefix, name, at, given, held, old)
   for n = 1, #parts do
     size = size + #parts[n] + #texts[n]
   end
-  if alive and not dropped and #parts + #unparts > 0 then
-    size = size - weights(prefix .. 'p:' .. name, parts) - weights(prefix .. 'p:' .. name, unparts)
+  local its_parts, sorted = prefix .. 'p:' .. name, prefix .. 'o:' .. name
+  local gone_parts = EMPTY
+  if alive and not dropped then
+    if #parts + #unparts > 0 then
+      size = size - weights(its_parts, parts) - weights(its_parts, unparts)
+    end
+    if #given.l > 0 then
+      gone_parts = range(prefix, name, unpack(given.l))
+      -- The size of a part that is both in the range and set or deleted was subtracted above.
+      local seen = {}
+      for n = 1, #parts do
+        seen[parts[n]] = true
+      end
+      for n = 1, #unparts do
+        seen[unparts[n]] = true
+      end
+      local others = {}
+      for n = 1, #gone_parts do
+        if not seen[gone_parts[n]] then
+          others[#others + 1] = gone_parts[n]
+        end
+      end
+      size = size - weights(its_parts, others)
+    end
   end
   if size > before and size > tonumber(ARGV[at + LIMIT]) then
     return {'LARGE', whole(size)}
@@ -250,7 +322,7 @@ local function write_record(key, prefix, name, at, given, held, old)
         end
       end
     end
-    call('DEL', key, prefix .. 'p:' .. name)
+    call('DEL', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
     base = write
     put('$b', base)
   else
@@ -303,11 +375,23 @@ local function write_record(key, prefix, name, at, given, held, old)
   if gone_size > 0 then
     in_pieces('HDEL', key, gone, gone_size)
   end
+  if #gone_parts > 0 then
+    in_pieces('HDEL', its_parts, gone_parts, #gone_parts)
+    in_pieces('ZREM', sorted, gone_parts, #gone_parts)
+  end
   for n = 1, #parts do
-    call('HSET', prefix .. 'p:' .. name, parts[n], texts[n])
+    call('HSET', its_parts, parts[n], texts[n])
   end
   for n = 1, #unparts do
-    call('HDEL', prefix .. 'p:' .. name, unparts[n])
+    call('HDEL', its_parts, unparts[n])
+  end
+  if #parts + #unparts > 0 and call('EXISTS', sorted) == 1 then
+    for n = 1, #parts do
+      call('ZADD', sorted, 0, parts[n])
+    end
+    for n = 1, #unparts do
+      call('ZREM', sorted, unparts[n])
+    end
   end
 
   if expires then

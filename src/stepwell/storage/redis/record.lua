@@ -3,6 +3,7 @@
 -- All keys begin with a prefix such as "stepwell:{17}:", so that a record and its index entries share a slot:
 --   r:<address>     the record, a hash: data fields under their names, and the fields listed below
 --   p:<address>     its parts, a hash
+--   o:<address>     the names of its parts, sorted. The first read of a range makes it, and later writes keep it
 --   l:<address>     its lease: "<until> <token>"; the TTL of the key is only for cleanup
 --   m:<address>     its memo: "<until> <text>"; likewise
 --   n:<namespace>   the keys of all records of a namespace, sorted

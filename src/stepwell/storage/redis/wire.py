@@ -21,7 +21,7 @@ from stepwell.errors import (
     TooLarge,
     VersionChanged,
 )
-from stepwell.record import KEEP, Address, Stored, Version
+from stepwell.record import KEEP, Address, Range, Stored, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 from stepwell.storage.queue_text import queue_of, queue_text
 
@@ -124,8 +124,23 @@ def arguments(operation: Operation) -> Sequence[str]:
     if isinstance(operation, Claim):
         return "C", "3", operation.token, repr(float(operation.lease)), "1" if operation.renew else ""
     if isinstance(operation, Get):
-        return "G", "1", "1" if operation.parts else ""
+        parts = operation.parts
+        if isinstance(parts, Range):
+            return "G", "5", "r", *_range(parts)
+        if isinstance(parts, tuple):
+            return "G", str(1 + len(parts)), "n", *parts
+        return "G", "1", "1" if parts else ""
     return "R", "1", operation.token
+
+
+def _range(wanted: Range) -> tuple[str, str, str, str]:
+    """Return the first and last name in the form of ``ZRANGEBYLEX``, the limit, and whether the order is reversed."""
+    return (
+        "-" if wanted.first is None else "[" + wanted.first,
+        "+" if wanted.last is None else "[" + wanted.last,
+        "-1" if wanted.limit is None else str(wanted.limit),
+        "1" if wanted.reverse else "",
+    )
 
 
 def _apply(apply: Apply) -> list[str]:
@@ -173,6 +188,9 @@ def _apply(apply: Apply) -> list[str]:
             row += ("u", name)
     for name, text in change.parts.items():
         row += ("q", name) if text is None else ("p", name, "t", text)
+    if change.drop is not None:
+        for argument in _range(change.drop):
+            row += ("l", argument)
     row[1] = str(len(row) - 2)
     return row
 

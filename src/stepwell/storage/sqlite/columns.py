@@ -92,7 +92,7 @@ def written(
     ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
     """
     number, _, base, _, alive, flow, state, head, tags, _, expires_at, deadline, _, _, queue, _ = row
-    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, new_queue = change
+    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, new_queue, _ = change
     number += 1
     if not alive:
         number, expires_at = max(number, int(now * 1e6)), None

@@ -33,6 +33,7 @@ from stepwell.storage.queue_text import queue_of
 from stepwell.storage.reference import weight
 from stepwell.storage.sqlite.columns import Row, checksum, name_hash, row_and_sizes, sealed, update, written
 from stepwell.storage.sqlite.connection import Connection
+from stepwell.storage.sqlite.parts import range_bindings, reading
 from stepwell.storage.sqlite.schema import QUERIES
 
 __all__ = ["LargeRecord", "Rows", "is_sound", "stored"]
@@ -55,7 +56,6 @@ class Rows:
         self._connection = connection
         self._use(connection.cursor())
         self._most = most
-        self._read_record = self.read if most is None else self._read_small_record
         self.lease_clock = lease_clock
 
     def _use(self, cursor: Any) -> None:
@@ -80,9 +80,15 @@ class Rows:
 
     def get(self, get: Get, now: float) -> Stored | None:
         """Return a record as readers see it. This is one statement, so it needs no transaction."""
-        rows = self._read_record(QUERIES["get_with_parts"] if get.parts else QUERIES["get"], get.address)
+        address, wanted = get
+        query, bindings = reading(address, wanted)
+        rows = self.read(query, bindings) if self._most is None else self._read_small_record(query, bindings, wanted)
         row, fields, parts = _contents(rows)
-        return stored(get.address, row, fields, now, parts if get.parts else None)
+        if wanted is False:
+            return stored(address, row, fields, now)
+        if isinstance(wanted, tuple):
+            parts = {name: parts[name] for name in wanted if name in parts}
+        return stored(address, row, fields, now, parts, all_parts=wanted is True)
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """Return all fields of a record."""
@@ -119,21 +125,39 @@ class Rows:
             if tag not in before:
                 self._execute(QUERIES["set_tag"], (*address, tag))
 
-    def _read_small_record(self, query: str, address: Address) -> list[Any]:
+    def _read_small_record(self, query: str, bindings: Sequence[Any], wanted: Any) -> list[Any]:
         """Return all rows of a query whose first row is the one of the record, or raise ``LargeRecord``."""
         try:
-            cursor = self._execute(query, address)
+            cursor = self._execute(query, bindings)
             first = cursor.fetchone()
             if first is None:
                 return []
-            if first[0] == _IS_RECORD and isinstance(first[_BYTES], int) and first[_BYTES] > (self._most or 0):
-                # A statement that is left unfinished would keep its snapshot.
-                cursor.close(True)
-                self._use(self._connection.cursor())
-                raise LargeRecord
-            return [first, *cursor.fetchall()]
+            if first[0] != _IS_RECORD or not self._is_large(first[_BYTES]):
+                return [first, *cursor.fetchall()]
+            if wanted is not True and not self._has_large_fields(bindings[:2]):
+                # Most of it are parts, of which few may be wanted.
+                rows, left = [first], self._most or 0
+                for row in cursor:
+                    left -= len(row[2])
+                    if left < 0:
+                        break
+                    rows.append(row)
+                else:
+                    return rows
+            # A statement that is left unfinished would keep its snapshot.
+            cursor.close(True)
+            self._use(self._connection.cursor())
+            raise LargeRecord
         except UnicodeDecodeError:
-            return self.read(query, address)
+            return self.read(query, bindings)
+
+    def _is_large(self, size: Any) -> bool:
+        return self._most is not None and isinstance(size, int) and size > self._most
+
+    def _has_large_fields(self, address: Sequence[str]) -> bool:
+        """Return whether the fields of a large record are large, and not only its parts."""
+        found: list[Any] = self._connection.execute(QUERIES["fields_size"], address).fetchall()
+        return bool(found[0][0] > (self._most or 0))
 
     def _claim(self, claim: Claim, now: float, lease_now: float) -> Result:
         address, token, lease, renew = claim
@@ -148,7 +172,7 @@ class Rows:
             return Taken(self.read(QUERIES["lease"], (namespace, key, lease_now))[0][1] - lease_now)
         found = self.read(row_and_sizes(0), address)
         row = _new(Row, found[0]) if found else None
-        if self._most is not None and row is not None and isinstance(row.bytes, int) and row.bytes > self._most:
+        if row is not None and self._is_large(row.bytes) and self._has_large_fields(address):
             raise LargeRecord
         # Only this writer changes the file in its transaction, so two queries see the same record.
         texts = self.read(QUERIES["fields_and_memo"], (namespace, key, now))
@@ -167,7 +191,7 @@ class Rows:
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
         address, change, guard, _, _, returning = apply
-        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _ = change
+        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _, drop = change
         token = base = version = absent = None
         if guard is not None:
             token, base, version, absent = guard
@@ -219,6 +243,8 @@ class Rows:
             execute(QUERIES["unset_field"], (namespace, key, name))
         for name, text in texts.items():
             execute(QUERIES["set_field"], (namespace, key, name, text))
+        if drop is not None and not drops:
+            execute(QUERIES["drop_range_reverse" if drop.reverse else "drop_range"], range_bindings(address, drop))
         if parts:
             self._write_parts(address, parts)
         if memo is not KEEP:
@@ -335,8 +361,14 @@ class Rows:
             size += weight(name, text) - (before or 0)
             if (text is None) == bool(before):
                 names += name_hash(name) if text is not None else -name_hash(name)
+        gone: dict[str, int] = {}
+        if (drop := change.drop) is not None:
+            query = QUERIES["range_sizes_reverse" if drop.reverse else "range_sizes"]
+            gone = dict(self._execute(query, range_bindings(address, drop)))
+            size -= sum(gone.values())
+            part_names -= sum(map(name_hash, gone))
         if parts:
-            before_parts = self._sizes(QUERIES["part_sizes"], address, parts)
+            before_parts = self._sizes(QUERIES["part_sizes"], address, [name for name in parts if name not in gone])
             for name, part in parts.items():
                 before = before_parts.get(name) or 0
                 size += weight(name, part) - before
@@ -358,9 +390,18 @@ def _new_contents(change: Change) -> tuple[int, int, int]:
 
 
 def stored(
-    address: Address, row: Row | None, fields: dict[str, str], now: float, parts: dict[str, str] | None = None
+    address: Address,
+    row: Row | None,
+    fields: dict[str, str],
+    now: float,
+    parts: dict[str, str] | None = None,
+    *,
+    all_parts: bool = True,
 ) -> Stored | None:
-    """Return a record as readers see it. Decoding a damaged part of it raises ``CorruptRecord``."""
+    """Return a record as readers see it. Decoding a damaged part of it raises ``CorruptRecord``.
+
+    A missing part is noticed only if all parts were read.
+    """
     damage = None
     if row is None:
         if not fields and not parts:
@@ -376,7 +417,7 @@ def stored(
         damage = _FIELDS_DIFFER
     elif row.expires_at is not None and row.expires_at <= now:
         return None
-    if parts is not None and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
+    if parts is not None and all_parts and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
         parts = {**parts, DAMAGED: Damage(*_PARTS_DIFFER)}
     return _record(row, fields, parts, damage)
 

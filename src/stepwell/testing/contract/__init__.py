@@ -24,6 +24,7 @@ from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
 from stepwell.testing.contract.notices import NoticePromises
+from stepwell.testing.contract.parts import PartPromises
 from stepwell.testing.contract.queues import QueuePromises, SharedQueuePromises
 from stepwell.testing.contract.records import RecordPromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
@@ -32,7 +33,9 @@ from stepwell.testing.contract.values import ValuePromises
 __all__ = ["JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
-class KeyValueContract(CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, ExpiryPromises, ReopenPromises):
+class KeyValueContract(
+    CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, PartPromises, ExpiryPromises, ReopenPromises
+):
     """The contract of every storage, including those without listing or shared access."""
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from stepwell.record import Change, Place, Stored
-from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Release, Storage
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Range, Release, Storage
 from stepwell.testing.clock import Clock
 
 __all__ = ["Suite", "apply", "claim", "fields", "found", "get", "listed", "memo", "part", "release"]
@@ -52,12 +52,12 @@ class Suite:
             yield storage
 
 
-async def get(storage: Storage, key: Any = KEY, *, parts: bool = False) -> Stored | None:
+async def get(storage: Storage, key: Any = KEY, *, parts: bool | Range | tuple[str, ...] = False) -> Stored | None:
     found: Stored | None = await storage.perform(Get(storage.address(BOT, key), parts))
     return found
 
 
-async def found(storage: Storage, key: Any = KEY, *, parts: bool = False) -> Stored:
+async def found(storage: Storage, key: Any = KEY, *, parts: bool | Range | tuple[str, ...] = False) -> Stored:
     """Return a record that must exist."""
     stored = await get(storage, key, parts=parts)
     assert stored is not None, "there is no record"

@@ -142,13 +142,13 @@ function curve(points, sideways) {
   return text;
 }
 
-// "notes" are texts below the names of states, and "links" are addresses behind states.
-export function drawFlow(flow, { current = null, path = [], ended = false, width, notes = {}, links = {}, label = null }) {
+// "notes" are texts below the names of states, "links" are addresses behind states, and "marks" are their classes: late or bad.
+export function drawFlow(flow, { current = null, path = [], ended = false, width, notes = {}, links = {}, marks = {}, label = null }) {
   const names = [...flow.states];
   for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
-  pen.font = "500 14px system-ui, sans-serif";
+  const wide = (text, font) => { pen.font = font; return text ? Math.ceil(pen.measureText(text).width) : 0; };
   const sizes = new Map(names.map((name) => [name, {
-    width: Math.max(flow.timeouts[name] || notes[name] ? 104 : 64, Math.ceil(pen.measureText(short(name)).width) + 34),
+    width: Math.max(flow.timeouts[name] || notes[name] ? 104 : 64, wide(short(name), "500 14px system-ui, sans-serif") + 34, wide(notes[name], "11px system-ui, sans-serif") + 26),
     height: flow.timeouts[name] || notes[name] ? TALL : HEIGHT,
   }]));
   const START = "\nstart";
@@ -158,7 +158,7 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
     edges.push({ from: START, to: flow.start, kind: "move", taken: path[0] === flow.start });
   }
   const every = flow.start ? [START, ...names] : names;
-  const gap = Math.max(0, ...edges.map((edge) => (edge.label ? pen.measureText(short(edge.label)).width : 0)));
+  const gap = Math.max(0, ...edges.map((edge) => (edge.label ? wide(short(edge.label), "500 14px system-ui, sans-serif") : 0)));
   const lay = (sideways) => {
     for (const edge of edges) { edge.back = false; edge.flipped = false; edge.chain = null; }
     const rank = layered(every, edges, flow.start ? START : null);
@@ -180,7 +180,7 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
     groups.get(pair).push(edge);
   }
   const drawing = svg("svg", {
-    viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: "img",
+    viewBox: `${-pad} ${-pad - (sideways ? room : 0)} ${total[0]} ${total[1]}`, width: total[0], height: total[1], role: Object.keys(links).length ? "group" : "img",
     "aria-label": label ?? `${flow.name}: ${current ? `now in ${current}` : ended ? "ended" : "not started"}${path.length > 1 ? `, after ${path.slice(0, -1).join(", ")}` : ""}`,
   });
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
@@ -221,7 +221,7 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
   }
   for (const name of names) {
     const [x, y] = spot(nodes.get(name)), { width: wide, height } = sizes.get(name), timeout = flow.timeouts[name], note = notes[name];
-    const kind = ["state", name === current ? "current" : "", path.includes(name) ? "visited" : "", flow.ends.includes(name) ? "last" : ""];
+    const kind = ["state", name === current ? "current" : "", path.includes(name) ? "visited" : "", flow.ends.includes(name) ? "last" : "", marks[name] ?? ""];
     const text = svg("text", { x, y: timeout || note ? y - 7 : y, class: "name" });
     text.textContent = short(name);
     const tip = svg("title");

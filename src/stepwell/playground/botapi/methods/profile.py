@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.methods.rights import administrator_rights
 from stepwell.playground.botapi.refusal import bad_request
-from stepwell.playground.botapi.rights import administrator_rights
 
 __all__ = ["METHODS"]
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.methods.rights import administrator_rights
 from stepwell.playground.botapi.refusal import bad_request
-from stepwell.playground.botapi.rights import administrator_rights
 from stepwell.playground.botapi.world import Room, Topic, World
 
 __all__ = ["METHODS", "member_of"]

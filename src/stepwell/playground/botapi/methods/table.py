@@ -6,9 +6,21 @@ import inspect
 import logging
 from typing import Any
 
-from stepwell.playground.botapi import chats, delivery, media, messages, profile, queries
 from stepwell.playground.botapi.call import Call, Method
-from stepwell.playground.botapi.official import ALIASES, OFFICIAL
+from stepwell.playground.botapi.methods import (
+    chats,
+    copies,
+    delivery,
+    edits,
+    files,
+    locations,
+    media,
+    messages,
+    polls,
+    profile,
+    queries,
+)  # fmt: skip
+from stepwell.playground.botapi.methods.official import ALIASES, OFFICIAL
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
 from stepwell.playground.botapi.webhook import Webhooks
@@ -36,8 +48,13 @@ METHODS: dict[str, Method] = {
     **profile.METHODS,
     **queries.METHODS,
     **messages.METHODS,
-    **chats.METHODS,
+    **locations.METHODS,
     **media.METHODS,
+    **polls.METHODS,
+    **edits.METHODS,
+    **copies.METHODS,
+    **files.METHODS,
+    **chats.METHODS,
     **dict.fromkeys(NO_EFFECT, _nothing),
 }
 _BY_LOWER_NAME = {name.lower(): method for name, method in METHODS.items()}

@@ -1,0 +1,207 @@
+"""``StepwellPersistence``: the data of a python-telegram-bot application in a Stepwell storage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias, TypeVar, cast, overload
+
+from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
+
+from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
+from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, open_state, pack_state
+from stepwell.storage import Storage
+from stepwell.storage.urls import as_storage
+
+__all__ = ["StepwellPersistence"]
+
+UD = TypeVar("UD")
+CD = TypeVar("CD")
+BD = TypeVar("BD")
+#: Keyboards, each with its id, the time of its last use and the data of its buttons; and the keyboard of each query.
+_CallbackData: TypeAlias = tuple[list[tuple[str, float, dict[str, Any]]], dict[str, str]]
+_Data: TypeAlias = dict[Any, Any]
+
+#: The kind of the entries that have callback data.
+KEYBOARD = "keyboard"
+
+
+class StepwellPersistence(BasePersistence[UD, CD, BD]):
+    """The data of an application in a Stepwell storage, for any number of processes.
+
+    The data of a user is a record of its own, and so is that of a group. Each item of a dict is a field: only changed
+    items are written, and two processes can change different ones. Before a handler runs, its data is read again.
+
+    ``storage``: a storage or its URL. ``namespace``: the namespace of the records, by default ``ptb:<bot id>``.
+    ``context_types``: pass the application's, if it has any.
+    """
+
+    @overload
+    def __init__(
+        self: StepwellPersistence[_Data, _Data, _Data],
+        storage: Storage | str,
+        *,
+        store_data: PersistenceInput | None = None,
+        update_interval: float = 60,
+        namespace: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: StepwellPersistence[UD, CD, BD],
+        storage: Storage | str,
+        *,
+        store_data: PersistenceInput | None = None,
+        update_interval: float = 60,
+        namespace: str | None = None,
+        context_types: ContextTypes[Any, UD, CD, BD] | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        storage: Storage | str,
+        *,
+        store_data: PersistenceInput | None = None,
+        update_interval: float = 60,
+        namespace: str | None = None,
+        context_types: ContextTypes[Any, UD, CD, BD] | None = None,
+    ) -> None:
+        super().__init__(store_data=store_data, update_interval=update_interval)
+        self.storage: Storage = as_storage(storage)
+        self.context_types: ContextTypes[Any, UD, CD, BD] = cast(
+            "ContextTypes[Any, UD, CD, BD]", context_types or ContextTypes()
+        )
+        self._given_namespace = namespace
+        #: True if the storage was made from a URL or opened by its first use here: ``flush()`` then closes it.
+        self._owned: bool | None = True if isinstance(storage, str) else None
+        self._entries = EntryRecords(self.storage, lambda: self.namespace)
+        self._keyboards = EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the records."""
+        if self._given_namespace is not None:
+            return self._given_namespace
+        number = "" if self.bot is None else self.bot.token.partition(":")[0]
+        return f"ptb:{number}" if number.isdecimal() else "ptb"
+
+    async def get_user_data(self) -> dict[int, UD]:
+        """Return the data of all users."""
+        return await self._all(USER, self.context_types.user_data)
+
+    async def get_chat_data(self) -> dict[int, CD]:
+        """Return the data of all chats."""
+        return await self._all(CHAT, self.context_types.chat_data)
+
+    async def get_bot_data(self) -> BD:
+        """Return the data of the bot."""
+        await self._open()
+        return cast("BD", await self._entries.load(BOT, BOT, self.context_types.bot_data))
+
+    async def get_callback_data(self) -> _CallbackData | None:
+        """Return the callback data of all keyboards; ``None`` if there is none."""
+        await self._open()
+        found = await self._keyboards.load_all(KEYBOARD, dict)
+        if not found:
+            return None
+        # The least recently used one first, which is the first to be removed from the cache.
+        keyboards = sorted((data["used"], uuid, data["buttons"]) for uuid, data in found.items() if "buttons" in data)
+        queries = {query: uuid for uuid, data in found.items() for query in data["queries"]}
+        return [(uuid, used, buttons) for used, uuid, buttons in keyboards], queries
+
+    async def get_conversations(self, name: str) -> dict[ConversationKey, object]:
+        """Return the states of all conversations of a handler."""
+        await self._open()
+        field, found = field_of(name), {}
+        async for address, stored in self._entries.records():
+            if field in stored.fields:
+                states = self.storage.seal(address).data({field: stored.fields[field]})[field]
+                found.update({key: open_state(state) for key, state in states.items()})
+        return found
+
+    async def update_user_data(self, user_id: int, data: UD) -> None:
+        """Write what this process has changed in the data of a user."""
+        await self._save(USER, user_id, data)
+
+    async def update_chat_data(self, chat_id: int, data: CD) -> None:
+        """Write what this process has changed in the data of a chat."""
+        await self._save(CHAT, chat_id, data)
+
+    async def update_bot_data(self, data: BD) -> None:
+        """Write what this process has changed in the data of the bot."""
+        await self._save(BOT, BOT, data)
+
+    async def update_callback_data(self, data: _CallbackData | None) -> None:
+        """Write the keyboards that are new or were used, and delete those that are gone."""
+        await self._open()
+        keyboards, queries = data or ([], {})
+        found: dict[str, dict[str, Any]] = {
+            uuid: {"used": used, "buttons": buttons, "queries": set()} for uuid, used, buttons in keyboards
+        }
+        for query, uuid in queries.items():
+            found.setdefault(uuid, {"queries": set()})["queries"].add(query)
+        gone = [uuid for uuid in self._keyboards.known_keys(KEYBOARD) if uuid not in found]
+        await asyncio.gather(
+            *(self._keyboards.save(KEYBOARD, uuid, keyboard) for uuid, keyboard in found.items()),
+            *(self._forget_keyboard(uuid) for uuid in gone),
+        )
+
+    async def update_conversation(self, name: str, key: ConversationKey, new_state: object | None) -> None:
+        """Write the state of a conversation; ``None`` ends it."""
+        await self._open()
+        state = None if new_state is None else pack_state(new_state)
+
+        def change(states: dict[ConversationKey, Any]) -> None:
+            if state is None:
+                states.pop(key, None)
+            else:
+                states[key] = state
+
+        await self._entries.edit(home_of(key), field_of(name), change)
+
+    async def drop_user_data(self, user_id: int) -> None:
+        """Delete the data of a user."""
+        await self._open()
+        await self._entries.drop(USER, user_id)
+
+    async def drop_chat_data(self, chat_id: int) -> None:
+        """Delete the data of a chat."""
+        await self._open()
+        await self._entries.drop(CHAT, chat_id)
+
+    async def refresh_user_data(self, user_id: int, user_data: UD) -> None:
+        """Add the changes of other processes to the data of a user."""
+        await self._refresh(USER, user_id, user_data)
+
+    async def refresh_chat_data(self, chat_id: int, chat_data: CD) -> None:
+        """Add the changes of other processes to the data of a chat."""
+        await self._refresh(CHAT, chat_id, chat_data)
+
+    async def refresh_bot_data(self, bot_data: BD) -> None:
+        """Add the changes of other processes to the data of the bot."""
+        await self._refresh(BOT, BOT, bot_data)
+
+    async def flush(self) -> None:
+        """Close the storage, unless it was already open when it was first used here. All data is written before."""
+        if self._owned:
+            await self.storage.close()
+            # An application may be started again.
+            self.storage.allow_reopen()
+
+    async def _open(self) -> None:
+        if self._owned is None:
+            self._owned = not self.storage.is_open
+
+    async def _all(self, kind: str, make: type[Any]) -> dict[int, Any]:
+        await self._open()
+        return await self._entries.load_all(kind, make)
+
+    async def _save(self, kind: str, key: Any, data: Any) -> None:
+        await self._open()
+        await self._entries.save(kind, key, data)
+
+    async def _refresh(self, kind: str, key: Any, live: Any) -> None:
+        await self._open()
+        await self._entries.refresh(kind, key, live)
+
+    async def _forget_keyboard(self, uuid: str) -> None:
+        # Another process may use it.
+        known = self._keyboards.known(KEYBOARD, uuid)
+        await self._keyboards.drop(KEYBOARD, uuid, only_version=None if known is None else known.version)
