@@ -124,23 +124,6 @@ async def test_forget_deletes_all_records_of_a_user(url: str, command: Command) 
     assert (await command("forget", "--user", "42", "--yes", "--json")).json == {"forgotten": 0, "records": {}}
 
 
-async def test_without_yes_and_without_a_terminal_nothing_changes(
-    url: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    for arguments in (
-        ["set", "shop", "42", "name=Eve"],
-        ["clear", "shop", "42"],
-        ["forget", "shop", "42"],
-        ["forget", "--user", "42"],
-    ):
-        done = await command(*arguments)
-        assert done.code == 1
-        assert "pass --yes" in done.err
-        assert (await command(*arguments, "--dry-run")).code == 0
-    assert (await command("show", "shop", "42", "--json")).json["data"]["name"] == "Anna"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -239,39 +222,6 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert "is cancelled" in refused.err
     assert "To continue it here" not in refused.err
     assert (await command("cancel", "nope", "--yes")).code == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["set", "shop", "1"], 1, "nothing to change"),
-        (["set", "shop", "1", "name"], 1, "'name' is not field=value"),
-        (["set", "shop", "1", "--flow", "order"], 1, "--flow needs --state"),
-        (["set", "shop", "1", "a=1", "--version", "7"], 1, "'7' is not a version"),
-        (["set", "shop", "1", 'a={"$nope": 1}'], 1, "$nope"),
-        (["set", "shop", "2", "a=1"], 3, "no record at (2,2)"),
-        (["set", "shop", "1", "--state", "x", "name"], 1, "'name' is not field=value"),
-        (["set", "shop", "1", "a=1", "--nope"], 2, "unrecognized arguments: --nope; see stepwell --help"),
-        (["clear", "shop", "1", "more"], 2, "unrecognized arguments: more"),
-        (["forget"], 1, "give a bot and a key"),
-        (["forget", "shop", "1", "--user", "1"], 1, "give a bot and a key"),
-        (["resume"], 1, "give the id of a run"),
-        (["resume", "x", "--status", "failed"], 1, "give the id of a run"),
-        (["resume", "x", "--limit", "3"], 1, "need --status"),
-        (["resume", "x"], 3, "x"),
-        (["answer", "x", "1"], 3, "x"),
-    ],
-)
-async def test_bad_input_gives_a_clear_line(
-    arguments: list[str], code: int, message: str, tmp_path: Path, command: Command
-) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    async with open_storage(url) as storage:
-        await storage.set_data("shop", (1, 1), {"name": "Anna"})
-    done = await command(*arguments, "--storage", url, "--yes")
-    assert (done.code, done.out) == (code, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1
 
 
 async def test_a_damaged_record_is_listed_and_can_be_cleared(

@@ -145,51 +145,6 @@ async def test_runs_shows_the_children_and_the_ids_of_several_waits(
     assert "Parent/1/c" in (await command("runs", "parent")).out
 
 
-async def test_unknown_things_are_reported_in_one_line_with_exit_code_3(url: str, command: Command) -> None:
-    for arguments, message in (
-        (["ls", "shpo"], "has no records of the bot 'shpo'; it has those of 'shop'"),
-        (["show", "shop", "99"], "bot 'shop' has no record at (99,99)"),
-        (["runs", "nope"], "nope"),
-    ):
-        done = await command(*arguments, "--json")
-        assert (done.code, done.out) == (3, "")
-        assert done.err.startswith("stepwell: ")
-        assert done.err.count("\n") == 1
-        assert message in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["ls"], 1, "no storage is given"),
-        (["ls", "--storage", "memory://"], 1, "in the memory of one process"),
-        (["ls", "--storage", "sqlite:///{folder}/no.db"], 1, "there is no file"),
-        (["ls", "--storage", "nosuch://x"], 1, "nosuch"),
-        (["ls", "--storage", "redis://localhost:1?patience=0.1"], 1, "localhost:1"),
-        (["ls", "--state", "x", "--storage", "sqlite:///{folder}/a.db"], 1, "a filter needs a bot"),
-        (["ls", "shop", "--limit", "0"], 2, "above 0"),
-        (["ls", "shop", "--older-than", "soon"], 2, "a duration like"),
-        (["find", "--storage", "sqlite:///{folder}/a.db"], 1, "give a field=value"),
-        (["find", "name", "--storage", "sqlite:///{folder}/a.db"], 1, "'name' is not field=value"),
-        (["show", "shop", "(42", "--storage", "sqlite:///{folder}/a.db"], 3, "no records of the bot"),
-        (["runs", "--status", "bad", "--storage", "sqlite:///{folder}/a.db"], 1, "'bad' is not a status"),
-        (["timers", "--overdue", "--within", "1h", "--storage", "sqlite:///{folder}/a.db"], 1, "not both"),
-        (["ls", "--import", "no_such_module", "--storage", "sqlite:///{folder}/a.db"], 1, "cannot import"),
-    ],
-)
-async def test_bad_input_gives_a_clear_line(
-    arguments: list[str], code: int, message: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("STEPWELL_STORAGE", raising=False)
-    async with open_storage(f"sqlite:///{tmp_path}/a.db"):
-        pass
-    done = await command(*(each.format(folder=tmp_path) for each in arguments))
-    assert (done.code, done.out) == (code, "")
-    assert message in done.err
-    assert "Traceback" not in done.err
-    assert not (tmp_path / "no.db").exists()
-
-
 async def test_every_help_has_an_example(command: Command) -> None:
     listed = re.findall(r"^    (\w+)", (await command("--help")).out, re.MULTILINE)
     assert {"run", "ls", "completion"} < set(listed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,14 +50,17 @@ def _imported(given: str) -> ModuleType:
 def _made_router(module: ModuleType, given: str, url: str) -> Any:
     """Return what ``make_router`` of a module makes for a storage; ``None`` if the module has no such function."""
     make = getattr(module, "make_router", None)
-    if not callable(make):
-        return None
+    return _called(make, f"make_router() of {given}", url) if callable(make) else None
+
+
+def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+    """Call a function of the user; raise ``UsageError`` if that fails."""
     try:
-        return make(url)
+        return function(*arguments)
     except StepwellError:
         raise
     except Exception as error:
-        raise UsageError(f"make_router() of {given} failed: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
 def load(given: str) -> tuple[Any, list[str]]:
@@ -83,7 +86,8 @@ def node_flows(given: str) -> list[NodeFlow]:
     found: list[NodeFlow] = []
     for name in names:
         value = getattr(module, name)
-        flow = value() if callable(value) and not isinstance(value, NodeFlow) else value
+        is_function = callable(value) and not isinstance(value, NodeFlow)
+        flow = _called(value, f"{name}() of {given}") if is_function else value
         if not isinstance(flow, NodeFlow):
             raise UsageError(f"{given}: {name} is a {type(flow).__name__}, not a NodeFlow")
         found.append(flow)

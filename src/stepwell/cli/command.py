@@ -30,6 +30,8 @@ __all__ = [
     "with_storage",
 ]
 
+#: Seconds that a short command waits for a server that is down.
+PATIENCE = 2.0
 #: The object that ``add_subparsers`` returns.
 Commands = Any
 #: What a command does with the storage; it returns the exit code.
@@ -87,13 +89,13 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=logged)
 
 
-def with_storage(options: argparse.Namespace, work: Work) -> int:
-    """Open the storage of a command, call ``work`` with it, and return the exit code."""
+def with_storage(options: argparse.Namespace, work: Work, *, patient: bool = False) -> int:
+    """Open the storage of a command, call ``work`` with it, and return the exit code; see ``storage_at``."""
     import_types(options.imports)
     url = url_of(options)
 
     async def run() -> int:
-        async with storage_at(url) as storage:
+        async with storage_at(url, patient=patient) as storage:
             return await work(storage)
 
     return asyncio.run(run())
@@ -107,12 +109,16 @@ def url_of(options: argparse.Namespace) -> str:
     return url
 
 
-def storage_at(url: str, *, create: bool = False) -> Storage:
+def storage_at(url: str, *, create: bool = False, patient: bool = False) -> Storage:
     """Return an existing storage. It is not swept, because a command may run for a moment only.
 
-    ``create``: an SQLite file need not exist.
+    ``create``: an SQLite file need not exist. ``patient``: wait for a server that is down as a bot does, because the
+    command may run for long.
     """
-    storage = open_storage(url, sweep_every=None)
+    options: dict[str, Any] = {"sweep_every": None}
+    if not patient and url.startswith(("redis", "unix:", "postgres")) and "patience=" not in url:
+        options["patience"] = PATIENCE
+    storage = open_storage(url, **options)
     if not storage.shared:
         raise UsageError(f"{url.partition(':')[0]}:// is in the memory of one process; give the storage of the bot")
     if isinstance(storage, SQLiteStorage) and not create and not Path(storage.path).exists():

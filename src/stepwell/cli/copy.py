@@ -14,6 +14,7 @@ from stepwell.cli.writes import user_name
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption
 from stepwell.operate.log import log_write
+from stepwell.operate.records import check_bot
 from stepwell.operate.search import pages
 from stepwell.record import RUNS
 from stepwell.storage import Storage
@@ -50,7 +51,9 @@ def _copy(options: argparse.Namespace) -> int:
     names = None if not options.bot else [*options.bot, *([RUNS] if options.runs else [])]
 
     async def run() -> int:
-        async with storage_at(options.source) as source:
+        async with storage_at(options.source, patient=True) as source:
+            for bot in options.bot or ():
+                await check_bot(source, bot)
             if options.dry_run:
                 chosen = await source.namespaces() if names is None else names
                 found = {_shown(name): await _count(source, name) for name in chosen}
@@ -60,7 +63,7 @@ def _copy(options: argparse.Namespace) -> int:
                 return report(options, {"copied": False, "records": found}, "nothing was copied (dry run)")
             if not confirmed(options, f"Copy to {cell(options.target.partition('://')[0])}://...?"):
                 return 1
-            async with storage_at(options.target, create=True) as target:
+            async with storage_at(options.target, create=True, patient=True) as target:
                 copied = await copy_records(
                     source,
                     target,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
-from stepwell.cli.arguments import assignment, duration, positive
+from stepwell.cli.arguments import duration, positive, stored_assignment
 from stepwell.cli.command import (
     Commands,
     Work,
@@ -20,7 +19,6 @@ from stepwell.cli.command import (
 from stepwell.cli.output import cell, json_text, report
 from stepwell.cli.records import print_record
 from stepwell.cli.writes import user_name
-from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, VersionChanged
 from stepwell.operate import edits
 from stepwell.operate.record import RecordView, parsed_version, read, resolve, shown_field, version_text, view
@@ -97,7 +95,7 @@ async def _shown(storage: Storage, options: argparse.Namespace) -> tuple[Address
 
 
 def _set(options: argparse.Namespace) -> int:
-    fields = {name: decode(json.dumps(value)) for name, value in map(assignment, options.fields)}
+    fields = dict(map(stored_assignment, options.fields))
     if options.flow is not None and options.state is None:
         raise InvalidOption("--flow needs --state, the state in that flow")
     changes = edits.Edit(

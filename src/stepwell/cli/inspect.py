@@ -65,7 +65,7 @@ async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> Non
     from stepwell.inspector.server import InspectorServer
 
     async with (
-        storage_at(url) as storage,
+        storage_at(url, patient=True) as storage,
         InspectorServer(
             storage,
             flows,

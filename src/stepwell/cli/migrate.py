@@ -63,7 +63,7 @@ def _migrate(options: argparse.Namespace) -> int:
                 note(f"not migrated: {cell(each['bot'])} {cell(each['key'])}: {cell(each['error'])}")
         return 1 if told["failed"] else 0
 
-    return with_storage(options, work)
+    return with_storage(options, work, patient=True)
 
 
 async def _old(fsm: FSM) -> int:

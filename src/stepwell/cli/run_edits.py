@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Awaitable, Callable
 
-from stepwell.cli.arguments import json_or_text, positive
+from stepwell.cli.arguments import positive, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.runs import run_json
 from stepwell.cli.writes import user_name
-from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
 from stepwell.operate import runs
@@ -133,7 +131,7 @@ def _resume(options: argparse.Namespace) -> int:
         text = f"finished: {json_text(result, indent=2)}"
         return report(options, {"resumed": True, "finished": True, "shared": result}, text)
 
-    return with_storage(options, many if options.id is None else one)
+    return with_storage(options, many if options.id is None else one, patient=options.code is not None)
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -181,7 +179,7 @@ def _stopping(
 
 
 def _answer(options: argparse.Namespace) -> int:
-    value = decode(json.dumps(json_or_text(options.value)))
+    value = stored_value(options.value)
 
     async def work(storage: Storage) -> int:
         run = await runs.show_run(storage, options.id)

@@ -29,6 +29,7 @@ _URL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "schema": str,
     "timeout": float,
     "connect_timeout": float,
+    "patience": float,
     "prepared_statements": truth,
     "notices": truth,
 }
