@@ -254,7 +254,7 @@ async def test_secrets_are_masked_wherever_they_are_shown(visits: Any) -> None:
     await visit.hear("What will it be?")
     await expect(visit.field("api_key").locator("td .string")).to_have_text("•••")
     assert "very-secret-value" not in await visit.page.content()
-    assert "very-secret-value" not in json.dumps(visit.play.records.json())
+    assert "very-secret-value" not in json.dumps(visit.play.observer.records.json())
     assert visit.play.bot.token not in await visit.page.content()
 
 

@@ -67,7 +67,7 @@ async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Pa
             async with asyncio.timeout(60):
                 while (await play.record(42) is None) != (said == "yes"):
                     await asyncio.sleep(0.02)
-        assert [flow["name"] for flow in play._machines.popitem()[1]["flows"]] == ["registration"]
+        assert [flow["name"] for flow in play.observer.machines.popitem()[1]["flows"]] == ["registration"]
 
 
 async def test_any_program_that_takes_its_bot_api_from_the_environment_runs(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ async def test_a_bot_may_print_long_output(tmp_path: Path) -> None:
 async def test_reports_without_the_secret_are_ignored(tmp_path: Path) -> None:
     async with playground(EXAMPLES / "registration.py", tmp_path) as play:
         assert await play.ready()
-        host, port, _ = play.reports.address.split(":")
+        host, port, _ = play.observer.reports.address.split(":")
         for secret in (b"", b"nonsense\n", b'{"secret": "wrong"}\n{"kind": "machine", "bot": "evil", "flows": []}\n'):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(secret)
             writer.write_eof()
             assert await reader.read() == b""
             writer.close()
-        assert list(play._machines) == ["registration_bot"]
+        assert list(play.observer.machines) == ["registration_bot"]
 
 
 def test_a_missing_file_raises_a_clear_error() -> None:
@@ -233,13 +233,13 @@ def test_a_record_has_its_path_and_the_changes_of_the_last_write() -> None:
         return {"flow": "form", "state": at, "history": list(history), "deadline": None, "data": data}
 
     records = Records()
-    records.found("bot", "key", record("one", a=1, b=2))
-    shown = records.written("bot", "key", record("two", "one", b=3, c=4))
+    records.found("bot", "key", record("one", a=1, b=2), {})
+    shown = records.written("bot", "key", record("two", "one", b=3, c=4), {})
     assert (shown.changed, sorted(shown.fields), shown.path) == (["state"], ["a", "b", "c"], ["one", "two"])
-    shown = records.written("bot", "key", None)
+    shown = records.written("bot", "key", None, {})
     assert (shown.record, shown.path, shown.flow) == (None, ["one", "two"], "form")
     for n in range(300):
-        records.found("bot", f"key {n}", None)
+        records.found("bot", f"key {n}", None, {})
     assert len(records.json()) == 200
 
 

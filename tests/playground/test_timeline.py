@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from stepwell.playground.botapi import WorldEvent
-from stepwell.playground.timeline import MAX_EVENTS, MAX_GROUPS, EventGroup, Timeline
+from stepwell.playground.event_group import EventGroup
+from stepwell.playground.timeline import MAX_EVENTS, MAX_GROUPS, Timeline
+
+FIRED = {"what": "timer fired", "flow": "order", "state": "size"}
 
 
 class Play:
@@ -55,7 +58,7 @@ def test_an_update_has_its_writes_calls_key_and_duration(play: Play) -> None:
     play.now += 5  # the bot was busy
     play.received(1)
     play.now += 0.010
-    play.timeline.written(play.report(1), "form / name", {"record": {}})
+    play.timeline.written(play.report(1), "form / name", {"record": {}}, None)
     play.now += 0.002
     play.call(chat_id=42, text="What's your name?")
     (group,) = [each.json() for each in play.timeline.groups]
@@ -150,8 +153,8 @@ def test_a_timer_is_a_group_with_its_write_and_calls(play: Play) -> None:
     play.update(1)
     play.received(1)
     play.now += 600
-    play.timeline.written(play.report(duration=0.001), "order / drink", {"record": {}})
-    play.timeline.fired(play.report(title="timer fired: order / size", duration=0.002))
+    play.timeline.written(play.report(duration=0.001), "order / drink", {"record": {}}, None)
+    play.timeline.fired(play.report(**FIRED, duration=0.002))
     play.call(chat_id=42, text="Too late.")
     timer = play.timeline.groups[-1].json()
     assert (timer["kind"], timer["title"], timer["user"]) == ("timer", "timer fired: order / size", 42)
@@ -161,13 +164,13 @@ def test_a_timer_is_a_group_with_its_write_and_calls(play: Play) -> None:
 def test_a_timer_that_an_update_applies_is_an_event_of_that_update(play: Play) -> None:
     play.update(1)
     play.received(1)
-    play.timeline.fired(play.report(1, title="timer fired: order / size"))
+    play.timeline.fired(play.report(1, **FIRED))
     assert play.titles == [["timer fired: order / size"]]
 
 
 def test_jobs_at_different_times_are_different_groups(play: Play) -> None:
     for _ in range(2):
-        play.timeline.written(play.report(), "order / drink", {})
+        play.timeline.written(play.report(), "order / drink", {}, None)
         play.now += 10
     assert [group.kind for group in play.timeline.groups] == ["job", "job"]
 

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.errors import UsageError
+from stepwell.playground import undo
 from stepwell.playground.botapi import Person
 from stepwell.playground.botapi.keyboards import KeyboardButton
+from stepwell.playground.replay import replay as replay_chat
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
@@ -63,7 +65,44 @@ async def restart(play: Playground, given: Given) -> None:
 
 async def fire_timer(play: Playground, given: Given) -> None:
     """Fire a timer now."""
-    await play.time_out(_text(given, "bot", 512), _text(given, "key", 1024))
+    await play.observer.time_out(*_record(given))
+
+
+async def edit_record(play: Playground, given: Given) -> None:
+    """Change the state and the data of a record."""
+    state, data = given.get("state"), given.get("data")
+    if state is not None:
+        state = _text(given, "state", 512)
+    if not isinstance(data, str):
+        raise UsageError("data must be the text of a JSON object")
+    await play.observer.edit(*_record(given), version=_text(given, "version", 100), state=state, data=data)
+
+
+async def clear_record(play: Playground, given: Given) -> None:
+    """End a conversation."""
+    await play.observer.clear(*_record(given), version=_text(given, "version", 100))
+
+
+async def step_back(play: Playground, given: Given) -> Given:
+    """Undo the last update of a conversation."""
+    undone = await undo.step_back(play, *_record(given))
+    return {"undone": undone.title}
+
+
+async def replay(play: Playground, given: Given) -> Given:
+    """Send a whole chat again."""
+    done = await replay_chat(play, play.room(_text(given, "room", 32)).id)
+    return {
+        "steps": done.steps,
+        "differences": [{"said": said, "before": before, "now": now} for said, before, now in done.differences],
+    }
+
+
+async def copy_test(play: Playground, given: Given) -> Given:
+    """Return a test of a chat."""
+    person = _person(play, given)
+    test = play.write_test(person)
+    return {"file": test.file, "text": test.text}
 
 
 async def add_person(play: Playground, given: Given) -> Given:
@@ -109,6 +148,10 @@ def _person(play: Playground, given: Given) -> Person:
     )
 
 
+def _record(given: Given) -> tuple[str, str]:
+    return _text(given, "bot", 512), _text(given, "key", 1024)
+
+
 def _text(given: Given, name: str, longest: int) -> str:
     value = given.get(name)
     if not isinstance(value, str) or not value.strip() or len(value) > longest:
@@ -127,5 +170,8 @@ def _number(given: Given, name: str) -> int:
     return value
 
 
-_ACTIONS: tuple[Action, ...] = (send, burst, press, repeat, restart, fire_timer, add_person, add_group, add_topic)
+_ACTIONS: tuple[Action, ...] = (
+    send, burst, press, repeat, restart, fire_timer, edit_record, clear_record, step_back, replay, copy_test,
+    add_person, add_group, add_topic,
+)  # fmt: skip
 ACTIONS: dict[str, Action] = {action.__name__: action for action in _ACTIONS}

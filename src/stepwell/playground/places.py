@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.playground.botapi import Room, World
-from stepwell.playground.records import Records
+from stepwell.playground.records import Records, Shown
 from stepwell.playground.report_server import ReportServer
 
 __all__ = ["Places"]
@@ -42,6 +42,20 @@ class Places:
         found = self._found.get(name)
         return found[0]["record"] if found else None
 
+    def shown(self, chat: int, user: int, thread: int | None) -> Shown | None:
+        """Return the record that the page shows for a user in a chat, if there is one machine."""
+        found = self._found.get(f"{chat}/{user}/{thread or 0}", [])
+        known = [self._records.get(each["bot"], each["key"]) for each in found if each["key"] is not None]
+        return known[0] if len(known) == 1 else None
+
+    def owner(self, bot: str, key: str) -> tuple[int, int] | None:
+        """Return the chat and the user of a record."""
+        for name, found in self._found.items():
+            if any((each["bot"], each["key"]) == (bot, key) for each in found):
+                chat, user, _ = name.split("/")
+                return int(chat), int(user)
+        return None
+
     def json(self) -> dict[str, Any]:
         """Return the machine and key of each record, by place."""
         return {
@@ -57,7 +71,7 @@ class Places:
         self._found[name] = found
         for each in found:
             if each["key"] is not None:
-                self._records.found(each["bot"], each["key"], each["record"])
+                self._records.found(each["bot"], each["key"], each["record"], each["snapshot"])
         self._changed()
 
 

@@ -12,14 +12,11 @@ from typing import Any, Self
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
+from stepwell.playground.chat_test import ChatTest, write_test
+from stepwell.playground.observer import BotObserver
 from stepwell.playground.pages import make_app
-from stepwell.playground.places import Places
 from stepwell.playground.process import BotProcess
-from stepwell.playground.records import Records
-from stepwell.playground.report_server import ReportServer
 from stepwell.playground.rooms import people_json, room_json
-from stepwell.playground.runs import Runs
-from stepwell.playground.timeline import MAX_GROUPS, EventGroup, Timeline
 from stepwell.web.auth import AuthMiddleware
 from stepwell.web.display import as_json
 from stepwell.web.serving import Serving, allowed_hosts, netloc
@@ -65,26 +62,15 @@ class Playground:
         self.api: BotAPI = BotAPI(clock=clock)
         self.world: World = self.api.world
         self.bot: Bot = self.api.bot(_username(self.path.stem))
-        self.records: Records = Records()
-        self.runs: Runs = Runs()
-        self.timeline: Timeline = Timeline(self._group_changed)
-        self.reports: ReportServer = ReportServer(self._on_report)
-        self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output)
+        self.observer: BotObserver = BotObserver(self.world, self.board)
+        self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output, killed=self._killed)
         self._storage = storage
-        self._machines: dict[str, dict[str, Any]] = {}
-        self._places = Places(self.world, self.reports, self.records, lambda: self._show("records", "places"))
         self._notices = 0
         self._notice: dict[str, Any] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], None] | None = None
         self._new_link = new_link
         self._sections: dict[str, Callable[[], Any]] = {
             "people": lambda: people_json(self.world, self.bot),
-            "machines": lambda: list(self._machines.values()),
-            "records": self.records.json,
-            "places": self._places.json,
-            "runs": self.runs.json,
-            "timeline": lambda: [group.n for group in self.timeline.groups],
             "bot": self._bot_json,
             "notice": lambda: self._notice,
         }
@@ -112,7 +98,7 @@ class Playground:
     async def __aenter__(self) -> Self:
         self.port = await self._serving.start(self.host, self.port)
         await self.api.__aenter__()
-        await self.reports.start()
+        await self.observer.start()
         for user, name in PEOPLE.items():
             self.api.chat(self.bot, user, first_name=name)
         self._unwatch = self.world.watch(self._on_event)
@@ -122,10 +108,10 @@ class Playground:
             "BOT_TOKEN": self.bot.token,
             "STEPWELL_STORAGE": self._storage,
             "STORAGE": self._storage,
-            "STEPWELL_PLAYGROUND": self.reports.address,
+            "STEPWELL_PLAYGROUND": self.observer.reports.address,
         }
         self._show(*self._sections)
-        self._show_rooms()
+        self.rooms_changed()
         await self.process.start(env)
         return self
 
@@ -135,10 +121,8 @@ class Playground:
         if self._unwatch is not None:
             self._unwatch()
         self.board.close()
-        for task in list(self._tasks):
-            task.cancel()
         await self.process.stop()
-        await self.reports.stop()
+        await self.observer.stop()
         await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
     # Users
@@ -162,71 +146,44 @@ class Playground:
     def places_changed(self) -> None:
         """Show a new user, chat or topic, and look up its records."""
         self._show("people")
-        self._show_rooms()
-        self._later(self._places.locate())
+        self.rooms_changed()
+        self.observer.locate_soon()
 
     async def restart(self, why: str = "on request") -> None:
         """Kill the bot's process as a crash would, and start it again."""
         if not self.process.starts:
             raise UsageError("the bot has not been started yet")
-        self.timeline.note(f"kill -9 {self.process.pid}: {why}" if self.process.pid else f"started: {why}")
         await self.process.restart(why)
-
-    async def time_out(self, bot: str, key: str) -> None:
-        """Fire the timer of a record now."""
-        if bot not in self._machines:
-            raise UsageError(f"machine {bot!r} is not known")
-        answers = await self.reports.ask({"do": "time out", "bot": bot, "key": key})
-        for answer in answers:
-            if "error" in answer:
-                raise UsageError(str(answer["error"]))
 
     # Records
 
     async def record(self, user: int) -> dict[str, Any] | None:
         """Return the record of a user in the private chat."""
-        return await self._places.record(self.room(str(user)), user)
+        return await self.observer.places.record(self.room(str(user)), user)
+
+    def write_test(self, person: Person) -> ChatTest:
+        """Return a test of the chat of a user."""
+        room, observer = person.room, self.observer
+        return write_test(
+            self.path,
+            observer.timeline.of_chat(room.id),
+            users=self.world.users,
+            chat=room.chat,
+            machines=observer.machines,
+            final=observer.places.shown(room.id, person.id, person.thread),
+        )
 
     async def ready(self, *, timeout: float = 20.0) -> bool:
         """Wait until the bot's machine has reported or its process has ended; return whether it runs."""
         async with asyncio.timeout(timeout):
-            while not self._machines and self.process.status == "running":
+            while not self.observer.machines and self.process.status == "running":
                 await asyncio.sleep(0.02)
-        return bool(self._machines)
+        return bool(self.observer.machines)
 
-    def _on_report(self, report: dict[str, Any]) -> None:
-        """Handle a report from the bot's process."""
-        kind = report["kind"]
-        if kind == "machine":
-            self._machines[report["bot"]] = report
-            self._show("machines")
-            self._later(self._places.locate())
-        elif kind == "received":
-            self.timeline.received(report)
-            if report["key"] is not None:
-                self.records.unmark(report["bot"], report["key"])
-                self._show("records")
-        elif kind == "duplicate":
-            self.timeline.repeated(report)
-        elif kind == "failed":
-            self.timeline.failed(report)
-        elif kind == "fired":
-            self.timeline.fired(report)
-        elif kind == "record":
-            new = self.records.written(report["bot"], report["key"], report["record"])
-            record = report["record"]
-            where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
-            change = {"key": report["key"], "changed": [*new.changed, *(f"data.{name}" for name in new.fields)]}
-            self.timeline.written(report, where, {**change, "record": record})
-            self._show("records", "places")
-        else:
-            if kind == "graph":
-                self.runs.graph(report["graph"])
-            elif kind == "question":
-                self.runs.question(report)
-            elif (title := self.runs.event(report)) is not None:
-                self.timeline.note(title, report["update_id"])
-            self._show("runs")
+    def _killed(self, pid: int | None, why: str) -> None:
+        self.observer.timeline.note(f"kill -9 {pid}: {why}" if pid else f"started: {why}")
+        # A request of the killed process would end the first request of the next one with a conflict.
+        self.bot.updates.stop()
 
     def _on_event(self, event: WorldEvent) -> None:
         """Handle an event of the local Bot API."""
@@ -236,15 +193,15 @@ class Playground:
             if "forum_topic_created" in event.body:
                 self.places_changed()
         elif event.kind == "update":
-            self.timeline.update(event)
+            self.observer.timeline.update(event)
         elif event.kind == "call":
-            self.timeline.call(event)
+            self.observer.timeline.call(event)
             method = str(event.body["method"]).lower()
             if method in ("setmycommands", "deletemycommands"):
                 self._show("bot")
             elif event.body.get("reply_markup"):
                 # A reply keyboard belongs to the chat.
-                self._show_rooms()
+                self.rooms_changed()
         elif event.kind == "answered" and event.body.get("text"):
             self._notices += 1
             self._notice = {"n": self._notices, "text": event.body["text"], "alert": event.body.get("show_alert")}
@@ -259,16 +216,10 @@ class Playground:
     def _show_room(self, room: Room) -> None:
         self.board.put(f"room {room.id}", lambda: room_json(room))
 
-    def _show_rooms(self) -> None:
+    def rooms_changed(self) -> None:
+        """Show all chats again."""
         for room in self.world.rooms.values():
             self._show_room(room)
-
-    def _group_changed(self, group: EventGroup) -> None:
-        if group is self.timeline.groups[-1]:
-            # Its section replaces that of the oldest group.
-            self.board.drop(f"event {group.n - MAX_GROUPS}")
-            self._show("timeline")
-        self.board.put(f"event {group.n}", group.json)
 
     def _bot_json(self) -> dict[str, Any]:
         process = self.process
@@ -289,11 +240,6 @@ class Playground:
     def _token_replaced(self) -> None:
         if self._new_link is not None:
             self._new_link(self.url)
-
-    def _later(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _is_allowed(self, host: str) -> bool:
         return host in allowed_hosts(self.host, self.port, self.hosts)

@@ -25,8 +25,17 @@ MAX_LINES, MAX_LENGTH = 100, 2000
 class BotProcess:
     """Runs one file with ``runner`` in a separate process, and restarts it when the file changes."""
 
-    def __init__(self, path: Path, changed: Callable[[], None], said: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        changed: Callable[[], None],
+        said: Callable[[str], None] | None = None,
+        *,
+        killed: Callable[[int | None, str], None] | None = None,
+    ) -> None:
         self.path = path
+        #: Called before a start, except the first, with the id of the killed process and the reason.
+        self._killed = killed
         self._env: Mapping[str, str] = {}
         self._changed = changed
         #: Called with each line of the bot's output.
@@ -56,7 +65,10 @@ class BotProcess:
     async def restart(self, why: str) -> None:
         """Kill the process as a crash would, and start it."""
         async with self._lock:
+            pid = self.pid
             await self._kill()
+            if self.starts and self._killed is not None:
+                self._killed(pid, why)
             self.starts += 1
             self.why = why
             self._process = process = await spawn(
@@ -78,13 +90,13 @@ class BotProcess:
             await asyncio.wait(self._tasks)
 
     async def _kill(self) -> None:
-        process = self._process
+        # Forgotten first, so that the end of a killed process is not shown as a failure.
+        process, self._process = self._process, None
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        self._process = None
 
     async def _attend(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

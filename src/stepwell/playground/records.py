@@ -25,6 +25,8 @@ class Shown:
     flow: str | None = None
     #: The number of writes seen.
     writes: int = 0
+    #: The record as it is stored, ``{}`` for no record. It is not sent to the page.
+    snapshot: dict[str, Any] = field(default_factory=dict)
 
 
 class Records:
@@ -33,16 +35,20 @@ class Records:
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], Shown] = {}
 
-    def found(self, bot: str, key: str, record: dict[str, Any] | None) -> None:
+    def get(self, bot: str, key: str) -> Shown | None:
+        """Return the record that the page shows; ``None`` if it is not known."""
+        return self._shown.get((bot, key))
+
+    def found(self, bot: str, key: str, record: dict[str, Any] | None, snapshot: dict[str, Any]) -> None:
         """Add a record that was read, without marking changes."""
         known = self._shown.get((bot, key))
         if known is None or known.record != record:
-            self._keep(bot, key, _moved(Shown(record), known))
+            self._keep(bot, key, _moved(Shown(record, snapshot=snapshot), known))
 
-    def written(self, bot: str, key: str, record: dict[str, Any] | None) -> Shown:
+    def written(self, bot: str, key: str, record: dict[str, Any] | None, snapshot: dict[str, Any]) -> Shown:
         """Add a record that was written, and mark what changed."""
         known = self._shown.get((bot, key), Shown(None))
-        new = _moved(Shown(record), known)
+        new = _moved(Shown(record, snapshot=snapshot), known)
         before, after = known.record or {}, record or {}
         new.changed = [name for name in ("flow", "state", "deadline") if before.get(name) != after.get(name)]
         data, was = after.get("data", {}), before.get("data", {})
@@ -61,13 +67,17 @@ class Records:
 
     def json(self) -> dict[str, Any]:
         """Return all records for the page, by ``bot`` and ``key``."""
-        return {f"{bot}\n{key}": asdict(each) for (bot, key), each in self._shown.items()}
+        return {f"{bot}\n{key}": _json(each) for (bot, key), each in self._shown.items()}
 
     def _keep(self, bot: str, key: str, new: Shown) -> None:
         self._shown.pop((bot, key), None)
         self._shown[bot, key] = new
         while len(self._shown) > MAX_RECORDS:
             del self._shown[next(iter(self._shown))]
+
+
+def _json(shown: Shown) -> dict[str, Any]:
+    return {name: value for name, value in asdict(shown).items() if name != "snapshot"}
 
 
 def _moved(new: Shown, known: Shown | None) -> Shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import secrets
@@ -49,6 +50,13 @@ class ReportServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    async def connected(self) -> None:
+        """Wait until the bot's process answers requests, for some seconds after its start."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUT):
+                while not self._listening:
+                    await asyncio.sleep(0.02)
 
     async def ask(self, what: dict[str, Any]) -> list[Any]:
         """Send a request to every machine of the bot's process, and return the answers that arrive in time."""

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key
-from stepwell.errors import CorruptRecord, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.fsm import (
     FSM,
     Committed,
@@ -31,15 +31,11 @@ from stepwell.fsm import (
     keys,
     subscribe,
 )
+from stepwell.playground.bot_records import clear_record, edit_record, read_record, restore_record, time_out_now
 from stepwell.playground.report_server import LONGEST_LINE
-from stepwell.record import Address, Stored
-from stepwell.slot import Slot
-from stepwell.storage import Entry
-from stepwell.storage.operations import Get
 from stepwell.web.diagrams import describe_flow
-from stepwell.web.display import as_json
 
-__all__ = ["handled_update", "install", "record_of"]
+__all__ = ["handled_update", "install"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -50,6 +46,7 @@ _REPORTED = (
 )  # fmt: skip
 #: The most characters of a traceback; its end is kept.
 MAX_TRACEBACK = 8000
+_EDITS = {"edit": edit_record, "clear": clear_record, "restore": restore_record}
 _OWN_CODE = str(Path(__file__).parents[1])
 
 
@@ -72,7 +69,7 @@ def install(address: str) -> None:
             loop = asyncio.get_running_loop()
             if loop not in reporters:
                 reporters[loop] = Reporter(host, int(port), secret)
-            reporters[loop].events.put_nowait(_Observed(event, handled_update.get()))
+            reporters[loop].observe(event, handled_update.get())
 
     subscribe(report)
 
@@ -81,22 +78,28 @@ class Reporter:
     """One connection to the playground, with one JSON object per line."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
-        self.events: asyncio.Queue[_Observed] = asyncio.Queue()
+        self._events: asyncio.Queue[_Observed] = asyncio.Queue()
         self._machines: dict[str, FSM] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._reporting = asyncio.create_task(self._report(host, port, secret), name="stepwell-playground")
+
+    def observe(self, event: FSMEvent, update_id: int | None) -> None:
+        """Report an event."""
+        if isinstance(event, MachineReady) and isinstance(event.fsm, FSM):
+            # Known before the connection, because requests may arrive at once.
+            self._machines[event.bot] = event.fsm
+        self._events.put_nowait(_Observed(event, update_id))
 
     async def _report(self, host: str, port: int, secret: str) -> None:
         reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
         self._send({"secret": secret})
         self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
         while True:
-            event, update_id = await self.events.get()
+            event, update_id = await self._events.get()
             fsm = event.fsm
             assert isinstance(fsm, FSM)
             if isinstance(event, MachineReady):
-                self._machines[fsm.bot] = fsm
                 flows = [describe_flow(flow) for flow in fsm.flows.values()]
                 self._send({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
                 continue
@@ -105,7 +108,7 @@ class Reporter:
                 assert event.address is not None
                 try:
                     # Read again: the page shows what is stored.
-                    report["record"] = await record_of(fsm, event.address)
+                    report |= (await read_record(fsm.storage, event.address))._asdict()
                 except StepwellError as error:
                     logger.warning("the record at %s could not be read: %s", event.address.text, error)
                     continue
@@ -123,8 +126,15 @@ class Reporter:
     async def _answer(self, request: dict[str, Any]) -> Any:
         if request["do"] == "place":
             return {"records": [await _placed(fsm, request["update"]) for fsm in self._machines.values()]}
-        fsm = self._machines[request["bot"]]
-        return {"fired": await time_out_now(fsm, decode_key(request["key"]))}
+        fsm = self._machines.get(request["bot"])
+        if fsm is None:
+            # A program may have several loops, each with machines of its own.
+            return None
+        if request["do"] == "time out":
+            return {"fired": await time_out_now(fsm, decode_key(request["key"]))}
+        address = fsm.storage.address(fsm.bot, decode_key(request["key"]))
+        await _EDITS[request["do"]](fsm.storage, address, request)
+        return (await read_record(fsm.storage, address))._asdict()
 
     def _send(self, line: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -157,7 +167,7 @@ def _about(fsm: FSM, event: FSMEvent, update_id: int | None) -> dict[str, Any]:
             return {"kind": "failed", **report}
         case TimerFired() | ConversationExpired():
             what = "timer fired" if isinstance(event, TimerFired) else "conversation expired"
-            return {"kind": "fired", "title": f"{what}: {event.flow} / {event.state}", **report}
+            return {"kind": "fired", "what": what, "flow": event.flow, "state": event.state, **report}
         case _:
             return {"kind": "record", **report}
 
@@ -171,44 +181,9 @@ def _traceback(error: BaseException) -> str:
     return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
 
 
-async def time_out_now(fsm: FSM, key: Any) -> int:
-    """Set the deadline of a record to now, fire all due timers, and return their number."""
-    async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-        if not slot.found or slot.deadline is None:
-            return 0
-        if slot.place.times:
-            slot.place = slot.place._replace(times=(slot.place.times[0], slot.now))
-        await slot.commit(deadline=0.0, force=True)
-    return await fsm.tick()
-
-
-async def record_of(fsm: FSM, address: Address) -> dict[str, Any] | None:
-    """Return a record as the page shows it; ``None`` if there is none."""
-    stored: Stored | None = await fsm.storage.perform(Get(address))
-    if stored is None:
-        return None
-    entry = Entry(address, stored, fsm.storage.seal(address))
-    about = {"version": entry.version.number, "deadline": entry.deadline, "expires_at": entry.expires_at}
-    try:
-        place, data = entry.place, entry.state.data
-    except CorruptRecord as error:
-        return {**about, "flow": None, "state": None, "history": [], "waiting": [], "data": {}, "error": str(error)}
-    if place.times:
-        # The times of the conversation; the storage gets the earlier of the two as its deadline.
-        about |= {"expires_at": place.times[0], "deadline": place.times[1]}
-    return {
-        **about,
-        "flow": place.flow,
-        "state": place.state,
-        "history": list(place.history),
-        "waiting": len(place.stack),
-        "data": as_json(data),
-    }
-
-
 async def _placed(fsm: FSM, update: dict[str, Any]) -> dict[str, Any]:
     key = fsm.key.extract(Update.of(update))
     if key is None:
-        return {"bot": fsm.bot, "key": None, "record": None}
+        return {"bot": fsm.bot, "key": None, "record": None, "snapshot": {}}
     address = fsm.storage.address(fsm.bot, key)
-    return {"bot": fsm.bot, "key": address.key, "record": await record_of(fsm, address)}
+    return {"bot": fsm.bot, "key": address.key, **(await read_record(fsm.storage, address))._asdict()}

@@ -8,86 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
 from stepwell.playground.botapi import WorldEvent
-from stepwell.web.display import as_json
+from stepwell.playground.event_group import EventGroup, GroupEvent
 
-__all__ = ["MAX_EVENTS", "MAX_GROUPS", "EventGroup", "Timeline"]
+__all__ = ["MAX_EVENTS", "MAX_GROUPS", "Timeline"]
 
 #: The most groups that are kept, and the most events of each.
-MAX_GROUPS, MAX_EVENTS = 100, 50
+MAX_GROUPS, MAX_EVENTS = 200, 50
 #: Calls for the bot itself, which are not shown.
 _HIDDEN = frozenset({"getme", "setmycommands", "deletewebhook", "setwebhook", "getwebhookinfo", "getupdates"})
+#: The kinds of groups that Bot API calls follow from.
+_CAUSES = frozenset({"update", "timer", "job"})
 #: Seconds after its last event in which a group still takes calls to its chat, although another chat is active.
 _RECENT = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class EventGroup:
-    """An update to the bot, a timer, a job or a note, with all that followed from it."""
-
-    n: int
-    #: ``update``, ``timer``, ``job`` (a write without an update), ``call`` (before the first update) or ``note``.
-    kind: str
-    title: str
-    #: When it was delivered, in seconds since 1970.
-    at: float
-    #: The user and the chat; ``None`` if not known.
-    user: int | None = None
-    chat: int | None = None
-    who: str = ""
-    update: dict[str, Any] | None = None
-    #: The JSON of a call.
-    about: dict[str, Any] | None = None
-    #: The update was delivered before.
-    again: bool = False
-    #: The call was refused.
-    failed: bool = False
-    #: The machine and the key of the conversation.
-    bot: str | None = None
-    key: str | None = None
-    #: When the bot began to handle it.
-    started: float | None = None
-    #: The machine has handled this update before.
-    duplicate: bool = False
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def begin(self) -> float:
-        """When it was handled, or delivered if the bot does not report it."""
-        return self.at if self.started is None else self.started
-
-    @property
-    def end(self) -> float:
-        """The time of its last event."""
-        times: list[float] = [event["at"] for event in self.events]
-        return max([self.begin, *times])
-
-    def json(self) -> dict[str, Any]:
-        """Return the group for the page."""
-        calls = any(event["kind"] == "call" for event in self.events)
-        return {
-            "n": self.n,
-            "kind": self.kind,
-            "title": self.title,
-            "at": self.at,
-            "user": self.user,
-            "who": self.who,
-            "key": self.key,
-            "duration": self.end - self.begin if self.events else None,
-            "again": self.again,
-            "duplicate": ("answered" if calls else "silent") if self.duplicate else None,
-            "failed": self.failed or any(event["failed"] for event in self.events),
-            "update_id": None if self.update is None else self.update["update_id"],
-            "json": as_json(self.update or self.about),
-            "events": [
-                {**event, "json": as_json(event["json"])} for event in sorted(self.events, key=lambda each: each["at"])
-            ],
-        }
 
 
 class Timeline:
@@ -148,9 +85,9 @@ class Timeline:
         group.started, group.bot, group.key = report["at"], report["bot"], report["key"]
         self._announce(group)
         # Calls that arrived before this report may belong to this update.
-        for other in self._of_chat(group.chat):
-            for event in [each for each in other.events if each["kind"] == "call" and each["at"] >= report["at"]]:
-                if (better := self._group_of_call(event["json"], event["at"])) is not other:
+        for other in self.of_chat(group.chat):
+            for event in [each for each in other.events if each.kind == "call" and each.at >= report["at"]]:
+                if (better := self._group_of_call(event.json or {}, event.at)) is not other:
                     other.events.remove(event)
                     self._announce(other)
                     if better is not None:
@@ -170,31 +107,64 @@ class Timeline:
         about = {"error": report["error"], "traceback": report["traceback"]}
         self._put(group, "error", report["error"], about, at=report["at"], failed=True)
 
-    def written(self, report: dict[str, Any], title: str, change: dict[str, Any]) -> None:
+    def written(
+        self, report: dict[str, Any], title: str, change: dict[str, Any], before: dict[str, Any] | None
+    ) -> None:
         """Add a written record."""
-        self._put(self._reported(report) or self._job(report), "record", title, change, at=report["at"])
+        group = self._reported(report) or self._job(report)
+        self._put(group, "record", title, change, at=report["at"], before=before)
+
+    def edited(
+        self,
+        bot: str,
+        key: str,
+        title: str,
+        change: dict[str, Any],
+        before: dict[str, Any] | None,
+        *,
+        owner: tuple[int, int] | None,
+    ) -> None:
+        """Add a record that was edited on the page; ``owner`` is its chat and user."""
+        chat, user = owner or (None, None)
+        group = self._add("edit", "record edited on the page", bot=bot, key=key, chat=chat, user=user)
+        self._put(group, "record", title, change, before=before)
 
     def fired(self, report: dict[str, Any]) -> None:
         """Add a timer or an expiry, with the record that it wrote."""
         group = self._reported(report)
-        title = report["title"]
+        title = f"{report['what']}: {report['flow']} / {report['state']}"
         if group is not None:
             # An update came before a worker looked for the timer.
             self._put(group, "timer", title, None, at=report["at"])
         else:
             group = self._job(report)
             group.kind, group.title = "timer", title
+            group.flow, group.state = report["flow"], report["state"]
             self._announce(group)
         if report["error"] is not None:
             self.failed(report)
+
+    # Groups
+
+    def of_record(self, bot: str, key: str) -> list[EventGroup]:
+        """Return the groups of a conversation, oldest first."""
+        return [each for each in self.groups if (each.bot, each.key) == (bot, key)]
+
+    def of_chat(self, chat: object) -> list[EventGroup]:
+        """Return the groups of a chat, oldest first."""
+        return [each for each in self.groups if each.chat == chat and each.kind not in ("note", "call")]
+
+    def remove(self, groups: Iterable[EventGroup]) -> None:
+        """Remove groups."""
+        gone = set(groups)
+        kept = [each for each in self.groups if each not in gone]
+        self.groups.clear()
+        self.groups.extend(kept)
 
     # Internal
 
     def _with_update(self, update_id: int) -> Iterator[EventGroup]:
         return (each for each in reversed(self.groups) if each.update and each.update["update_id"] == update_id)
-
-    def _of_chat(self, chat: object) -> list[EventGroup]:
-        return [each for each in self.groups if each.chat == chat and each.kind != "note"]
 
     def _reported(self, report: dict[str, Any]) -> EventGroup | None:
         """Return the group of the update in a report: the delivery that was handled last."""
@@ -222,14 +192,14 @@ class Timeline:
                     if isinstance(event, dict) and event.get("id") == query:
                         return each
         # The newest first, for those that were delivered at the same time.
-        begun = [each for each in reversed(self.groups) if each.kind != "note" and each.begin <= at]
+        begun = [each for each in reversed(self.groups) if each.kind in _CAUSES and each.begin <= at]
         latest = max(begun, key=lambda each: (each.begin, each.started is not None), default=None)
         here = [each for each in begun if str(each.chat) == str(call.get("chat_id"))]
         own = max(here, key=lambda each: (each.begin, each.started is not None), default=None)
         if own is None or latest is None:
             return latest
         # A call to a chat that has been quiet follows from an update of another chat.
-        before = [event["at"] for event in own.events if event["at"] <= at]
+        before = [event.at for event in own.events if event.at <= at]
         return own if not before or latest.begin - before[-1] < _RECENT else latest
 
     def _add(self, kind: str, title: str, **fields: Any) -> EventGroup:
@@ -243,17 +213,17 @@ class Timeline:
         group: EventGroup | None,
         kind: str,
         title: str,
-        about: Any,
+        about: dict[str, Any] | None,
         *,
         at: float | None = None,
         failed: bool = False,
+        before: dict[str, Any] | None = None,
     ) -> None:
         """Add an event to a group; without a group, as a group of its own."""
         if group is None:
             self._add(kind, title, about=about, failed=failed)
             return
-        at = self._clock() if at is None else at
-        group.events.append({"kind": kind, "title": title[:200], "at": at, "json": about, "failed": failed})
+        group.events.append(GroupEvent(kind, title[:200], self._clock() if at is None else at, about, failed, before))
         del group.events[:-MAX_EVENTS]
         self._announce(group)
 

@@ -1,6 +1,9 @@
 // The right-hand side: flow, timer, record and node flows. The events are in events.js.
 import { act, banner, byId, el, keyed } from "./dom.js";
 import { drawFlow, formatDuration } from "./diagram.js";
+import { editRecord, stepBack } from "./dialogs.js";
+
+const TOOLS = { Edit: "Change the state and the data", "Step back": "Undo the last update: its write and its messages" };
 
 function value(given) {
   if (given !== null && typeof given === "object") return el("pre", {}, JSON.stringify(given, null, 2));
@@ -77,10 +80,13 @@ export function renderRecord(app, now) {
   const box = byId("record");
   const note = byId("record-note");
   const record = now?.record;
-  note.textContent = [now?.key ? `key ${now.key}` : "", record ? `version ${record.version}` : ""].filter(Boolean).join(", ");
+  note.textContent = [now?.key ? `key ${now.key}` : "", record ? `version ${record.version.split(".")[0]}` : ""].filter(Boolean).join(", ");
   const as = JSON.stringify(now);
   if (box.shown === as) return;
   box.shown = as;
+  keyed(byId("record-tools"), [...(record && !record.error ? ["Edit"] : []), ...(now?.key && now.writes ? ["Step back"] : [])], (name) => name,
+    (name) => el("button", { type: "button", class: "quiet small", title: TOOLS[name], onclick: () => (name === "Edit" ? editRecord(app, byId("record").now) : stepBack(byId("record").now)) }, name));
+  box.now = now;
   if (!record) {
     const machines = app.sections.machines ?? [];
     const ended = now && now.writes > 0;

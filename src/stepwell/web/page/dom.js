@@ -55,7 +55,8 @@ export function banner(text) {
   node.textContent = text || "";
 }
 
-export async function act(name, body = {}) {
+// Returns the answer; null if it is an error, which a toast shows. With "quiet" an error is returned, too.
+export async function act(name, body = {}, { quiet = false } = {}) {
   let answer;
   try {
     const response = await fetch(`api/${name}`, {
@@ -67,6 +68,6 @@ export async function act(name, body = {}) {
   } catch {
     answer = { error: "The server does not respond. Is it still running in the terminal?" };
   }
-  if (!answer.ok) toast(answer.error, "bad");
-  return answer.ok ? answer : null;
+  if (!answer.ok && !quiet) toast(answer.error, "bad");
+  return answer.ok || quiet ? answer : null;
 }

@@ -1,0 +1,154 @@
+"""What the bot's process reports, machines, records, runs and events, and the edits of its records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.errors import UsageError
+from stepwell.playground.board import Board
+from stepwell.playground.botapi import World
+from stepwell.playground.event_group import EventGroup
+from stepwell.playground.places import Places
+from stepwell.playground.records import Records
+from stepwell.playground.report_server import ReportServer
+from stepwell.playground.runs import Runs
+from stepwell.playground.timeline import MAX_GROUPS, Timeline
+
+__all__ = ["BotObserver"]
+
+
+class BotObserver:
+    """Follows the bot's process, and puts what it reports on the board."""
+
+    def __init__(self, world: World, board: Board) -> None:
+        self.machines: dict[str, dict[str, Any]] = {}
+        self.records: Records = Records()
+        self.runs: Runs = Runs()
+        self.timeline: Timeline = Timeline(self._group_changed)
+        self.reports: ReportServer = ReportServer(self._on_report)
+        self.places: Places = Places(world, self.reports, self.records, lambda: self.show("records", "places"))
+        self._board = board
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sections: dict[str, Callable[[], Any]] = {
+            "machines": lambda: list(self.machines.values()),
+            "records": self.records.json,
+            "places": self.places.json,
+            "runs": self.runs.json,
+            "timeline": lambda: [group.n for group in self.timeline.groups],
+        }
+
+    async def start(self) -> None:
+        """Listen for reports."""
+        await self.reports.start()
+        self.show(*self._sections)
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        for task in list(self._tasks):
+            task.cancel()
+        await self.reports.stop()
+
+    def show(self, *sections: str) -> None:
+        """Send sections to the open pages again."""
+        for name in sections:
+            self._board.put(name, self._sections[name])
+
+    def locate_soon(self) -> None:
+        """Look up the records of all users and chats in a task."""
+        task = asyncio.ensure_future(self.places.locate())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Edits
+
+    async def time_out(self, bot: str, key: str) -> None:
+        """Fire the timer of a record now."""
+        if bot not in self.machines:
+            raise UsageError(f"machine {bot!r} is not known")
+        await self._request(do="time out", bot=bot, key=key)
+
+    async def edit(self, bot: str, key: str, *, version: str, state: str | None, data: str) -> None:
+        """Change a record that has this version; ``data`` is the JSON text of all its fields as the page shows them."""
+        self._edited(
+            bot, key, await self._request(do="edit", bot=bot, key=key, version=version, state=state, data=data)
+        )
+
+    async def clear(self, bot: str, key: str, *, version: str) -> None:
+        """End the conversation of a record that has this version."""
+        self._edited(bot, key, await self._request(do="clear", bot=bot, key=key, version=version))
+
+    async def restore(self, bot: str, key: str, snapshot: dict[str, Any]) -> None:
+        """Restore a record as it was before a write."""
+        known = self.records.get(bot, key)
+        version = known.record["version"] if known is not None and known.record is not None else None
+        answer = await self._request(do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
+        self.records.found(bot, key, answer["record"], answer["snapshot"])
+        self.show("records", "places")
+
+    async def _request(self, **request: Any) -> dict[str, Any]:
+        """Send a request to the bot's process, and return its answer; raise ``UsageError`` if it is an error."""
+        await self.reports.connected()
+        for answer in await self.reports.ask(request):
+            if "error" in answer:
+                raise UsageError(str(answer["error"]))
+            return dict(answer)
+        raise UsageError("the bot does not respond; is it running?")
+
+    # Reports
+
+    def _on_report(self, report: dict[str, Any]) -> None:
+        kind, timeline = report["kind"], self.timeline
+        if kind == "machine":
+            self.machines[report["bot"]] = report
+            self.show("machines")
+            self.locate_soon()
+        elif kind == "received":
+            timeline.received(report)
+            if report["key"] is not None:
+                self.records.unmark(report["bot"], report["key"])
+                self.show("records")
+        elif kind == "duplicate":
+            timeline.repeated(report)
+        elif kind == "failed":
+            timeline.failed(report)
+        elif kind == "fired":
+            timeline.fired(report)
+        elif kind == "record":
+            timeline.written(report, *self._written(report["bot"], report["key"], report))
+        else:
+            if kind == "graph":
+                self.runs.graph(report["graph"])
+            elif kind == "question":
+                self.runs.question(report)
+            elif (title := self.runs.event(report)) is not None:
+                timeline.note(title, report["update_id"])
+            self.show("runs")
+
+    def _written(self, bot: str, key: str, read: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
+        """Show a written record; return a title, the change, and the snapshot of the record before."""
+        known = self.records.get(bot, key)
+        new = self.records.written(bot, key, read["record"], read["snapshot"])
+        record = read["record"]
+        where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
+        change = {"key": key, "changed": [*new.changed, *(f"data.{name}" for name in new.fields)], "record": record}
+        self.show("records", "places")
+        return where, change, None if known is None else known.snapshot
+
+    def _edited(self, bot: str, key: str, read: dict[str, Any]) -> None:
+        self.timeline.edited(bot, key, *self._written(bot, key, read), owner=self.places.owner(bot, key))
+
+    def remove(self, groups: list[EventGroup]) -> None:
+        """Remove groups from the timeline."""
+        self.timeline.remove(groups)
+        for group in groups:
+            self._board.drop(f"event {group.n}")
+        self.show("timeline")
+
+    def _group_changed(self, group: EventGroup) -> None:
+        if group is self.timeline.groups[-1]:
+            # Its section replaces that of the oldest group.
+            self._board.drop(f"event {group.n - MAX_GROUPS}")
+            self.show("timeline")
+        self._board.put(f"event {group.n}", group.json)
