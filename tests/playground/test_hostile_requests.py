@@ -84,7 +84,7 @@ TYPES = ["application/json", "text/plain", "", FORM, "multipart/form-data", "mul
 PARTS = b'--x\r\nContent-Disposition: form-data; name="photo"; filename="\xff"\r\n\r\nx\r\n--x--\r\n'
 
 
-@pytest.mark.parametrize("method", [*METHODS, "noSuchMethod", "%00", "%ff"])
+@pytest.mark.parametrize("method", [*sorted(METHODS), "noSuchMethod", "%00", "%ff"])
 async def test_a_method_of_the_bot_api_answers_every_request(method: str) -> None:
     rng = random.Random(method)
     api = BotAPI(port=8081, webhook_pause=60)
@@ -140,6 +140,7 @@ async def test_an_action_of_the_page_answers_every_request(tmp_path: Path, actio
     await play.api.chat(play.bot, 42).send("hello")
     headers = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
     names = ["room", "user", "text", "thread", "message", "row", "column", "update_id", "bot", "key", "name"]
+    names += ["version", "state", "data"]
     valid = {"room": "42", "user": 42, "text": "x", "row": 0, "column": 0, "name": "n"}
     transport = httpx.ASGITransport(app=play.auth, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", headers=headers) as http:
