@@ -9,11 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from stepwell import MemoryStorage
 from stepwell.inspector import reading, subject, views
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
 from stepwell.operate.counts import AllCounts, all_counts
 from stepwell.operate.masking import MASK
+from stepwell.operate.records import Count
+from stepwell.operate.run_list import RunCount
 from stepwell.operate.runs import show_run
 from stepwell.storage import Storage
 from tests.inspector.conftest import Browser, app_of
@@ -133,12 +136,6 @@ async def test_runs_are_searched_by_a_shared_field_in_parts(
     assert (ids, found["complete"]) == (["pack-1"], True)
 
 
-async def counted(known: Subject) -> AllCounts:
-    while (found := await known.counts.get()) is None or known.counts._reading is not None:
-        pass
-    return found
-
-
 async def test_a_page_does_not_wait_for_counts_that_take_long(
     storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,22 +155,51 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
     while (found := await get(client, "overview"))["states"] is None:
         pass
     assert len(found["states"]) == 2
-    monkeypatch.setattr(app._subject.counts, "_fresh_until", 0.0)
+    monkeypatch.setattr(app._subject._quick, "_fresh_until", 0.0)
     ready.clear()
-    assert (await get(client, "overview"))["states"] == found["states"]
+    again = await get(client, "overview")
+    assert [row["records"] for row in again["states"]] == [row["records"] for row in found["states"]]
     await app.close()
 
 
-async def test_counts_are_kept_in_proportion_to_the_time_that_they_take(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = Subject(storage, KnownFlows([]))
-    first = await counted(known)
-    assert sum(row.records for row in first.states) == 3
-    monkeypatch.setattr(known.counts, "_fresh_until", float("inf"))
-    assert await known.counts.get() is first
-    monkeypatch.setattr(known.counts, "_fresh_until", 0.0)
-    assert await counted(known) is not first
+async def test_counts_are_kept_in_proportion_to_the_time_that_they_take() -> None:
+    reads: list[int] = []
+
+    async def read() -> int:
+        reads.append(len(reads))
+        return reads[-1]
+
+    kept = reading.Reading(read)
+    assert await kept.get(wait=10) == 0
+    kept._fresh_until = float("inf")
+    assert await kept.get(wait=10) == 0
+    kept._fresh_until = 0.0
+    assert await kept.get(wait=10) == 1
+
+
+async def test_exact_counts_and_the_oldest_writes_follow_counts_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = asyncio.Event()
+
+    async def count(*_: Any, oldest: bool, **__: Any) -> AllCounts:
+        if not oldest:
+            states = [Count("shop", "order", "address", 1000, None, more=True), Count("shop", "order", "item", 3, None)]
+            return AllCounts(states, [RunCount("packing", "failed", 1000, None, more=True)], True)
+        await ready.wait()
+        states = [Count("shop", "order", "address", 1234, 5.0), Count("shop", "order", "item", 2, 7.0)]
+        return AllCounts(states, [RunCount("packing", "failed", 2345, 6.0)], True)
+
+    monkeypatch.setattr(subject, "all_counts", count)
+    known = Subject(MemoryStorage(), KnownFlows([]))
+    first = await known.counts()
+    assert first is not None
+    assert [(row.records, row.more, row.oldest) for row in first.states] == [(1000, True, None), (3, False, None)]
+    ready.set()
+    while (found := await known.counts()) == first:
+        await asyncio.sleep(0)
+    assert found is not None
+    assert [(row.records, row.more, row.oldest) for row in found.states] == [(1234, False, 5.0), (3, False, 7.0)]
+    assert found.runs == [RunCount("packing", "failed", 2345, 6.0)]
+    await known.close()
 
 
 async def test_a_record_is_shown_with_its_secrets_masked(storage: Storage, browse: Browser) -> None:

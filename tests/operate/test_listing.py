@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepwell.errors import Unsupported
+from stepwell.operate.counts import all_counts, state_counts
 from stepwell.operate.record import show
-from stepwell.operate.records import RecordFilter, counts, listed
+from stepwell.operate.records import RecordFilter, listed
 from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.testing import Clock
@@ -25,16 +26,18 @@ async def test_counts_are_those_of_a_scan_without_expired_records(backend: Backe
     await storage.set_state("shop", 5, State())
     await storage.set_state("shop", 6, State("a", "x"))
     await storage.clear("shop", 6)
-    found, whole = await counts(storage, "shop", limit=100)
+    found, whole = await state_counts(storage, limit=100)
     start = clock() - 100
     assert whole
+    assert {each.bot for each in found} == {"shop"}
     assert [(each.flow, each.state, each.records, each.oldest - start) for each in found] == [
         (None, None, 1, 100),
         ("a", None, 1, 100),
         ("a", "x", 2, 0),
         ("b\\n", "x\0", 1, 100),
     ]
-    assert (await counts(storage, "gone", limit=100))[0] == []
+    quick = await all_counts(storage, limit=100)
+    assert [each[:4] for each in quick.states] == [each[:4] for each in found]
 
 
 async def test_a_list_continues_behind_a_key_that_need_not_exist(backend: Backend) -> None:
@@ -65,7 +68,7 @@ async def test_a_held_record_shows_how_long_its_lease_lasts(backend: Backend) ->
 async def test_a_storage_without_these_methods_is_read_in_pages(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsupported(*arguments: object) -> object:
+    def unsupported(*arguments: object, **options: object) -> object:
         raise Unsupported("Custom", "do this")
 
     storage = backend.storage()
@@ -73,9 +76,9 @@ async def test_a_storage_without_these_methods_is_read_in_pages(
         monkeypatch.setattr(type(storage), name, unsupported)
     for number in range(3):
         await storage.set_state("shop", number, State("a", "x"))
-    found, whole = await counts(storage, "shop", limit=100)
+    found, whole = await state_counts(storage, limit=100)
     assert ([each.records for each in found], whole) == ([3], True)
-    found, whole = await counts(storage, "shop", limit=2)
+    found, whole = await state_counts(storage, limit=2)
     assert ([each.records for each in found], whole) == ([2], False)
     keys = [each.record.key async for each in listed(storage, "shop", RecordFilter())]
     assert [each.record.key async for each in listed(storage, "shop", RecordFilter(), after=keys[0])] == keys[1:]

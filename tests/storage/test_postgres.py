@@ -358,7 +358,8 @@ async def _use_everything(storage: Storage, n: int) -> None:
     assert isinstance(await storage.perform(Claim(storage.address("bot", n), "t", 0.001)), Claimed)
     await storage.page(Query("bot", tag=f"u{n}"), None, 10)
     await storage.traces("bot", f"u{n}", limit=10)
-    await storage.page(Query("bot", "form", "s1"), storage.address("bot", 1), 10)
+    for query in (Query("bot", "form", "s1"), Query("bot", "form"), Query("bot", state="s1"), Query("bot", None)):
+        await storage.page(query, storage.address("bot", 1), 10)
     await storage.page(Query("bot"), storage.address("bot", 1), 10)
     await storage.due("bot", limit=10)
     await storage.due("bot", limit=10, flow="form")

@@ -11,8 +11,9 @@ from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
 from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
+from stepwell.operate.counts import state_counts
 from stepwell.operate.record import RecordView, resolve, show_at
-from stepwell.operate.records import RecordFilter, bots, check_bot, counts, listed
+from stepwell.operate.records import RecordFilter, bots, check_bot, listed
 from stepwell.storage import ANY, Storage
 
 __all__ = ["add", "print_record"]
@@ -83,12 +84,7 @@ def _ls(options: argparse.Namespace) -> int:
         raise InvalidOption("a filter needs a bot: stepwell ls BOT --state ...; stepwell find searches all bots")
 
     async def overview(storage: Storage) -> int:
-        rows = []
-        complete = True
-        for bot in await bots(storage):
-            found, whole = await counts(storage, bot, limit=COUNTED)
-            rows += found
-            complete = complete and whole
+        rows, complete = await state_counts(storage, limit=COUNTED)
         if options.json:
             print_json({"states": [each._asdict() for each in rows], "complete": complete})
             return 0

@@ -26,12 +26,15 @@ class Reading(Generic[T]):
         self._fresh_until: float = 0.0
         self._reading: asyncio.Task[None] | None = None
 
-    async def get(self) -> T | None:
-        """Return the last result; ``None`` while the first one takes long."""
+    async def get(self, *, wait: float | None = None) -> T | None:
+        """Return the last result; ``None`` while the first one takes long.
+
+        ``wait``: how many seconds to wait for a new one; by default ``PROMPT``.
+        """
         if self._reading is None and time.monotonic() >= self._fresh_until:
             self._reading = asyncio.create_task(self._renew())
         if (task := self._reading) is not None:
-            await asyncio.wait({task}, timeout=PROMPT)
+            await asyncio.wait({task}, timeout=PROMPT if wait is None else wait)
             if task.done():
                 if self._reading is task:
                     self._reading = None

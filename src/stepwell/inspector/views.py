@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -42,7 +43,7 @@ def _now(storage: Storage) -> float:
 async def overview(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the counts per state and status, the next timers, and the schedules."""
     storage = subject.storage
-    counted = await subject.counts.get()
+    counted = await subject.counts()
     now = _now(storage)
     next_timers, overdue = [], []
     for bot in (await bots(storage))[:SHOWN]:
@@ -261,7 +262,7 @@ async def flow_list(subject: Subject, params: Params) -> dict[str, Any]:
 
 async def flow_counts(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the conversations in each state and the runs at each node; ``None`` while the first counts are made."""
-    counted, at_nodes = await subject.counts.get(), await subject.nodes.get()
+    counted, at_nodes = await asyncio.gather(subject.counts(), subject.nodes.get())
     nodes, all_nodes = at_nodes or ([], True)
     return {
         "states": None if counted is None else [each._asdict() for each in counted.states],

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.codec.seal import flow_of_index
 from stepwell.errors import Unsupported
-from stepwell.operate.records import Count, bots, counts
+from stepwell.operate.records import Count, bots, counted
 from stepwell.operate.run_list import RunCount, run_counts
 from stepwell.record import RUNS, ReservedNamespace
 from stepwell.storage import Storage
 from stepwell.storage.listing import StateCount
 
-__all__ = ["AllCounts", "all_counts"]
+__all__ = ["AllCounts", "all_counts", "joined", "state_counts"]
 
 
 class AllCounts(NamedTuple):
@@ -25,34 +25,78 @@ class AllCounts(NamedTuple):
     #: Whether all records were counted.
     complete: bool
 
+    @property
+    def has_oldest(self) -> bool:
+        """Whether all counts have the time of the oldest write."""
+        return None not in {each.oldest for each in self.states} | {each.oldest for each in self.runs}
 
-async def all_counts(storage: Storage, *, limit: int) -> AllCounts:
-    """Count everything. Of a storage that cannot count, up to ``limit`` records of each bot and runs are read."""
+
+async def all_counts(storage: Storage, *, limit: int, oldest: bool = False) -> AllCounts:
+    """Count everything. Of a storage that cannot count, up to ``limit`` records of each bot and runs are read.
+
+    With ``oldest``, the counts are exact and have the times of the oldest writes, which takes longer.
+    """
     await storage.ensure_open()
     with suppress(Unsupported):
-        return _grouped(await storage.counts(), encode_namespace(RUNS, storage.limits))
-    states: list[Count] = []
-    complete = True
-    for bot in await bots(storage):
-        found, whole = await counts(storage, bot, limit=limit)
-        states += found
-        complete = complete and whole
+        return _grouped(storage, await storage.counts(oldest=oldest))
+    states, complete = await _read_states(storage, limit)
     runs, whole = await run_counts(storage, limit=limit)
     return AllCounts(states, runs, complete and whole)
 
 
-def _grouped(rows: list[StateCount], runs: str) -> AllCounts:
+async def state_counts(storage: Storage, *, limit: int) -> tuple[list[Count], bool]:
+    """Count the conversations with the times of the oldest writes, and return whether all were counted."""
+    await storage.ensure_open()
+    with suppress(Unsupported):
+        return _grouped(storage, await storage.counts(oldest=True)).states, True
+    return await _read_states(storage, limit)
+
+
+def joined(counts: AllCounts, earlier: AllCounts) -> AllCounts:
+    """Add the times of the oldest writes from earlier exact counts, and their numbers for states with ``more``."""
+    states = {each[:3]: each for each in earlier.states}
+    runs = {each[:2]: each for each in earlier.runs}
+    return counts._replace(
+        states=[_newer(each, states.get(each[:3])) for each in counts.states],
+        runs=[_newer(each, runs.get(each[:2])) for each in counts.runs],
+    )
+
+
+_Counted = TypeVar("_Counted", Count, RunCount)
+
+
+def _newer(count: _Counted, earlier: _Counted | None) -> _Counted:
+    if earlier is None or count.oldest is not None:
+        return count
+    return earlier if count.more else count._replace(oldest=earlier.oldest)
+
+
+async def _read_states(storage: Storage, limit: int) -> tuple[list[Count], bool]:
+    states: list[Count] = []
+    complete = True
+    for bot in await bots(storage):
+        found, whole = await counted(storage, bot, limit=limit)
+        states += found
+        complete = complete and whole
+    return states, complete
+
+
+def _grouped(storage: Storage, rows: list[StateCount]) -> AllCounts:
+    namespace = encode_namespace(RUNS, storage.limits)
     states: list[Count] = []
     found: dict[tuple[str, str], RunCount] = {}
     for row in rows:
-        if row.namespace == runs:
+        if row.namespace == namespace:
             flow = "" if row.flow is None else flow_of_index(row.flow)[0]
             # Runs of an earlier release have no status in the index.
             status = row.state or "unknown"
             # Revisions of a flow are separate rows.
             known = found.get((flow, status), RunCount(flow, status, 0, row.oldest))
-            found[flow, status] = RunCount(flow, status, known.runs + row.records, min(known.oldest, row.oldest))
+            times = [each for each in (known.oldest, row.oldest) if each is not None]
+            found[flow, status] = RunCount(
+                flow, status, known.runs + row.records, min(times, default=None), known.more or row.more
+            )
         elif not isinstance(bot := decode_namespace(row.namespace), ReservedNamespace):
-            states.append(Count(bot, row.flow, row.state, row.records, row.oldest))
+            states.append(Count(bot, row.flow, row.state, row.records, row.oldest, row.more))
     ordered = sorted(states, key=lambda each: (each.bot, each.flow or "", each.state or ""))
     return AllCounts(ordered, [found[at] for at in sorted(found)], True)

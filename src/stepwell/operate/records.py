@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepwell.codec import decode_namespace, encode_namespace
-from stepwell.errors import StepwellError, StoredDataError, Unsupported
+from stepwell.errors import StepwellError, StoredDataError
 from stepwell.operate.record import RecordView, view
 from stepwell.operate.search import PAGE, matches, pages, written_before
 from stepwell.record import ReservedNamespace, Stored
@@ -17,7 +16,7 @@ from stepwell.storage import ANY, Storage
 from stepwell.storage.listing import Any_, Due, Query
 from stepwell.storage.operations import Get
 
-__all__ = ["Count", "Listed", "RecordFilter", "Timer", "UnknownBot", "bots", "check_bot", "counts", "listed", "timers"]
+__all__ = ["Count", "Listed", "RecordFilter", "Timer", "UnknownBot", "bots", "check_bot", "counted", "listed", "timers"]
 
 
 class UnknownBot(StepwellError, LookupError):
@@ -36,8 +35,10 @@ class Count(NamedTuple):
     flow: str | None
     state: str | None
     records: int
-    #: The time of the oldest last write among them.
-    oldest: float
+    #: The time of the oldest last write among them; ``None`` if it is not known.
+    oldest: float | None
+    #: Whether there are more than ``records``.
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +87,8 @@ async def check_bot(storage: Storage, bot: str) -> None:
         raise UnknownBot(bot, known)
 
 
-async def counts(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count], bool]:
-    """Count the records of a bot by flow and state, and return whether all were counted.
-
-    SQLite and PostgreSQL count all records. For other storages it reads up to ``limit`` records.
-    """
-    namespace = encode_namespace(bot, storage.limits)
-    with suppress(Unsupported):
-        await storage.ensure_open()
-        rows = [row for row in await storage.counts() if row.namespace == namespace]
-        counted = [Count(bot, row.flow, row.state, row.records, row.oldest) for row in rows]
-        return sorted(counted, key=lambda row: (row.flow or "", row.state or "")), True
+async def counted(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count], bool]:
+    """Count the records of a bot by reading up to ``limit`` of them, and return whether all were read."""
     found: Counter[tuple[str | None, str | None]] = Counter()
     oldest: dict[tuple[str | None, str | None], float] = {}
     looked = 0

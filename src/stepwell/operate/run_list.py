@@ -46,8 +46,10 @@ class RunCount(NamedTuple):
     flow: str
     status: str
     runs: int
-    #: The time of the oldest last write among them.
-    oldest: float
+    #: The time of the oldest last write among them; ``None`` if it is not known.
+    oldest: float | None
+    #: Whether there are more than ``runs``.
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,10 @@ class StateCount(NamedTuple):
     flow: str | None
     state: str | None
     records: int
-    #: The time of the oldest last write among them.
-    oldest: float
+    #: The time of the oldest last write among them; ``None`` if it was not looked for.
+    oldest: float | None = None
+    #: Whether there are more records than ``records``.
+    more: bool = False
 
 
 class Due(NamedTuple):

@@ -127,7 +127,7 @@ class MemoryStorage(Storage):
     def position(self, address: Address) -> Any:
         return address
 
-    async def counts(self) -> list[StateCount]:
+    async def counts(self, *, oldest: bool = False) -> list[StateCount]:
         now = self._now()
         found: dict[tuple[str, str | None, str | None], list[float]] = {}
         for address, cell in self._cells.items():

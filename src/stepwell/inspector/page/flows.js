@@ -1,7 +1,7 @@
 // The flows: each diagram with the conversations in each state, or the runs at each node.
 import { el } from "./dom.js";
 import { drawFlow } from "./diagram.js";
-import { card, isRemoved, link, list, stateOf, status } from "./parts.js";
+import { amount, card, isRemoved, link, list, stateOf, status } from "./parts.js";
 import { moment, span } from "./times.js";
 
 // Seconds after which the state with the oldest conversation is marked.
@@ -27,7 +27,7 @@ function age(at) {
 
 // The oldest of the rows that are not at an end of the flow.
 function oldestOf(rows, ends) {
-  const open = rows.filter((row) => !ends.includes(row.state) && age(row.oldest) >= LATE);
+  const open = rows.filter((row) => row.oldest !== null && !ends.includes(row.state) && age(row.oldest) >= LATE);
   return open.length ? open.reduce((one, two) => (two.oldest < one.oldest ? two : one)) : null;
 }
 
@@ -42,14 +42,14 @@ function conversations(app, flow, bot, found, width) {
   return card(flow.name, bot === null ? "no conversations" : `conversations of ${bot}: how many, and the time since the oldest was written`,
     removed.length ? el("p", { class: "warning" }, `Conversations are in states that the flow does not have: ${removed.join(", ")}.`) : null,
     el("div", { class: "diagram" }, drawFlow({ ...flow, states: [...flow.states, ...removed] }, {
-      width, marks, notes: Object.fromEntries(rows.map((row) => [row.state, `${row.records} · ${span(age(row.oldest))}`])),
+      width, marks, notes: Object.fromEntries(rows.map((row) => [row.state, amount(row.records, row.more) + (row.oldest === null ? "" : ` · ${span(age(row.oldest))}`)])),
       links: Object.fromEntries(rows.map((row) => [row.state, to(row)])),
-      label: `${flow.name}: ${rows.map((row) => `${row.records} in ${row.state}`).join(", ") || "no conversations"}`,
+      label: `${flow.name}: ${rows.map((row) => `${amount(row.records, row.more)} in ${row.state}`).join(", ") || "no conversations"}`,
     })),
     rows.length ? list(["state", "conversations", "oldest"], rows.map((row) => [
       el("span", {}, stateOf(app, flow.name, row.state), row === oldest ? el("span", { class: "mark" }, "oldest") : null),
-      el("a", { href: to(row) }, String(row.records)),
-      el("a", { href: to(row, { older: Math.floor(age(row.oldest)) }) }, moment(row.oldest))]), "") : null);
+      el("a", { href: to(row) }, amount(row.records, row.more)),
+      row.oldest === null ? moment(null, "…") : el("a", { href: to(row, { older: Math.floor(age(row.oldest)) }) }, moment(row.oldest))]), "") : null);
 }
 
 function nodes(flow, found, width) {
@@ -67,7 +67,7 @@ function nodes(flow, found, width) {
   }
   const to = (more) => link("runs", { flow: flow.name, ...more });
   return card(flow.name, `node flow: runs at each node, and the time since the oldest was written${found.all_nodes ? "" : `; at most ${found.counted_at_nodes} runs of a status are counted`}`,
-    el("p", { class: "statuses" }, counts.length ? null : "No runs.", ...counts.flatMap((row) => [el("a", { href: to({ status: row.status }) }, status(row.status), ` ${row.runs}`), " "])),
+    el("p", { class: "statuses" }, counts.length ? null : "No runs.", ...counts.flatMap((row) => [el("a", { href: to({ status: row.status }) }, status(row.status), ` ${amount(row.runs, row.more)}`), " "])),
     el("div", { class: "diagram" }, drawFlow(flow, { width, marks, notes, links: Object.fromEntries(Object.keys(notes).map((state) => [state, to({ node: state })])),
       label: `${flow.name}: ${Object.entries(notes).map(([state, note]) => `${state}: ${note}`).join(", ") || "no runs at a node"}` })),
     found.nodes === null ? el("p", { class: "empty", role: "status" }, "Counting …") : null,

@@ -1,6 +1,6 @@
 // The overview: counts, timers and schedules.
 import { el } from "./dom.js";
-import { card, link, list, stateOf, status } from "./parts.js";
+import { amount, card, link, list, stateOf, status } from "./parts.js";
 import { moment } from "./times.js";
 
 export function overview(app, found) {
@@ -9,16 +9,16 @@ export function overview(app, found) {
   const pages = [];
   for (const bot of bots) {
     const rows = found.states.filter((row) => row.bot === bot);
-    const total = rows.reduce((sum, row) => sum + row.records, 0);
+    const total = amount(rows.reduce((sum, row) => sum + row.records, 0), rows.some((row) => row.more));
     pages.push(card(bot, `${total} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
       list(["flow", "state", "conversations", "oldest write"], rows.map((row) => [
         row.flow, stateOf(app, row.flow, row.state),
-        el("a", { href: link("records", { bot, flow: row.flow ?? "", state: row.state ?? "" }) }, String(row.records)), moment(row.oldest)]), "No conversations.")));
+        el("a", { href: link("records", { bot, flow: row.flow ?? "", state: row.state ?? "" }) }, amount(row.records, row.more)), moment(row.oldest, "…")]), "No conversations.")));
   }
   if (!bots.length) pages.push(card("Conversations", "", el("p", { class: "empty" }, "This storage has no conversations yet.")));
   pages.push(card("Runs", found.complete ? "" : `at most ${found.counted} are counted`,
     list(["flow", "status", "runs", "oldest write"], found.runs.map((row) => [row.flow || null, status(row.status),
-      ["unreadable", "unknown"].includes(row.status) ? String(row.runs) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, String(row.runs)), row.oldest ? moment(row.oldest) : null]), "This storage has no runs of node flows.")));
+      ["unreadable", "unknown"].includes(row.status) ? amount(row.runs, row.more) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, amount(row.runs, row.more)), row.oldest === 0 ? null : moment(row.oldest, "…")]), "This storage has no runs of node flows.")));
   return [...pages, timersOf(app, found), schedulesOf(found)].filter(Boolean);
 }
 

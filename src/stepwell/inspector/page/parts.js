@@ -28,6 +28,11 @@ export function facts(...pairs) {
     .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
+// A count; with more, only this many were counted so far.
+export function amount(count, more) {
+  return more ? `${count}+` : String(count);
+}
+
 export function text(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -17,7 +17,8 @@ from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.notices import PostgresChannel
-from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored, unescaped
+from stepwell.storage.postgres.places import PlaceIndex, filters
+from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, migrate
 from stepwell.storage.queue_text import END
 from stepwell.storage.urls import check_url, take_options, truth
@@ -41,8 +42,9 @@ class PostgresStorage(Storage):
     """Stores records in a schema of a PostgreSQL database, shared by any number of workers.
 
     ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. With a URL the storage opens up to five
-    connections, and one more while it listens for notices. Use ``prepared_statements=False`` with PgBouncer. A call
-    takes at most ``timeout`` seconds; calls that do not reach the server are retried for ``patience`` seconds.
+    connections, one more while it listens for notices, and one more while it counts. Use ``prepared_statements=False``
+    with PgBouncer. A call takes at most ``timeout`` seconds; calls that do not reach the server are retried for
+    ``patience`` seconds.
     ``notices=False``: send and receive no notices about new runs; workers poll.
     """
 
@@ -76,6 +78,9 @@ class PostgresStorage(Storage):
         }
         #: For everything else: migrations, listing and sweeping.
         self._other = PostgresConnection(self._source, options)
+        #: For counts, which take longer than other calls.
+        self._counting = PostgresConnection(self._source, options)
+        self._places = PlaceIndex(self._quoted, _NOW)
         self._wake_key = ("postgresql", self._source.server if isinstance(source, str) else source, schema)
         if notices:
             self._channel = PostgresChannel(self._source, options, self._other, schema)
@@ -123,7 +128,7 @@ class PostgresStorage(Storage):
         await migrate(connection, self.schema, self._source.server, self._timeout)
 
     async def _close(self) -> None:
-        for connection in (*self._connections.values(), self._other):
+        for connection in (*self._connections.values(), self._other, self._counting):
             await connection.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
@@ -172,7 +177,12 @@ class PostgresStorage(Storage):
         return found
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        sql, args = self._page_sql(query, after, limit)
+        if query.tag is None and (query.flow is ANY) != (query.state is ANY):
+            key = "" if after is None else after.key
+            sql = self._places.page_sql
+            args = [query.namespace, self._now(), limit + 1, key, *filters(query)]
+        else:
+            sql, args = self._page_sql(query, after, limit)
         rows = await self._fetch(sql, *args)
         records = [(Address(query.namespace, row[0]), stored(row, 1)) for row in rows[:limit]]
         return Page(records, records[-1][0] if len(rows) > limit else None)
@@ -201,7 +211,7 @@ class PostgresStorage(Storage):
             where += [f"g.tag = {self._quoted}.indexed({tag})", f"{tag} = any (r.tags)"]
             namespace, key = "g.namespace", "g.key"
         elif named:
-            # Matches the index by state.
+            # Matches the index by flow and state.
             namespace, key = 'r.namespace collate "POSIX"', 'r.key collate "POSIX"'
         where.append(f"{namespace} = $1")
         if after is not None:
@@ -212,18 +222,17 @@ class PostgresStorage(Storage):
     def position(self, address: Address) -> Any:
         return address
 
-    async def counts(self) -> list[StateCount]:
-        if self._loop is not asyncio.get_running_loop():
+    async def counts(self, *, oldest: bool = False) -> list[StateCount]:
+        now = self._now()
+        count = partial(self._places.oldest, now)
+        if not oldest:
+            count = partial(self._places.counts, await self.namespaces(), now)
+        elif self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        sql = (
-            f"select namespace, flow, state, count(*), min(written_at) from {self._quoted}.records r "  # noqa: S608
-            f"where r.alive and (r.expires_at is null or r.expires_at > {_NOW.format(1)}) group by 1, 2, 3"
-        )
-        rows = await self._other.call(partial(_scan, sql, self._now()))
-        return [
-            StateCount(namespace, flow and unescaped(flow), state and unescaped(state), records, oldest)
-            for namespace, flow, state, records, oldest in rows
-        ]
+        try:
+            return await self._counting.call(count)
+        finally:
+            await self._counting.close()
 
     async def held(self, address: Address) -> float | None:
         now = "coalesce($3::float8, date_part('epoch', clock_timestamp()))"
@@ -348,14 +357,6 @@ async def _is_pooled(connection: Any) -> bool:
     # A pooler gives each client a process id of its own.
     async with connection.transaction():
         return bool(connection.get_server_pid() != await connection.fetchval("select pg_backend_pid()"))
-
-
-async def _scan(sql: str, now: float | None, connection: Any) -> list[Any]:
-    """Read a whole table, which other statements must not do."""
-    async with connection.transaction():
-        await connection.execute("set local enable_seqscan = on; set local statement_timeout = '60s'")
-        rows: list[Any] = await connection.fetch(sql, now)
-        return rows
 
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.

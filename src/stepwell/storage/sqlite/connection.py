@@ -95,7 +95,7 @@ class SQLiteFile:
             raise self.problem(error) from error
         try:
             self._prepare()
-            self.reader: Connection = self.writer if self.memory else self._reader()
+            self.reader: Connection = self.writer if self.memory else self.new_reader()
         except apsw.Error as error:
             self.writer.close()
             raise self.problem(error) from error
@@ -347,7 +347,8 @@ class SQLiteFile:
                 filesystem,
             )
 
-    def _reader(self) -> apsw.Connection:
+    def new_reader(self) -> Connection:
+        """Open another connection, which only reads."""
         reader = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)
         for pragma in ("query_only = 1", "trusted_schema = 0", "cell_size_check = 1", "cache_size = -4096"):
             reader.execute(f"PRAGMA {pragma}")

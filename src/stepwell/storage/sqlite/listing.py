@@ -8,7 +8,7 @@ from typing import Any
 from stepwell.record import Address
 from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
-from stepwell.storage.sqlite.columns import Row, sealed
+from stepwell.storage.sqlite.columns import Row, row_and_sizes, sealed
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
 from stepwell.storage.sqlite.schema import QUERIES
 
@@ -16,6 +16,9 @@ __all__ = ["Listing"]
 
 #: Memos that one sweep checks. Memos of existing records have no index, so each sweep checks the next ones.
 MEMOS_A_SWEEP = 500
+#: A list by flow or by state alone merges the keys of up to this many flows and states. With more of them, it reads all
+#: records of the namespace.
+MOST_PLACES = 1000
 
 
 class Listing:
@@ -29,13 +32,7 @@ class Listing:
 
     def page(self, query: Query, after: str | None, limit: int) -> Page:
         """Return records in the order of their keys; ``after`` is the last key of the previous page."""
-        name, now = "page", self._clock()
-        if query.tag is not None:
-            name = "page_by_tag"
-        elif query.state is not ANY:
-            name = "page_by_state"
-        elif query.flow is not ANY:
-            name = "page_by_flow"
+        now = self._clock()
         bindings = {
             "namespace": query.namespace,
             "tag": query.tag,
@@ -47,7 +44,17 @@ class Listing:
             "now": now,
             "limit": limit + 1,
         }
-        found = self._rows.read(QUERIES[name], bindings)
+        found: list[Any]
+        if query.tag is not None:
+            found = self._rows.read(QUERIES["page_by_tag"], bindings)
+        elif query.flow is not ANY and query.state is not ANY:
+            found = self._rows.read(QUERIES["page_by_place"], bindings)
+        elif query.flow is ANY and query.state is ANY:
+            found = self._rows.read(QUERIES["page"], bindings)
+        elif (places := self._places(query)) is not None:
+            found = self._page_of_places(query.namespace, places, after or "", limit + 1)
+        else:
+            found = self._rows.read(QUERIES["page"], bindings)
         records = []
         for key, *columns in found[:limit]:
             address = Address(query.namespace, key)
@@ -55,6 +62,24 @@ class Listing:
             if record is not None:
                 records.append((address, record))
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
+
+    def _places(self, query: Query) -> list[tuple[str | None, str | None]] | None:
+        """Return the flows and states that match a query, perhaps with some without records; ``None``: too many."""
+        places = self._rows.read(QUERIES["places"], (query.namespace, MOST_PLACES + 1))
+        if len(places) > MOST_PLACES:
+            return None
+        return [(flow, state) for flow, state in places if query.flow in (ANY, flow) and query.state in (ANY, state)]
+
+    def _page_of_places(
+        self, namespace: str, places: list[tuple[str | None, str | None]], after: str, limit: int
+    ) -> list[Any]:
+        """Return the first rows of several flows and states together. The index has the keys of each in order."""
+        keys: list[str] = []
+        for place in places:
+            keys += [key for (key,) in self._rows.read(QUERIES["keys_of_place"], (namespace, *place, after, limit))]
+        return [
+            (key, *row) for key in sorted(keys)[:limit] for row in self._rows.read(row_and_sizes(0), (namespace, key))
+        ]
 
     def due(
         self, namespace: str, before: float | None, limit: int, after: Due | None, flow: str | Any_ | None
@@ -86,8 +111,20 @@ class Listing:
         ]
 
     def counts(self) -> list[StateCount]:
-        """Count the records of all namespaces by flow and state, in one pass over the table."""
-        return [StateCount(*row) for row in self._rows.read(QUERIES["counts"], (self._clock(),))]
+        """Count the records of all namespaces by flow and state, in their index."""
+        now = self._clock()
+        expired = {tuple(place): count for *place, count in self._rows.read(QUERIES["expired_counts"], (now,))}
+        counts = []
+        for namespace in self.namespaces():
+            for flow, state, count in self._rows.read(QUERIES["counts"], (namespace, -1)):
+                left = count - expired.get((namespace, flow, state), 0)
+                if left > 0:
+                    counts.append(StateCount(namespace, flow, state, left))
+        return counts
+
+    def oldest(self) -> list[StateCount]:
+        """Count the records with the time of the oldest write of each state, in one pass over the table."""
+        return [StateCount(*row) for row in self._rows.read(QUERIES["oldest"], (self._clock(),))]
 
     def held(self, address: Address) -> float | None:
         """Return the seconds until the lease of an address ends."""

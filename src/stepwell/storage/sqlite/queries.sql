@@ -146,22 +146,22 @@ DELETE FROM tag WHERE namespace = ?1 AND key = ?2 AND tag = ?3;
 -- name: page
 SELECT key, @columns@
 FROM record
-WHERE namespace = :namespace AND key > :after AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY key LIMIT :limit;
-
--- name: page_by_flow
-SELECT key, @columns@
-FROM record INDEXED BY record_by_flow
-WHERE namespace = :namespace AND flow IS :flow AND key > :after
+WHERE namespace = :namespace AND key > :after AND (:any_flow OR flow IS :flow) AND (:any_state OR state IS :state)
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
 
--- name: page_by_state
+-- name: page_by_place
 SELECT key, @columns@
-FROM record INDEXED BY record_by_state
-WHERE namespace = :namespace AND state IS :state AND key > :after AND (:any_flow OR flow IS :flow)
+FROM record INDEXED BY record_by_place
+WHERE namespace = :namespace AND flow IS :flow AND state IS :state AND key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY key LIMIT :limit;
+
+-- name: keys_of_place
+SELECT key
+FROM record INDEXED BY record_by_place
+WHERE namespace = ?1 AND flow IS ?2 AND state IS ?3 AND key > ?4 AND alive = 1
+ORDER BY key LIMIT ?5;
 
 -- name: page_by_tag
 SELECT record.key, @columns@
@@ -171,8 +171,49 @@ WHERE tag.namespace = :namespace AND tag.tag = :tag AND tag.key > :after
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY tag.key LIMIT :limit;
 
+-- name: places
+-- All flows and states of a namespace, and for each flow once no state; records without a flow too. One index lookup for
+-- each, however many records it has. min() ignores NULL, so each chain of values ends with NULL.
+WITH RECURSIVE flows (flow) AS (
+    SELECT (SELECT min(flow) FROM record INDEXED BY record_by_place WHERE namespace = ?1 AND alive = 1)
+    UNION ALL
+    SELECT (
+        SELECT min(flow) FROM record INDEXED BY record_by_place
+        WHERE namespace = ?1 AND flow > flows.flow AND alive = 1
+    )
+    FROM flows WHERE flow IS NOT NULL
+),
+places (flow, state) AS (
+    SELECT flow, (
+        SELECT min(state) FROM record INDEXED BY record_by_place
+        WHERE namespace = ?1 AND flow IS flows.flow AND alive = 1
+    )
+    FROM flows
+    UNION ALL
+    SELECT flow, (
+        SELECT min(state) FROM record INDEXED BY record_by_place
+        WHERE namespace = ?1 AND flow IS places.flow AND state > places.state AND alive = 1
+    )
+    FROM places WHERE state IS NOT NULL
+)
+SELECT flow, state FROM places LIMIT ?2;
+
 -- name: counts
--- Reading the rows in the order of an index takes four times as long.
+-- One place at a time: a GROUP BY over the same index takes twice as long.
+SELECT flow, state, (
+    SELECT count(*) FROM record INDEXED BY record_by_place
+    WHERE namespace = ?1 AND flow IS place.flow AND state IS place.state AND alive = 1
+)
+FROM (@places@) AS place;
+
+-- name: expired_counts
+SELECT namespace, flow, state, count(*)
+FROM record INDEXED BY record_by_expiry
+WHERE expires_at <= ?1 AND alive = 1
+GROUP BY namespace, flow, state;
+
+-- name: oldest
+-- Reads the whole table. Reading its rows in the order of an index takes four times as long.
 SELECT namespace, flow, state, count(*), min(written_at)
 FROM record NOT INDEXED
 WHERE alive = 1 AND (expires_at IS NULL OR expires_at > ?1)

@@ -23,8 +23,7 @@ CREATE TABLE record (
     PRIMARY KEY (namespace, key)
 ) STRICT;
 
-CREATE INDEX record_by_flow ON record (namespace, flow, key) WHERE alive = 1;
-CREATE INDEX record_by_state ON record (namespace, state, key) WHERE alive = 1;
+CREATE INDEX record_by_place ON record (namespace, flow, state, key) WHERE alive = 1;
 CREATE INDEX record_by_deadline ON record (namespace, deadline, key) WHERE deadline IS NOT NULL;
 CREATE INDEX record_by_flow_deadline ON record (namespace, flow, deadline, key) WHERE deadline IS NOT NULL;
 CREATE INDEX record_by_queue ON record (namespace, queue, key) WHERE queue IS NOT NULL;

@@ -1,0 +1,32 @@
+-- The flows and states of a namespace ($1); some may have no records. One index lookup for each, however many records it
+-- has. Each chain of values ends with null. A row without a record has neither flow nor state.
+with recursive flows (flow) as (
+    select (select min(r.flow) from @schema@.records r where r.namespace collate "POSIX" = $1)
+    union all
+    select (select min(r.flow) from @schema@.records r where r.namespace collate "POSIX" = $1 and r.flow > f.flow)
+    from flows f where f.flow is not null
+), places (flow, state) as (
+    select f.flow, coalesce(
+        (select min(r.state) from @schema@.records r where r.namespace collate "POSIX" = $1 and r.flow = f.flow),
+        (
+            select r.state from @schema@.records r
+            where r.namespace collate "POSIX" = $1 and f.flow is null and r.flow is null and r.state is not null
+            order by r.state limit 1
+        )
+    )
+    from flows f
+    union all
+    select p.flow, coalesce(
+        (
+            select min(r.state) from @schema@.records r
+            where r.namespace collate "POSIX" = $1 and r.flow = p.flow and r.state > p.state
+        ),
+        (
+            select r.state from @schema@.records r
+            where r.namespace collate "POSIX" = $1 and p.flow is null and r.flow is null and r.state > p.state
+            order by r.state limit 1
+        )
+    )
+    from places p where p.state is not null
+)
+select p.flow, p.state from places p
