@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from stepwell.operate.checks import check_settings, postgres, redis, sqlite
 from stepwell.operate.checks.clock import check_clock
 from stepwell.storage.operations import Claim
 from tests.backends import Backend
-from tests.backends.sqlite import SQLite
+from tests.backends.redis import Redis, RedisCluster
 from tests.cli.conftest import Command, Done, fill
 from tests.servers import pgbouncer
+from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 BOT = """
@@ -83,29 +87,90 @@ async def test_planted_faults_are_found_on_each_storage(
     warnings = found(done, "warn")
     assert "2 records of 'shop' are in order/address, which the code does not declare" in warnings
     assert "2 timers of 'shop' are overdue, the first for 30" in warnings
-    assert "1 runs are failed -> stepwell runs --status failed" in warnings
+    assert "1 runs are failed, the first is bad: RuntimeError at node 'stock': no stock" in warnings
     assert 'runs wait for a worker, run "waits" for 36' in warnings
 
 
-async def test_damaged_records_fail(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = SQLite(tmp_path)
-    url = backend.place()
+async def test_damaged_records_and_long_leases_are_found_on_each_storage(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = shared_backend.place()
     monkeypatch.setenv("STEPWELL_STORAGE", url)
     async with open_storage(url) as storage:
         await storage.set_data("shop", (1, 1), {"name": "Anna"})
         address = storage.address("shop", (1, 1))
-    await backend.corrupt(url, address, "field", "name", lambda text: text.replace(b"Anna", b"Enna"))
-    async with open_storage(url) as storage:
+        await shared_backend.corrupt(url, address, "field", "name", lambda text: text.replace(b"Anna", b"Enna"))
         with pytest.raises(Exception, match="checksum"):
             await storage.get_data("shop", (1, 1))
         await storage.perform(Claim(storage.address("shop", (2, 2)), "t", 3600.0))
+        await storage.perform(Claim(storage.address("shop", (3, 3)), "t", 60.0))
         done = await command("doctor", "--json")
-    assert done.code == 1
+    assert "records" in failures(done)
     assert "1 of 1 records of 'shop' cannot be read, the first is (1,1) -> stepwell ls shop --damaged" in found(
         done, "fail"
     )
     assert "1 copies of damaged records are in quarantine" in found(done, "warn")
-    assert "a lease lasts 3" in found(done, "warn")
+    assert "shop (2,2) is held for 3" in found(done, "warn")
+
+
+async def test_a_clock_that_differs_is_found(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = shared_backend.place()
+    async with open_storage(url):
+        pass
+    monkeypatch.setattr("stepwell.operate.checks.time.time", lambda: 1000.0)
+    done = await command("doctor", "--storage", url, "--json")
+    clocks = levels(done, "clock")
+    assert set(clocks) == (set() if url.startswith("sqlite") else {"warn"})
+
+
+async def test_a_schema_of_a_later_release_fails(tmp_path: Path, command: Command) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url):
+        pass
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    done = await command("doctor", "--storage", url, "--json")
+    assert (done.code, levels(done, "schema")) == (1, ["fail"])
+    assert "has schema 999" in found(done, "fail")
+
+
+async def test_an_sqlite_file_in_memory_that_others_may_read_and_without_fsync_is_found(command: Command) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        url = f"sqlite:///{folder}/a.db?synchronous=NORMAL"
+        async with open_storage(url):
+            pass
+        Path(folder, "a.db").chmod(0o644)
+        done = await command("doctor", "--storage", url, "--json")
+    warned = {each["check"] for each in json.loads(done.out)["checks"] if each["level"] == "warn"}
+    assert warned >= {"durability", "file system", "permissions"}
+
+
+async def test_replicas_of_redis_need_durability_wait(command: Command) -> None:
+    cluster = RedisCluster(Path()).place()
+    assert set(levels(await command("doctor", "--storage", cluster, "--json"), "replicas")) == {"warn"}
+    alone = Redis(Path()).place()
+    done = await command("doctor", "--storage", f"{alone}{'&' if '?' in alone else '?'}durability=wait", "--json")
+    assert levels(done, "replicas") == ["fail"]
+
+
+async def test_postgresql_settings_that_lose_writes_are_found(command: Command) -> None:
+    server = PostgresServer(settings={"synchronous_commit": "local", "synchronous_standby_names": "second"})
+    server.start()
+    try:
+        done = await command("doctor", "--storage", server.url(), "--json")
+    finally:
+        server.stop()
+    assert "fsync is off: a crash can damage the database -> set fsync = on" in found(done, "fail")
+    assert "synchronous_commit is local: a write is acknowledged before" in found(done, "warn")
+
+
+async def test_bots_that_the_code_does_not_have_are_named(url: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "other_of_doctor.py").write_text(BOT.replace('"shop"', '"market"'))
+    done = await command("doctor", str(tmp_path / "other_of_doctor.py"), "--json")
+    assert "the code that was given has no bot 'shop'" in found(done, "warn")
+    assert "flows and states were not checked" in (await command("doctor")).err
 
 
 @pytest.fixture
@@ -193,7 +258,7 @@ def test_settings_of_postgresql() -> None:
     good = {
         "backend": "postgres", "server_version": "17.2", "server_version_num": "170002", "synchronous_commit": "on",
         "fsync": "on", "full_page_writes": "on", "in_recovery": False, "now": 1000.0, "schema": 5, "pooled": False,
-        "prepared_statements": True,
+        "prepared_statements": True, "synchronous_standby_names": "", "replicas": 0,
     }  # fmt: skip
 
     def check(**changes: Any) -> set[tuple[str, str]]:
@@ -203,6 +268,8 @@ def test_settings_of_postgresql() -> None:
     assert check(server_version_num="140009") == check(in_recovery=True) == {("server", "fail")}
     assert check(fsync="off") == check(full_page_writes="off") == {("durability", "fail")}
     assert check(pooled=True) == {("pooler", "fail")}
+    assert check(replicas=1) == {("durability", "warn")}
+    assert check(replicas=1, synchronous_standby_names="b") == set()
     assert check(now=900.0) == {("clock", "warn")}
 
 

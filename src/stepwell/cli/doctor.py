@@ -9,7 +9,7 @@ import sys
 
 from stepwell.cli.code import import_types, used
 from stepwell.cli.command import Commands, add_command, storage_at, url_of
-from stepwell.cli.output import cell, print_json
+from stepwell.cli.output import cell, note, print_json
 from stepwell.operate.doctor import Finding, diagnose
 
 __all__ = ["add"]
@@ -60,6 +60,8 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         warnings = sum(each.level == "warn" for each in found)
         print(f"{len(found)} checks, {warnings} warnings, {failed} failures")
+        if not options.code:
+            note("flows and states were not checked; give the files of your bots: stepwell doctor bot.py")
     return 1 if failed else 0
 
 

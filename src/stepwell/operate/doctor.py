@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Any
 
-from stepwell.codec import encode_namespace
-from stepwell.errors import StepwellError, StorageError, StoredDataError
+from stepwell.codec import decode_namespace, encode_namespace
+from stepwell.errors import NewerSchema, StepwellError, StorageError, StoredDataError
 from stepwell.fsm.base import Machine
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
+from stepwell.nodes.engine.monitor import Run
 from stepwell.operate.checks import check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.record import view
@@ -44,6 +45,9 @@ async def diagnose(
     """
     try:
         await storage.open()
+    except NewerSchema as error:
+        yield Finding("schema", "fail", str(error), "install a newer release of Stepwell")
+        return
     except StepwellError as error:
         yield Finding("connection", "fail", str(error), "check the URL, the server and the network")
         return
@@ -57,7 +61,7 @@ async def diagnose(
         yield Finding("settings", "warn", f"the settings of the server cannot be read: {error}")
     known = {machine.bot: machine for machine in machines}
     for bot in await bots(storage):
-        async for finding in _records(storage, bot, known.get(bot), limit):
+        async for finding in _records(storage, bot, known.get(bot), limit, checked=bool(known)):
             yield finding
         yield await _timers(storage, bot)
     async for finding in _runs(storage, {flow._title() for flow in flows}, limit):
@@ -66,21 +70,26 @@ async def diagnose(
     yield await _quarantine(storage)
 
 
-def _leases(settings: Any) -> Finding:
-    longest = settings.get("longest_lease")
+def _leases(settings: Mapping[str, Any]) -> Finding:
+    longest: tuple[float, Address] | None = settings.get("longest_lease")
     if longest is None:
-        return Finding("leases", "ok", "leases end by themselves")
-    if longest > LONG_LEASE:
+        return Finding("leases", "ok", "no record is held")
+    seconds, address = longest
+    name = f"{decode_namespace(address.namespace)} {address.key}"
+    if seconds > LONG_LEASE:
         return Finding(
             "leases",
             "warn",
-            f"a lease lasts {longest:.0f} s more: if its holder has died, its record is blocked for so long",
+            f"{name} is held for {seconds:.0f} s more: if its holder has died, the record is blocked for so long",
             "use a shorter lease=...; a running holder renews its lease",
         )
-    return Finding("leases", "ok", f"the longest lease ends in {longest:.0f} s")
+    return Finding("leases", "ok", f"the lease that ends last is that of {name}, in {seconds:.0f} s")
 
 
-async def _records(storage: Storage, bot: str, machine: Machine | None, limit: int | None) -> AsyncIterator[Finding]:
+async def _records(
+    storage: Storage, bot: str, machine: Machine | None, limit: int | None, *, checked: bool
+) -> AsyncIterator[Finding]:
+    """Look for records that cannot be read, and for states that the bot does not declare, if flows are checked."""
     damaged: list[str] = []
     undeclared: Counter[tuple[str, str | None]] = Counter()
     looked = 0
@@ -109,6 +118,9 @@ async def _records(storage: Storage, bot: str, machine: Machine | None, limit: i
     else:
         yield Finding("records", "ok", f"{read} can be read")
     if machine is None:
+        if checked:
+            what = f"the code that was given has no bot {bot!r}, so its flows and states were not checked"
+            yield Finding("flows", "warn", what, "give its file or module too")
         return
     for (flow_name, state), count in undeclared.items():
         yield Finding(
@@ -137,7 +149,7 @@ async def _timers(storage: Storage, bot: str) -> Finding:
 
 
 async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> AsyncIterator[Finding]:
-    counts: Counter[str] = Counter()
+    found: dict[str, list[Run]] = {"failed": [], "stuck": []}
     unknown: Counter[str] = Counter()
     damaged: list[str] = []
     looked = 0
@@ -151,26 +163,33 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
             damaged.append(entry.address.key)
             continue
         if run is not None:
-            counts[run.status] += 1
+            if run.status in found:
+                found[run.status].append(run)
             if known and run.flow not in known:
                 unknown[run.flow] += 1
     if damaged:
         what = f"{len(damaged)} runs cannot be read, the first is {damaged[0]}"
         yield Finding("runs", "fail", what, "restore them from a backup")
-    for status, advice in (
-        (
-            "failed",
-            "stepwell runs --status failed shows their errors; fix the cause, then stepwell resume --status failed",
-        ),
-        ("stuck", "stepwell runs --status stuck shows why; fix the flow, then stepwell resume --status stuck"),
-    ):
-        if counts[status]:
-            yield Finding("runs", "warn", f"{counts[status]} runs are {status}", advice)
+    for status, runs in found.items():
+        if runs:
+            yield Finding(
+                "runs",
+                "warn",
+                f"{len(runs)} runs are {status}, the first is {runs[0].flow_id}: {_why(runs[0])}",
+                f"stepwell runs --status {status} lists them; fix the cause, then stepwell resume --status {status}",
+            )
     for flow, count in unknown.items():
         what = f"{count} runs are of the flow {flow!r}, which the code does not have"
         yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
-    if not damaged and not unknown and not counts["failed"] and not counts["stuck"]:
+    if not damaged and not unknown and not found["failed"] and not found["stuck"]:
         yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
+
+
+def _why(run: Run) -> str:
+    if run.reason is not None or not run.errors:
+        return run.reason or "it has no error"
+    error = run.errors[0]
+    return f"{error.type} at node {error.node!r}: {error.message[:200]}"
 
 
 async def _queues(storage: Storage) -> Finding:

@@ -29,9 +29,7 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
     for name, lost in (("fsync", "a crash can damage the database"), ("full_page_writes", "a crash can damage pages")):
         if settings[name] != "on":
             found.append(Finding("durability", "fail", f"{name} is {settings[name]}: {lost}", f"set {name} = on"))
-    commit = settings["synchronous_commit"]
-    kept = "; Stepwell's own writes wait for the disk all the same" if commit == "off" else ""
-    found.append(Finding("durability", "ok", f"synchronous_commit is {commit}{kept}"))
+    found.append(_commits(settings))
     if settings["pooled"] and settings["prepared_statements"]:
         advice = "add prepared_statements=false to the URL, or connect to PostgreSQL directly"
         found.append(Finding("pooler", "fail", "a pooler such as PgBouncer is before the server", advice))
@@ -40,3 +38,23 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
     else:
         found.append(Finding("pooler", "ok", "no pooler is before the server"))
     return found
+
+
+def _commits(settings: Mapping[str, Any]) -> Finding:
+    commit, standbys = settings["synchronous_commit"], settings["synchronous_standby_names"]
+    if standbys and commit == "local":
+        return Finding(
+            "durability",
+            "warn",
+            "synchronous_commit is local: a write is acknowledged before the synchronous standby has it",
+            "set synchronous_commit = on, unless a failover may lose the last writes",
+        )
+    if settings["replicas"] and not standbys:
+        return Finding(
+            "durability",
+            "warn",
+            f"{settings['replicas']} standbys replicate asynchronously: a failover may lose acknowledged writes",
+            "set synchronous_standby_names, unless that is acceptable",
+        )
+    kept = "; Stepwell's own writes wait for the disk all the same" if commit == "off" else ""
+    return Finding("durability", "ok", f"synchronous_commit is {commit}{kept}")

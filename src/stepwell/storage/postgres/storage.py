@@ -329,17 +329,31 @@ class PostgresStorage(Storage):
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
 
     async def settings(self) -> dict[str, Any]:
-        names = ("server_version", "server_version_num", "synchronous_commit", "fsync", "full_page_writes")
+        names = (
+            "server_version",
+            "server_version_num",
+            "synchronous_commit",
+            "synchronous_standby_names",
+            "fsync",
+            "full_page_writes",
+        )
         values = ", ".join(f"current_setting('{name}') as {name}" for name in names)
         (row,) = await self._fetch(
             f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
             f"date_part('epoch', clock_timestamp()) as now, "
-            f"(select max(number) from {self._quoted}.migrations) as schema",
+            f"(select max(number) from {self._quoted}.migrations) as schema, "
+            "(select count(*) from pg_stat_replication) as replicas",
         )
+        leases = (
+            f"select r.leased_until - {_NOW.format(1)}, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
+            f"where r.token is not null and r.leased_until > {_NOW.format(1)} order by 1 desc limit 1"
+        )
+        longest = await self._other.call(partial(_read_all, leases, self._now()))
         return {
             "backend": "postgres",
             "prepared_statements": self._fast_path is not None,
             **dict(row),
+            "longest_lease": (float(longest[0][0]), Address(*longest[0][1:])) if longest else None,
             "pooled": await self._other.call(_is_pooled),
         }
 
@@ -357,6 +371,14 @@ async def _is_pooled(connection: Any) -> bool:
     # A pooler gives each client a process id of its own.
     async with connection.transaction():
         return bool(connection.get_server_pid() != await connection.fetchval("select pg_backend_pid()"))
+
+
+async def _read_all(sql: str, now: float | None, connection: Any) -> list[Any]:
+    """Read a whole table, which other statements must not do."""
+    async with connection.transaction():
+        await connection.execute("set local enable_seqscan = on; set local statement_timeout = '60s'")
+        rows: list[Any] = await connection.fetch(sql, now)
+        return rows
 
 
 #: The given clock or the server's. ``now()`` is constant within a statement, so the planner can use an index.

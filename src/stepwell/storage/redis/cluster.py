@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from stepwell.errors import StorageUnavailable
 from stepwell.record import Address
 from stepwell.storage.redis.client import RedisConnection, Refused, Reply, ServerConfig
-from stepwell.storage.redis.server import Answer, Request, ask, info, publish, refused
+from stepwell.storage.redis.server import Answer, Request, ask, info, publish, refused, values_of
 from stepwell.storage.redis.wire import TAGS, tag_of
 
 __all__ = ["Cluster"]
@@ -103,8 +103,20 @@ class Cluster:
 
     async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
         """Return the replies of all masters to ``INFO`` and ``TIME`` by their location."""
-        masters = sorted({node for node in self._owners if node is not None})
-        return {f"{node.host}:{node.port}": await info(self._connection(lane, node)) for node in masters}
+        return {f"{node.host}:{node.port}": await info(self._connection(lane, node)) for node in self._masters()}
+
+    async def values_of(self, lane: Hashable, pattern: str, most: int) -> dict[str, str] | None:
+        """Return the keys of all masters that match a pattern, and their texts; see ``server.values_of``."""
+        found: dict[str, str] = {}
+        for node in self._masters():
+            values = await values_of(self._connection(lane, node), pattern, most)
+            if values is None:
+                return None
+            found |= values
+        return found
+
+    def _masters(self) -> list[ClusterNode]:
+        return sorted({node for node in self._owners if node is not None})
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel, on all nodes."""

@@ -10,7 +10,10 @@ from stepwell.record import Address
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import Script
 
-__all__ = ["Answer", "Request", "Server", "ask", "info", "publish", "refused"]
+__all__ = ["Answer", "Request", "Server", "ask", "info", "publish", "refused", "values_of"]
+
+#: How many keys one ``SCAN`` looks at.
+SCANNED = 1000
 
 #: Error codes of conditions that may pass.
 _RETRYABLE = frozenset(
@@ -90,6 +93,25 @@ async def info(connection: RedisConnection) -> tuple[Reply, Reply]:
     return facts, now
 
 
+async def values_of(connection: RedisConnection, pattern: str, most: int) -> dict[str, str] | None:
+    """Return the keys that match a pattern, and their texts; ``None`` if the user may not ``SCAN``.
+
+    It looks at about ``most`` keys of the server.
+    """
+    found: dict[str, str] = {}
+    cursor, looked = "0", 0
+    while True:
+        (reply,) = await connection.exchange([("SCAN", cursor, "MATCH", pattern, "COUNT", str(SCANNED))])
+        if not isinstance(reply, list):
+            return None
+        cursor, keys = str(reply[0]), reply[1]
+        looked += SCANNED
+        values = await connection.exchange([("GET", key) for key in keys]) if keys else []
+        found |= {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, str)}
+        if cursor == "0" or looked >= most:
+            return found
+
+
 async def publish(connection: RedisConnection, channel: str, text: str) -> None:
     """Send a text to all connections that have subscribed to a channel."""
     (reply,) = await connection.exchange([("PUBLISH", channel, text)])
@@ -143,6 +165,10 @@ class Server:
     async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
         """Return the replies to ``INFO`` and ``TIME`` by the location of the server."""
         return {self.location: await info(self._connection(lane))}
+
+    async def values_of(self, lane: Hashable, pattern: str, most: int) -> dict[str, str] | None:
+        """Return the keys that match a pattern, and their texts; see ``values_of``."""
+        return await values_of(self._connection(lane), pattern, most)
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel."""

@@ -7,6 +7,7 @@ each hash tag, to all nodes concurrently.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
@@ -66,6 +67,8 @@ _URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
 _WRITES, _REST, _CONFIRM = "writes", "rest", "confirm"
 #: The connection for calls outside of lanes.
 _ASIDE = "aside"
+#: How many keys of each server ``settings`` looks at for leases.
+_SCANNED = 200_000
 #: How a batch uses the key of its journal, see ``batch.lua``.
 _JOURNAL, _CHECK, _RAISE = "journal", "check", "raise"
 
@@ -402,10 +405,21 @@ class RedisStorage(Storage):
             nodes[location] = node
         return {
             "backend": "redis",
+            "longest_lease": await self._longest_lease([node["now"] for node in nodes.values() if "now" in node]),
             "cluster": self._server.spread,
             "durability": "wait" if self._wait else "fast",
             "nodes": nodes,
         }
+
+    async def _longest_lease(self, times: list[float]) -> tuple[float, Address] | None:
+        """Return the lease that ends last, among about ``_SCANNED`` keys of each server."""
+        pattern = re.sub(r"([][*?\\])", r"\\\1", self._keys.prefix) + ":{*}:l:*"
+        leases = await self._server.values_of(_ASIDE, pattern, _SCANNED)
+        if not leases or (self.clock is None and not times):
+            return None
+        until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
+        remaining = until - (times[0] if self.clock is None else self.clock())
+        return (remaining, decode_address(key.partition("}:l:")[2])) if remaining > 0 else None
 
     async def _ask(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]

@@ -57,6 +57,7 @@ class Keys:
     """The names of keys; ``record.lua`` documents their values."""
 
     def __init__(self, prefix: str) -> None:
+        self.prefix: str = prefix
         #: The beginning of all keys of each hash tag; all have the same length.
         self.prefixes: list[str] = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
         self.width: str = str(len(self.prefixes[0].encode()))

@@ -19,6 +19,7 @@ from weakref import WeakSet
 import apsw
 
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
+from stepwell.record import Address
 from stepwell.storage.outage import OutageLog
 from stepwell.storage.sqlite.schema import prepare
 
@@ -227,13 +228,17 @@ class SQLiteFile:
     def settings(self, lease_now: float) -> dict[str, Any]:
         """Return facts about SQLite and the file. ``lease_now``: the time on the clock of the leases."""
         execute = self.writer.execute
-        longest = execute("SELECT max(until - ?) FROM lease WHERE until <= ? + length", (lease_now, lease_now)).get
+        longest = execute(
+            "SELECT until - ?1, namespace, key FROM lease WHERE until > ?1 AND until <= ?1 + length "
+            "ORDER BY until DESC LIMIT 1",
+            (lease_now,),
+        ).fetchone()
         facts: dict[str, Any] = {
             "version": apsw.sqlite_lib_version(),
             "wal_reset_bug": has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split(".")))),
             "schema": execute("PRAGMA user_version").get,
             "journal_mode": execute("PRAGMA journal_mode").get,
-            "longest_lease": longest or 0.0,
+            "longest_lease": longest and (longest[0], Address(*longest[1:])),
         }
         if not self.memory:
             path = Path(self.path)
