@@ -21,7 +21,21 @@ settings.load_profile("busy machine")
 
 #: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.
 #: Files and tests marked with ``every_backend`` run on all backends there too.
-ABOVE_STORAGE = tuple(f"tests.{name}." for name in ("fsm", "nodes", "telegram", "adapters", "examples", "testing"))
+ABOVE_STORAGE = tuple(
+    f"tests.{name}."
+    for name in (
+        "fsm",
+        "nodes",
+        "operate",
+        "telegram",
+        "adapters",
+        "playground",
+        "inspector",
+        "cli",
+        "examples",
+        "testing",
+    )
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

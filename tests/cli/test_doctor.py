@@ -53,6 +53,7 @@ def failures(done: Done) -> set[str]:
     return failed if "fsync is off" not in done.out else failed - {"durability"}
 
 
+@pytest.mark.every_backend
 async def test_a_healthy_storage_has_no_failures(url: str, command: Command) -> None:
     done = await command("doctor", "--json")
     assert failures(done) == set()
@@ -69,6 +70,7 @@ class Fails(Node):
         raise RuntimeError("no stock")
 
 
+@pytest.mark.every_backend
 async def test_planted_faults_are_found_on_each_storage(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def make_refund():
 """
 
 
+@pytest.mark.every_backend
 async def test_set_changes_state_and_fields_and_ends_the_timer(
     url: str, command: Command, shared_backend: Backend
 ) -> None:
@@ -114,6 +115,7 @@ async def test_clear_ends_the_conversation_and_keeps_the_profile(
     assert left["profile"] == {"language": "de"}
 
 
+@pytest.mark.every_backend
 async def test_forget_deletes_all_records_of_a_user(url: str, command: Command) -> None:
     dry = (await command("forget", "--user", "42", "--dry-run", "--json")).json
     assert dry == {"forgotten": 0, "records": {"shop": ["(42,42)"]}}

@@ -32,6 +32,7 @@ def make_router(storage):
 """
 
 
+@pytest.mark.every_backend
 async def test_copy_moves_everything_to_another_storage(
     url: str, command: Command, shared_backend: Backend, tmp_path: Path
 ) -> None:

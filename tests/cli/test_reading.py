@@ -17,6 +17,7 @@ from tests.backends import Backend
 from tests.cli.conftest import Command
 
 
+@pytest.mark.every_backend
 async def test_ls_counts_the_records_in_each_state(url: str, command: Command) -> None:
     done = await command("ls", "--json")
     found = [(each["bot"], each["flow"], each["state"], each["records"]) for each in done.json["states"]]
@@ -77,6 +78,7 @@ async def test_find_searches_fields_and_fields_within_them(url: str, command: Co
     assert (len(found["records"]), found["complete"]) == (1, False)
 
 
+@pytest.mark.every_backend
 async def test_timers_are_listed_by_time(url: str, command: Command) -> None:
     found = (await command("timers", "--json")).json["timers"]
     assert [(each["key"], each["state"], each["overdue"]) for each in found] == [
@@ -97,6 +99,7 @@ class Fails(Node):
         raise RuntimeError("no stock")
 
 
+@pytest.mark.every_backend
 async def test_runs_lists_runs_by_status_and_shows_one(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ class Parent(Node):
         return await (await step().child(NodeFlow(Wait("x"), name="child"), id="c")).result()
 
 
+@pytest.mark.every_backend
 async def test_runs_are_filtered_by_tag_and_by_shared_field_on_each_storage(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

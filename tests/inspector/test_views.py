@@ -1,4 +1,4 @@
-"""The pages and the writes of the inspector, on each backend."""
+"""The pages and the writes of the inspector."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ async def get(client: httpx.AsyncClient, name: str, **params: Any) -> Any:
     return answer.json()[name]
 
 
+@pytest.mark.every_backend
 async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storage, browse: Browser) -> None:
     client = await browse(app_of(storage))
     while (found := await get(client, "overview"))["states"] is None:
@@ -67,6 +68,7 @@ FILTERS: list[tuple[dict[str, str], list[str]]] = [
 ]
 
 
+@pytest.mark.every_backend
 async def test_conversations_are_filtered(storage: Storage, browse: Browser) -> None:
     client = await browse(app_of(storage))
     for params, keys in FILTERS:
@@ -277,6 +279,7 @@ async def test_a_request_for_an_unknown_thing_gets_a_reason(storage: Storage, br
         assert answer.json()["error"]
 
 
+@pytest.mark.every_backend
 async def test_a_record_is_edited_and_the_edit_is_logged(
     storage: Storage, browse: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:

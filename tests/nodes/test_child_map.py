@@ -43,7 +43,7 @@ async def ids_of(storage: Storage, flow_id: str = "r") -> list[str]:
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("count", [0, 1, 60])
+@pytest.mark.parametrize("count", [0, 1, 20])
 async def test_each_item_has_a_child_and_the_results_are_in_order(storage: Storage, count: int) -> None:
     child = doubling(storage)
     flow = linear(Say([], "a"), Map(child, concurrency=7), Say([], "b"), name="mapping", storage=storage)

@@ -31,8 +31,6 @@ from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
 
-pytestmark = pytest.mark.every_backend
-
 
 @pytest.fixture
 async def storage(backend: Backend) -> Storage:
@@ -94,6 +92,7 @@ async def results(handles: list[RunHandle]) -> list[dict[str, Any]]:
 # Submitting
 
 
+@pytest.mark.every_backend
 async def test_a_submitted_run_is_queued_until_a_worker_runs_it(storage: Storage) -> None:
     flow, seen = logged(storage)
     handle = await flow.submit({"name": "a"}, flow_id="r")
@@ -280,6 +279,7 @@ def test_submit_without_a_loop(tmp_path: Any) -> None:
 # Order
 
 
+@pytest.mark.every_backend
 async def test_runs_are_taken_by_priority_and_then_in_the_order_of_submission(storage: Storage) -> None:
     flow, seen = logged(storage)
     handles = [
@@ -291,6 +291,7 @@ async def test_runs_are_taken_by_priority_and_then_in_the_order_of_submission(st
     assert seen.started == ["2", "4", "0", "1", "5", "3"]
 
 
+@pytest.mark.every_backend
 async def test_a_delayed_run_is_taken_after_its_delay(backend: Backend, clock: Clock) -> None:
     storage = backend.storage(clock=clock)
     flow, seen = logged(storage)
@@ -323,6 +324,7 @@ def check_partitions(log: list[tuple[str, str]]) -> None:
             del running[partition]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_runs_of_a_partition_run_one_after_the_other_in_order(backend: Backend, workers: int) -> None:
     storage = backend.storage()
@@ -410,6 +412,7 @@ async def test_a_damaged_lock_record_does_not_stop_a_partition(storage: Storage)
         assert await handle.result(timeout=20) == {}
 
 
+@pytest.mark.every_backend
 async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +493,7 @@ async def test_a_long_queue_of_one_flow_does_not_delay_another_flow(storage: Sto
         await results(crowd[:1])
 
 
+@pytest.mark.every_backend
 async def test_every_submitted_run_is_run_once_by_several_workers(backend: Backend) -> None:
     url = backend.place()
     storages = [
@@ -539,6 +543,7 @@ async def test_a_damaged_rate_stops_no_other_flow(storage: Storage, caplog: pyte
     assert (await refused.status()).status == "queued"
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_a_rate_holds_for_all_workers_together(backend: Backend, partitioned: bool) -> None:
     url = backend.place()

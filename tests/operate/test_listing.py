@@ -13,6 +13,8 @@ from stepwell.slot import Slot
 from stepwell.testing import Clock
 from tests.backends import Backend
 
+pytestmark = pytest.mark.every_backend
+
 
 async def test_counts_are_those_of_a_scan_without_expired_records(backend: Backend, clock: Clock) -> None:
     storage = backend.storage(clock=clock)

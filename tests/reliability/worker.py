@@ -11,19 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Any
 
 from stepwell import open_storage
 from tests.reliability import child_roles, control_roles, queue_roles, roles, run_roles, storm_roles
 
+MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles)
+
 
 def serve() -> None:
+    # Each worker would import the drivers again.
+    for backend in ("sqlite", "redis", "postgres"):
+        import_module(f"stepwell.storage.{backend}")
+    # Collecting garbage would copy the pages that a worker shares with this process.
+    gc.collect()
+    gc.freeze()
     # The exit status is not needed, because a worker logs how it ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
@@ -45,8 +55,7 @@ def work(role: str, url: str, log: str, options: dict[str, Any]) -> None:
         os.write(out, json.dumps(line).encode() + b"\n")
 
     async def main() -> None:
-        modules = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles)
-        found = [getattr(module, role) for module in modules if hasattr(module, role)]
+        found = [getattr(module, role) for module in MODULES if hasattr(module, role)]
         act: Callable[..., Awaitable[None]] = found[0]
         async with open_storage(url) as storage:
             await act(storage, report, **options)
