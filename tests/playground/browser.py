@@ -1,4 +1,4 @@
-"""A real browser: the system's Chromium, else playwright's own, else Debian's if it may be installed."""
+"""A real browser: Debian's headless shell, else the system's Chromium, else playwright's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright
 
-from tests.servers.packages import lock
+from tests.servers.packages import found, lock
 
 __all__ = ["launched"]
 
@@ -24,7 +24,7 @@ FLAGS = [
 ]  # fmt: skip
 HOW = (
     "these tests need Chromium; type one of:\n"
-    "  sudo apt-get install -y chromium\n"
+    "  sudo apt-get install -y chromium-headless-shell\n"
     f"  {sys.executable} -m playwright install --with-deps chromium"
 )
 
@@ -35,8 +35,11 @@ async def launched() -> AsyncIterator[Browser]:
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     flags = [*FLAGS, "--no-sandbox"] if root else FLAGS
     async with async_playwright() as driver:
-        with lock():
-            path = _system() or _own(driver.chromium.executable_path) or _installed(root)
+        # The shell has no windows, and needs less than half of the processor time of the whole Chromium.
+        shell = found("chromium-headless-shell", "chromium-headless-shell")
+        path = shell or _system() or _own(driver.chromium.executable_path)
+        if path is None:
+            raise RuntimeError(HOW)
         browser = await driver.chromium.launch(executable_path=path, args=flags)
         try:
             yield browser
@@ -49,26 +52,10 @@ def _system() -> str | None:
 
 
 def _own(path: str) -> str | None:
-    if not Path(path).exists():
-        _run([sys.executable, "-m", "playwright", "install", "chromium"], "playwright's Chromium is fetched, once ...")
+    with lock():
+        if not Path(path).exists():
+            print("\nplaywright's Chromium is fetched, once ...", file=sys.__stderr__, flush=True)
+            command = [sys.executable, "-m", "playwright", "install", "chromium"]
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, check=False, capture_output=True, timeout=300)
     return path if Path(path).exists() else None
-
-
-def _installed(root: bool) -> str:
-    apt = shutil.which("apt-get")
-    if root and apt:
-        env = {"DEBIAN_FRONTEND": "noninteractive"}
-        _run([apt, "update", "-qq"], "Debian's chromium is installed, once ...", env)
-        _run([apt, "install", "-y", "-qq", "chromium"], "", env)
-    found = _system()
-    if found is None:
-        raise RuntimeError(HOW)
-    return found
-
-
-def _run(command: list[str], saying: str, env: dict[str, str] | None = None) -> None:
-    if saying:
-        print(f"\n{saying}", file=sys.__stderr__, flush=True)
-    # The caller checks whether the browser exists afterwards.
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, check=False, capture_output=True, env={**os.environ, **(env or {})}, timeout=300)
