@@ -14,7 +14,7 @@ from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
 from stepwell.nodes.engine.monitor import OpenWait
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
-from stepwell.operate.runs import shared_of, show_run, shown_value
+from stepwell.operate.runs import reason_of, shared_of, show_run, shown_value
 from stepwell.storage import Storage
 
 __all__ = ["add", "run_json"]
@@ -100,12 +100,7 @@ def run_json(run: Run | DamagedRun) -> dict[str, Any]:
 def _row(run: Run | DamagedRun) -> tuple[Any, ...]:
     if isinstance(run, DamagedRun):
         return run.flow_id, None, "unreadable", None, None, run.reason
-    interrupted = "interrupted; the next worker continues it" if run.interrupted else None
-    why = (
-        run.reason
-        or interrupted
-        or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
-    )
+    why = reason_of(run)
     if why is None and run.waits:
         why = _asked(run.waits[0])
     return run.flow_id, run.flow, run.status, run.node, ago(run.updated_at), why
@@ -125,8 +120,8 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
         {
             "run": run.flow_id,
             "flow": run.flow,
-            "status": f"{run.status}, interrupted" if run.interrupted else run.status,
-            "why": run.reason,
+            "status": run.status,
+            "why": reason_of(run),
             "node": run.node,
             "branches": ", ".join(run.branches.values()) or None,
             "path": " > ".join(run.path) or None,

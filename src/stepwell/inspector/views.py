@@ -15,7 +15,7 @@ from stepwell.nodes import Run, Schedules
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
-from stepwell.operate.runs import record_of_run, shared_of, show_run, shown_value
+from stepwell.operate.runs import reason_of, record_of_run, shared_of, show_run, shown_value
 from stepwell.storage import ANY, Storage
 from stepwell.web.display import as_json
 
@@ -208,7 +208,7 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
 def _run_row(run: Run | DamagedRun) -> dict[str, Any]:
     if isinstance(run, DamagedRun):
         return {"flow_id": run.flow_id, "flow": None, "status": "unreadable", "why": run.reason}
-    why = run.reason or (run.errors[0].message if run.errors and run.status in ("failed", "stuck") else None)
+    why = reason_of(run)
     return {
         "flow_id": run.flow_id,
         "flow": run.flow,

@@ -17,6 +17,8 @@ from stepwell.operate.checks import check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.record import view
 from stepwell.operate.records import bots, timers
+from stepwell.operate.run_list import OPEN
+from stepwell.operate.runs import reason_of
 from stepwell.operate.search import PAGE, pages
 from stepwell.record import QUARANTINE, RUNS, Address
 from stepwell.storage import Storage
@@ -27,6 +29,8 @@ __all__ = ["Finding", "diagnose"]
 
 #: Seconds after which a due timer or a queued run should have been taken.
 LATE = 60.0
+#: The deaths of its runner after which a run probably is their cause.
+DEATHS = 2
 #: The longest lease, in seconds, that is usual.
 LONG_LEASE = 300.0
 
@@ -151,6 +155,7 @@ async def _timers(storage: Storage, bot: str) -> Finding:
 async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> AsyncIterator[Finding]:
     found: dict[str, list[Run]] = {"failed": [], "stuck": []}
     unknown: Counter[str] = Counter()
+    deadly: list[Run] = []
     damaged: list[str] = []
     looked = 0
     async for entry in storage.scan(RUNS, page=PAGE):
@@ -165,6 +170,8 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         if run is not None:
             if run.status in found:
                 found[run.status].append(run)
+            if run.recoveries >= DEATHS and run.status in OPEN and run.status != "stuck":
+                deadly.append(run)
             if known and run.flow not in known:
                 unknown[run.flow] += 1
     if damaged:
@@ -172,24 +179,24 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         yield Finding("runs", "fail", what, "restore them from a backup")
     for status, runs in found.items():
         if runs:
+            first = runs[0]
             yield Finding(
                 "runs",
                 "warn",
-                f"{len(runs)} runs are {status}, the first is {runs[0].flow_id}: {_why(runs[0])}",
+                f"{len(runs)} runs are {status}, the first is {first.flow_id} at node {first.node}: {reason_of(first)}",
                 f"stepwell runs --status {status} lists them; fix the cause, then stepwell resume --status {status}",
             )
+    if deadly:
+        worst = max(deadly, key=lambda run: run.recoveries)
+        what = f"run {worst.flow_id} has lost its runner {worst.recoveries} times at node {worst.node}"
+        others = f", and {len(deadly) - 1} others too" if len(deadly) > 1 else ""
+        advice = "it may kill its worker: look at the worker's log and memory, or stepwell cancel the run"
+        yield Finding("runs", "warn", what + others, advice)
     for flow, count in unknown.items():
         what = f"{count} runs are of the flow {flow!r}, which the code does not have"
         yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
-    if not damaged and not unknown and not found["failed"] and not found["stuck"]:
+    if not damaged and not unknown and not deadly and not any(found.values()):
         yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
-
-
-def _why(run: Run) -> str:
-    if run.reason is not None or not run.errors:
-        return run.reason or "it has no error"
-    error = run.errors[0]
-    return f"{error.type} at node {error.node!r}: {error.message[:200]}"
 
 
 async def _queues(storage: Storage) -> Finding:

@@ -11,7 +11,7 @@ from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run
-from stepwell.nodes.engine.run_format import table_of
+from stepwell.nodes.engine.run_format import FINAL, table_of
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import masked, masked_field
 from stepwell.operate.record import version_text
@@ -25,6 +25,7 @@ __all__ = [
     "cancel",
     "check_unchanged",
     "pause",
+    "reason_of",
     "record_of_run",
     "retry",
     "shared_of",
@@ -50,6 +51,18 @@ class RunRecord(NamedTuple):
 async def show_run(storage: Storage, given: str) -> Run:
     """Return a run by its id or by the id of one of its waits; raise ``UnknownRun`` if there is none."""
     return await monitor.status(storage, flow_of_wait(given) or given)
+
+
+def reason_of(run: Run) -> str | None:
+    """Return why a run is as it is: why it was cancelled, is stuck or failed, or why it does not go on."""
+    if run.reason is not None:
+        return run.reason
+    if run.status in ("failed", "stuck") and run.errors:
+        error = run.errors[0]
+        return f"{error.type}: {error.message}" if error.message else error.type
+    if run.status not in FINAL and run.recoveries:
+        return f"its runner died {run.recoveries} {'time' if run.recoveries == 1 else 'times'} at this node"
+    return "interrupted; the next worker continues it" if run.interrupted else None
 
 
 async def record_of_run(storage: Storage, flow_id: str) -> RunRecord:

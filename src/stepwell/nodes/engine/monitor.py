@@ -112,6 +112,8 @@ class Run:
     expires_at: float | None
     #: Whether the call that ran it was cancelled. Its status is ``running``, and the next worker continues it.
     interrupted: bool = False
+    #: How often its runner has died since its last completed node.
+    recoveries: int = 0
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
@@ -189,6 +191,7 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         updated_at=stored.written_at,
         expires_at=stored.expires_at,
         interrupted=table.get("interrupted", False),
+        recoveries=table.get("recoveries", 0),
     )
 
 
