@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from stepwell.cli.console import tell
-from stepwell.cli.storage_url import check_storage, place_of, state_url
+from stepwell.cli.storage_url import check_storage, history_path, place_of, state_url
 
 __all__ = ["free_port", "run"]
 
@@ -57,6 +57,7 @@ async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tu
         host=host,
         port=port,
         hosts=hosts,
+        history=history_path(_name_of(file), storage),
         output=lambda line: print(line, flush=True),
         new_link=lambda url: print(f"The link was used. This one opens another browser:\n\n  {url}\n", flush=True),
     ) as play:

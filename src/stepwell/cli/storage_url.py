@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from stepwell import open_storage
 from stepwell.errors import UsageError
 
-__all__ = ["check_storage", "is_in_memory", "place_of", "state_url"]
+__all__ = ["check_storage", "history_path", "is_in_memory", "place_of", "state_url"]
 
 
 def state_url(name: str) -> str:
     """Return the URL of an SQLite file in the user's state directory, and create the directory."""
+    return f"sqlite:///{quote((_state_folder() / f'{name}.db').as_posix())}"
+
+
+def history_path(name: str, url: str) -> Path | None:
+    """Return the file for the chats of a bot with a storage.
+
+    ``None`` for a storage that ends with its process, and if the state directory cannot be created.
+    """
+    if is_in_memory(url):
+        return None
+    try:
+        return _state_folder() / f"{name}-{sha256(url.encode()).hexdigest()[:8]}.history.json"
+    except UsageError:
+        return None
+
+
+def _state_folder() -> Path:
     home = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_STATE_HOME")
     folder = (Path(home) if home else Path.home() / ".local" / "state") / "stepwell"
     try:
@@ -23,7 +41,7 @@ def state_url(name: str) -> str:
         raise UsageError(
             f"cannot create {folder} ({error.strerror}); choose another file with --storage sqlite:///demo.db"
         ) from error
-    return f"sqlite:///{quote((folder / f'{name}.db').as_posix())}"
+    return folder
 
 
 def place_of(url: str) -> str:

@@ -89,6 +89,11 @@ async def step_back(play: Playground, given: Given) -> Given:
     return {"undone": undone.title}
 
 
+async def start_over(play: Playground, given: Given) -> None:
+    """Delete the records of a chat, and empty it."""
+    await undo.start_over(play, play.room(_text(given, "room", 32)))
+
+
 async def replay(play: Playground, given: Given) -> Given:
     """Send a whole chat again."""
     done = await replay_chat(play, play.room(_text(given, "room", 32)).id)
@@ -171,7 +176,7 @@ def _number(given: Given, name: str) -> int:
 
 
 _ACTIONS: tuple[Action, ...] = (
-    send, burst, press, repeat, restart, fire_timer, edit_record, clear_record, step_back, replay, copy_test,
-    add_person, add_group, add_topic,
+    send, burst, press, repeat, restart, fire_timer, edit_record, clear_record, step_back, start_over, replay,
+    copy_test, add_person, add_group, add_topic,
 )  # fmt: skip
 ACTIONS: dict[str, Action] = {action.__name__: action for action in _ACTIONS}

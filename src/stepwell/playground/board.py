@@ -31,6 +31,12 @@ class Board:
         """Remove a section. Open pages are not notified."""
         self._sections.pop(name, None)
 
+    def watch(self) -> asyncio.Event:
+        """Return an event that each change sets, for as long as the board lives."""
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        return changed
+
     def close(self) -> None:
         """End all streams."""
         self.closed = True

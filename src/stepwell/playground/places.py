@@ -48,6 +48,11 @@ class Places:
         known = [self._records.get(each["bot"], each["key"]) for each in found if each["key"] is not None]
         return known[0] if len(known) == 1 else None
 
+    def keys_of(self, chat: int) -> list[tuple[str, str]]:
+        """Return the machine and key of each record of a chat."""
+        found = [each for name, records in self._found.items() if name.startswith(f"{chat}/") for each in records]
+        return list(dict.fromkeys((each["bot"], each["key"]) for each in found if each["key"] is not None))
+
     def owner(self, bot: str, key: str) -> tuple[int, int] | None:
         """Return the chat and the user of a record."""
         for name, found in self._found.items():

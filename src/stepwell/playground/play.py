@@ -13,6 +13,7 @@ from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.playground.chat_test import ChatTest, write_test
+from stepwell.playground.history import PlayHistory
 from stepwell.playground.observer import BotObserver
 from stepwell.playground.pages import make_app
 from stepwell.playground.process import BotProcess
@@ -31,7 +32,8 @@ class Playground:
     """A bot in the playground: ``async with Playground("bot.py", storage="sqlite:///bot.db") as play``.
 
     ``play.url`` opens the page in one browser; ``new_link`` is called with the next link when it was used.
-    ``output`` is called with each line that the bot prints.
+    ``output`` is called with each line that the bot prints. ``history`` is a file that keeps the chats for the next
+    start.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Playground:
         token: str | None = None,
         output: Callable[[str], None] | None = None,
         new_link: Callable[[str], None] | None = None,
+        history: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path: Path = Path(path).resolve()
@@ -65,6 +68,7 @@ class Playground:
         self.observer: BotObserver = BotObserver(self.world, self.board)
         self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output, killed=self._killed)
         self._storage = storage
+        self._history = None if history is None else PlayHistory(history)
         self._notices = 0
         self._notice: dict[str, Any] | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -99,6 +103,9 @@ class Playground:
         self.port = await self._serving.start(self.host, self.port)
         await self.api.__aenter__()
         await self.observer.start()
+        if self._history is not None:
+            self._history.load(self)
+            self._history.start(self)
         for user, name in PEOPLE.items():
             self.api.chat(self.bot, user, first_name=name)
         self._unwatch = self.world.watch(self._on_event)
@@ -123,6 +130,8 @@ class Playground:
         self.board.close()
         await self.process.stop()
         await self.observer.stop()
+        if self._history is not None:
+            await self._history.stop(self)
         await asyncio.gather(self.api.__aexit__(None, None, None), self._serving.stop())
 
     # Users

@@ -154,6 +154,13 @@ class Timeline:
         """Return the groups of a chat, oldest first."""
         return [each for each in self.groups if each.chat == chat and each.kind not in ("note", "call")]
 
+    def restore(self, groups: Iterable[EventGroup]) -> None:
+        """Add the groups of an earlier playground."""
+        for group in groups:
+            self.groups.append(group)
+            self._announce(group)
+        self._numbers = count(max((group.n for group in self.groups), default=0) + 1)
+
     def remove(self, groups: Iterable[EventGroup]) -> None:
         """Remove groups."""
         gone = set(groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import UsageError
+from stepwell.playground.botapi import Room
 from stepwell.playground.botapi.keyboards import markup_of
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.event_group import EventGroup
@@ -12,7 +13,7 @@ from stepwell.playground.event_group import EventGroup
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
 
-__all__ = ["erase", "step_back"]
+__all__ = ["erase", "start_over", "step_back"]
 
 
 async def step_back(play: Playground, bot: str, key: str) -> EventGroup:
@@ -30,6 +31,15 @@ async def step_back(play: Playground, bot: str, key: str) -> EventGroup:
     await play.observer.restore(bot, key, undone.before)
     erase(play, groups[last:])
     return undone
+
+
+async def start_over(play: Playground, room: Room) -> None:
+    """Delete the records of a chat, and remove all its messages and events."""
+    for bot, key in play.observer.places.keys_of(room.id):
+        await play.observer.restore(bot, key, {})
+    erase(play, play.observer.timeline.of_chat(room.id))
+    for number in list(room.messages):
+        play.world.delete(room, number)
 
 
 def erase(play: Playground, groups: list[EventGroup]) -> None:

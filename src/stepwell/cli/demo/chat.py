@@ -11,7 +11,7 @@ from stepwell import State, StepwellError, sync
 from stepwell.cli.console import dim, say, tell
 from stepwell.cli.demo.bot import bot_path, format_record, introduce, make_router, message, record_of
 from stepwell.cli.play import free_port
-from stepwell.cli.storage_url import is_in_memory, place_of
+from stepwell.cli.storage_url import history_path, is_in_memory, place_of
 from stepwell.errors import MissingExtra
 
 __all__ = ["run"]
@@ -38,7 +38,13 @@ def _chat_with_page(url: str, port: int | None) -> None:
     # Imported here because only the page needs the playground extra.
     from stepwell.playground.play import Playground
 
-    play = Playground(bot_path(), storage=url, place=place_of(url), port=free_port() if port is None else port)
+    play = Playground(
+        bot_path(),
+        storage=url,
+        place=place_of(url),
+        port=free_port() if port is None else port,
+        history=history_path("demo", url),
+    )
 
     def answers(text: str) -> list[str]:
         if text == LINK:

@@ -1,5 +1,5 @@
 // One chat pane: the messages, the bot's keyboard and the input box of one user.
-import { copyTest, replayChat } from "./dialogs.js";
+import { copyTest, replayChat, startOver } from "./dialogs.js";
 import { act, el, keyed } from "./dom.js";
 
 const STYLES = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", pre: "code", spoiler: "span" };
@@ -47,6 +47,7 @@ export class ChatPane {
           tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("repeat")),
           tool("Send 10 messages", "Send ten messages at once: the text above, or “Message 1” to “Message 10”", () => this.burst()),
           tool("Replay chat", "Send this chat again from its start, for example after a change of the bot", (event) => replayChat(this, event.currentTarget)),
+          tool("Start over", "Delete the records and all messages and events of this chat", () => startOver(this)),
           tool("Copy as test", "Copy this chat as a pytest test", () => copyTest(this)))));
   }
 

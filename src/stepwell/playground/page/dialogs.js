@@ -61,6 +61,12 @@ export async function replayChat(pane, button) {
     buttons()]);
 }
 
+export async function startOver(pane) {
+  open("Start over?", [el("p", { class: "note" }, "The conversations of this chat end, and all its messages and events are removed."),
+    buttons(el("button", { type: "submit", class: "main" }, "Start over"))],
+  async () => { byId("dialog").close(); if (await act("start_over", { room: pane.place.room })) pane.input.focus(); });
+}
+
 export async function copyTest(pane) {
   const answer = await act("copy_test", pane.target);
   if (!answer) return;

@@ -1,0 +1,150 @@
+"""The history of a playground in a file: users, chats, messages and events, for its next start.
+
+The file has the messages as they were sent, and records as they were stored, so only its owner may read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepwell.playground.botapi.updates import Pending
+from stepwell.playground.botapi.world import Room, Topic
+from stepwell.playground.event_group import EventGroup, GroupEvent
+
+if TYPE_CHECKING:
+    from stepwell.playground.play import Playground
+
+__all__ = ["PlayHistory"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Changes with each incompatible change of the file.
+FORMAT = 1
+#: The most messages of a chat, and the most updates, that are kept.
+MAX_MESSAGES, MAX_UPDATES = 500, 500
+#: Seconds to collect changes before they are written.
+DELAY = 0.2
+
+
+class PlayHistory:
+    """Loads the history of a playground from a file, and writes it after each change."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def load(self, play: Playground) -> None:
+        """Restore the chats. A file that cannot be read is ignored, and is replaced by the next write."""
+        try:
+            text = self.path.read_text()
+        except FileNotFoundError:
+            return
+        try:
+            _restore(play, json.loads(text))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            logger.warning("the history in %s cannot be read and is ignored: %r", self.path, error)
+
+    def start(self, play: Playground) -> None:
+        """Write each change from now on."""
+        self._task = asyncio.create_task(self._follow(play), name="stepwell-playground-history")
+
+    async def stop(self, play: Playground) -> None:
+        """Write the last changes."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._write(play)
+
+    async def _follow(self, play: Playground) -> None:
+        changed = play.board.watch()
+        while True:
+            await changed.wait()
+            await asyncio.sleep(DELAY)
+            changed.clear()
+            await self._write(play)
+
+    async def _write(self, play: Playground) -> None:
+        # Encoded here, because another thread would see changes under way.
+        text = json.dumps(_state(play), ensure_ascii=False, default=repr)
+        if text != self._written:
+            try:
+                await asyncio.to_thread(_replace, self.path, text)
+            except OSError as error:
+                logger.warning("the history cannot be written to %s: %s", self.path, error)
+            self._written = text
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file at once, so that a killed playground leaves the old one or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _state(play: Playground) -> dict[str, Any]:
+    world, bot = play.world, play.bot
+    rooms = [room for room in world.rooms.values() if bot.id in room.members]
+    return {
+        "format": FORMAT,
+        "users": [user for user in world.users.values() if not user["is_bot"]],
+        "rooms": [
+            {
+                "chat": room.chat,
+                "members": [[user, status] for user, status in room.members.items()],
+                "messages": list(room.messages.values())[-MAX_MESSAGES:],
+                "topics": [asdict(topic) for topic in room.topics.values()],
+                "keyboard": room.keyboard,
+                "moved_to": room.moved_to,
+            }
+            for room in rooms
+        ],
+        "updates": bot.updates.all[-MAX_UPDATES:],
+        "pending": [entry.update for entry in bot.updates.pending[-MAX_UPDATES:]],
+        "groups": [asdict(group) for group in play.observer.timeline.groups],
+    }
+
+
+def _restore(play: Playground, state: dict[str, Any]) -> None:
+    if state["format"] != FORMAT:
+        raise ValueError(f"format {state['format']!r}")
+    # Everything is built first: a damaged file must leave no half of a history.
+    users = {user["id"]: user for user in state["users"]}
+    rooms = [_room(each) for each in state["rooms"]]
+    groups = [_group(each) for each in state["groups"]]
+    pending = [Pending(update, object(), again=True) for update in state["pending"]]
+    updates = list(state["updates"])
+    play.world.users.update(users)
+    for room in rooms:
+        play.world.rooms[(play.bot.id, room.id) if room.type == "private" else room.id] = room
+    play.bot.updates.all[:] = updates
+    play.bot.updates.pending[:] = pending
+    play.observer.timeline.restore(groups)
+
+
+def _room(given: dict[str, Any]) -> Room:
+    messages = {message["message_id"]: message for message in given["messages"]}
+    return Room(
+        given["chat"],
+        {int(user): str(status) for user, status in given["members"]},
+        messages,
+        {topic["id"]: Topic(**topic) for topic in given["topics"]},
+        keyboard=given["keyboard"],
+        moved_to=given["moved_to"],
+        ids=count(max(messages, default=0) + 1),
+    )
+
+
+def _group(given: dict[str, Any]) -> EventGroup:
+    return EventGroup(**{**given, "events": [GroupEvent(**event) for event in given["events"]]})
