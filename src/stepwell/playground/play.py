@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stepwell.botfile import defines_router
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
@@ -168,6 +169,8 @@ class Playground:
 
     async def record(self, user: int) -> dict[str, Any] | None:
         """Return the record of a user in the private chat."""
+        if defines_router(self.path) and await self.ready():
+            await self.observer.reports.connected()
         return await self.observer.places.record(self.room(str(user)), user)
 
     def write_test(self, person: Person) -> ChatTest:
