@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,21 @@ def test_the_wheel_contains_the_bot_where_the_demo_looks_for_it() -> None:
     [(source, target)] = wheel["force-include"].items()
     assert (ROOT / source).samefile(registration.__file__)
     assert Path(bot.__file__).parent / "registration.py" == ROOT / "src" / target
+
+
+def test_the_wheel_contains_every_file_of_the_package() -> None:
+    # The builder leaves out the files that git ignores, and nothing else.
+    package = ROOT / "src" / "stepwell"
+    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in str(path)]
+    for part in ("cli/new/bot/pyproject.toml.txt", "cli/new/flow/.gitignore.txt", "inspector/page/index.html",
+                 "playground/page/index.html", "web/page/base.css", "storage/redis/batch.lua", "py.typed"):  # fmt: skip
+        assert package / part in files
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("this is not a checkout of the repository")
+    names = "\n".join(map(str, files))
+    ignored = subprocess.run([git, "check-ignore", "--stdin"], input=names, cwd=ROOT, capture_output=True, text=True)
+    assert (ignored.returncode, ignored.stdout) == (1, "")
 
 
 # In a terminal
