@@ -71,6 +71,8 @@ NAMES = [
     "inline_message_id", "protect_content", "drop_pending_updates", "show_alert", "menu_button", "rights", "width",
     "thumbnail", "cover", "quote", "correct_option_ids", "correct_option_id", "explanation", "explanation_media",
     "open_period", "country_codes", "live_period", "link_preview_options", "has_spoiler", "video_start_timestamp",
+    "permissions", "until_date", "invite_link", "expire_date", "member_limit", "reaction", "prices", "currency",
+    "payload", "shipping_options", "shipping_query_id", "pre_checkout_query_id", "max_tip_amount",
 ]  # fmt: skip
 VALID = {
     "chat_id": 42, "from_chat_id": 42, "message_id": 1, "text": "x", "photo": "http://x/y", "latitude": 1,
@@ -78,6 +80,7 @@ VALID = {
     "phone_number": "1", "first_name": "A", "question": "?", "options": ["a", "b"], "action": "typing", "user_id": 42,
     "results": [], "title": "t", "address": "a", "document": "http://x/y", "name": "n",
     "message_ids": [1, 2], "media": {"type": "photo", "media": "http://x/y"}, "video": "http://x/y",
+    "description": "d", "payload": "p", "currency": "XTR", "prices": [{"label": "a", "amount": 1}], "permissions": {},
 }  # fmt: skip
 FORM = "application/x-www-form-urlencoded"
 TYPES = ["application/json", "text/plain", "", FORM, "multipart/form-data", "multipart/form-data; boundary=x"]
@@ -91,6 +94,7 @@ async def test_a_method_of_the_bot_api_answers_every_request(method: str) -> Non
     bot = api.bot("my_bot")
     chat = api.chat(bot)
     await chat.send("hello")
+    chat.group(-(10**12) - 1)
     api.world.post(chat.room, bot.user, text="hi")
     base = f"http://127.0.0.1:8081/bot{bot.token}/{method}"
     transport = httpx.ASGITransport(app=api.app, raise_app_exceptions=False)
@@ -111,6 +115,8 @@ async def test_a_method_of_the_bot_api_answers_every_request(method: str) -> Non
             await check(content=rng.choice(BODIES), headers={"Content-Type": kind})
         for at in range(REQUESTS):
             hostile = {name: rng.choice(VALUES) for name in rng.sample(NAMES, 1 + at % 4)}
+            if at % 2:
+                hostile = {"chat_id": -(10**12) - 1, **hostile}
             if at % 3:
                 await check(json={**VALID, **hostile})
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -30,6 +31,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "sendVenue": {"latitude": 1.5, "longitude": 2.5, "title": "T", "address": "A"},
     "sendMediaGroup": {"media": [PHOTO, PHOTO]},
     "sendPoll": {"question": "Which?", "options": ["a", "b"]},
+    "sendInvoice": {"title": "T", "description": "D", "payload": "p", "currency": "EUR", "provider_token": "x",
+                    "prices": [{"label": "Tea", "amount": 100}]},
     "copyMessage": {"from_chat_id": FORUM, "message_id": "@video"},
     "copyMessages": {"from_chat_id": FORUM, "message_ids": ["@video"]},
     "forwardMessage": {"from_chat_id": FORUM, "message_id": "@video"},
@@ -75,6 +78,13 @@ VALUES: dict[str, Any] = {
     "google_place_id": "2",
     "google_place_type": "cafe",
     "remove_caption": True,
+    "max_tip_amount": 50,
+    "start_parameter": "tea",
+    "need_name": True,
+    "need_phone_number": True,
+    "need_email": True,
+    "need_shipping_address": True,
+    "is_flexible": True,
     "question_parse_mode": ("HTML", {"question": "<b>x</b>"}),
     "question_entities": ITALIC,
     "is_anonymous": False,
@@ -127,6 +137,8 @@ class Forum:
 
     async def send(self, method: str, params: dict[str, Any]) -> Any:
         """Return the result of a call in a form, with all files."""
+        if method == "sendInvoice" and "reply_markup" in params:
+            params = {**params, "reply_markup": {"inline_keyboard": [[{"text": "Pay", "pay": True}]]}}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in params.items()}
         files = {name: (f"{name}.bin", name.encode()) for name in FILES if f"attach://{name}" in str(params)}
         body = (await self.call.http.post(method, data={"chat_id": FORUM, **data}, files=files or None)).json()
@@ -139,7 +151,10 @@ class Forum:
             text = text.replace(name, number)
         result = await self.send(method, json.loads(text))
         room = self.person.room
-        return result, json.dumps(_anonymous([result, list(room.messages.values())[-1], room.keyboard]))
+        number, message = next(reversed(room.messages.items()))
+        invoice = room.invoices.get(number)
+        seen = [result, message, room.keyboard, None if invoice is None else dataclasses.asdict(invoice)]
+        return result, json.dumps(_anonymous(seen))
 
     async def changes(self, method: str, base: dict[str, Any], more: dict[str, Any]) -> bool:
         """Return whether two calls have different outcomes. The second must be accepted."""

@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.playground.botapi.objects import Room, Topic
 from stepwell.playground.botapi.updates import Pending
-from stepwell.playground.botapi.world import Room, Topic
 from stepwell.playground.event_group import EventGroup, GroupEvent
 
 if TYPE_CHECKING:

@@ -6,14 +6,35 @@ import copy
 from typing import Any
 
 from stepwell.errors import UsageError
+from stepwell.playground.botapi.bots import Bot
 from stepwell.playground.botapi.entities import find_entities
 from stepwell.playground.botapi.history import ChatHistory
 from stepwell.playground.botapi.keyboards import KeyboardButton, buttons_of
-from stepwell.playground.botapi.methods.chats import member_of, open_topic
+from stepwell.playground.botapi.methods.files import add_profile_photo
+from stepwell.playground.botapi.methods.invites import join_by_link
+from stepwell.playground.botapi.methods.members import change_member, member_of
+from stepwell.playground.botapi.methods.payments import Payment, start_payment
 from stepwell.playground.botapi.methods.polls import vote
-from stepwell.playground.botapi.world import Bot, Room, World
+from stepwell.playground.botapi.methods.reactions import react
+from stepwell.playground.botapi.methods.topics import open_topic
+from stepwell.playground.botapi.objects import PendingInvoice, Room
+from stepwell.playground.botapi.world import World
 
 __all__ = ["Person"]
+
+_PHONE = "+10000000000"
+_ORDER: dict[str, Any] = {
+    "phone_number": _PHONE,
+    "email": "user@example.org",
+    "shipping_address": {
+        "country_code": "US",
+        "state": "NY",
+        "city": "New York",
+        "street_line1": "1 Main Street",
+        "street_line2": "",
+        "post_code": "10001",
+    },
+}
 
 
 class Person(ChatHistory):
@@ -69,6 +90,7 @@ class Person(ChatHistory):
         if text is not None:
             seen = find_entities(text)
             fields = {"text": text, **({"entities": seen} if seen else {}), **fields}
+        self._check_allowed()
         topic = {} if self.thread is None else {"message_thread_id": self.thread, "is_topic_message": True}
         return self.world.post(self.room, self.me, **topic, **fields)
 
@@ -99,6 +121,8 @@ class Person(ChatHistory):
         if pressed.types:
             await self._type(pressed)
             return None
+        if pressed.raw.get("pay"):
+            return await self.pay(self.room.invoices[message["message_id"]])
         if pressed.data is None:
             raise UsageError(f"the button {pressed.text!r} opens a page and sends the bot no update")
         query = {
@@ -136,6 +160,32 @@ class Person(ChatHistory):
             raise UsageError("the poll accepts one vote of each user")
         vote(self.world, self.room, message, self.me, [texts.index(option) for option in options])
 
+    async def react(self, *emoji: str, on: str | None = None) -> None:
+        """React to the bot's last message, or the last one with the text ``on``; without emoji, remove the reaction."""
+        reactions = [{"type": "emoji", "emoji": each} for each in emoji]
+        react(self.world, self.room, self._answered(on)["message_id"], self.me, reactions)
+
+    async def pay(
+        self, invoice: str | PendingInvoice | None = None, *, tip: int = 0, order_info: dict[str, Any] | None = None
+    ) -> str:
+        """Pay the bot's last invoice here, or that of an invoice link, and return the id of the query, for ``notice``.
+
+        The bot gets a shipping query, if the price is flexible, and a pre-checkout query. If it accepts them, this
+        user sends the message ``successful_payment``. ``order_info`` replaces parts of the invented OrderInfo.
+        """
+        if not isinstance(invoice, PendingInvoice):
+            invoice = self._invoice(invoice)
+        if not 0 <= tip <= invoice.max_tip:
+            raise UsageError(f"the invoice allows a tip of 0 to {invoice.max_tip}, got {tip}")
+        given = {**_ORDER, "name": str(self.me["first_name"]), **(order_info or {})}
+        info = {part: given[part] for part in invoice.needs}
+        total = invoice.json["total_amount"] + tip
+        return start_payment(self.world, Payment(self.bot, self.room, self.me, invoice, total, info))
+
+    async def add_photo(self, content: bytes) -> None:
+        """Set a new profile photo; ``getUserProfilePhotos`` returns it first."""
+        add_profile_photo(self.world, self.id, content)
+
     async def block(self) -> None:
         """Block the bot."""
         self._set_status(self.bot.id, "kicked")
@@ -144,8 +194,11 @@ class Person(ChatHistory):
         """Unblock the bot."""
         self._set_status(self.bot.id, "member")
 
-    async def join(self) -> None:
-        """Join the group, with a service message."""
+    async def join(self, link: str | None = None) -> None:
+        """Join the group, with a service message. An invite link may require an approval of the bot."""
+        if link is not None:
+            join_by_link(self.world, self.room, self.me, link)
+            return
         self._set_status(self.id, "member")
         self.world.post(self.room, self.me, new_chat_members=[dict(self.me)])
 
@@ -168,6 +221,16 @@ class Person(ChatHistory):
 
     # Internal
 
+    def _invoice(self, link: str | None) -> PendingInvoice:
+        if link is not None:
+            if link not in self.world.invoices:
+                raise UsageError(f"there is no invoice link {link!r}; createInvoiceLink returns one")
+            return self.world.invoices[link]
+        sent = [self.room.invoices[each] for each in self.room.messages if each in self.room.invoices]
+        if not sent:
+            raise UsageError("the bot sent no invoice here; sendInvoice sends one")
+        return sent[-1]
+
     def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:
         messages = [self._answered(on)] if on is not None else list(reversed(self._answers()))
         for message in messages:
@@ -184,26 +247,21 @@ class Person(ChatHistory):
         if self.room.keyboard and self.room.keyboard.get("one_time_keyboard"):
             self.room.keyboard = None
         if button.raw.get("request_contact"):
-            await self.send(contact={"phone_number": "+10000000000", **_names(self.me), "user_id": self.id})
+            await self.send(contact={"phone_number": _PHONE, **_names(self.me), "user_id": self.id})
         elif button.raw.get("request_location"):
             await self.send(location={"latitude": 0.0, "longitude": 0.0})
         else:
             await self.send(button.text)
 
     def _set_status(self, user_id: int, status: str) -> None:
-        old = member_of(self.world, self.room, user_id)
-        self.room.members[user_id] = status
-        change = {
-            "chat": dict(self.room.chat),
-            "from": dict(self.me),
-            "date": int(self.world.clock()),
-            "old_chat_member": old,
-            "new_chat_member": member_of(self.world, self.room, user_id),
-        }
-        if user_id == self.bot.id:
-            self.world.update(self.bot, "my_chat_member", change)
-        else:
-            self.world.broadcast(self.room, "chat_member", change)
+        change_member(self.world, self.room, user_id, status, by=self.me)
+
+    def _check_allowed(self) -> None:
+        member = member_of(self.world, self.room, self.id)
+        if member["status"] == "kicked":
+            raise UsageError(f"user {self.id} is banned from this chat; unbanChatMember ends the ban")
+        if not member.get("can_send_messages", True):
+            raise UsageError(f"user {self.id} is restricted and sends no messages here; restrictChatMember allows it")
 
 
 def _is_poll(message: dict[str, Any], question: str | None) -> bool:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
 from stepwell.errors import InvalidOption, UsageError
+from stepwell.playground.botapi.bots import Bot
+from stepwell.playground.botapi.objects import PendingInvoice, Room, StoredFile
 from stepwell.playground.botapi.refusal import Refusal, bad_request
-from stepwell.playground.botapi.updates import UpdateQueue
 
-__all__ = ["SERVICE", "Bot", "Failure", "Room", "StoredFile", "Topic", "World", "WorldEvent"]
+__all__ = ["SERVICE", "Bot", "Room", "World", "WorldEvent"]
 
-#: The most calls that are kept for each bot.
-MAX_CALLS = 1000
 #: Ids below this are supergroups and channels.
 SUPERGROUP = -(10**12)
 
@@ -28,151 +25,12 @@ SUPERGROUP = -(10**12)
 class WorldEvent(NamedTuple):
     """An event for the subscribers of ``world.watch(...)``."""
 
-    #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``.
+    #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``, ``reacted``.
     kind: str
     bot: Bot | None
     room: Room | None
-    #: The update, the call with its result, the message, or the answer to a callback query.
+    #: The update, the call with its result, the message, the answer to a query, or the reactions to a message.
     body: dict[str, Any]
-
-
-@dataclass(slots=True, eq=False)
-class Failure:
-    """A failure of the next calls, for tests of error handling."""
-
-    #: ``None`` for a connection that is cut.
-    refusal: Refusal | None
-    #: In lower case; ``None`` for every method.
-    method: str | None
-    #: The only ``chat_id``; ``None`` for calls to any chat or to none.
-    chat: int | str | None
-    times: int
-    #: Whether a connection is cut after the call was performed.
-    after: bool = False
-
-    def fits(self, method: str, chat: object) -> bool:
-        """Return whether it is for a call of this method to this chat."""
-        return self.method in (None, method.lower()) and self.chat in (None, chat)
-
-
-@dataclass(slots=True, eq=False)
-class Bot:
-    """A registered bot."""
-
-    id: int
-    name: str
-    token: str = field(repr=False)
-    #: Its user, as ``getMe`` returns it.
-    user: dict[str, Any] = field(repr=False)
-    updates: UpdateQueue = field(default_factory=UpdateQueue, repr=False)
-    #: The newest calls, each with ``method``, its parameters and its ``answer``.
-    calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_CALLS), repr=False)
-    #: The commands of ``setMyCommands``, by scope and language.
-    commands: dict[tuple[str, str], list[Any]] = field(default_factory=dict, repr=False)
-    #: Its name, descriptions, menu buttons and default rights, by field and language or chat.
-    profile: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
-    failures: list[Failure] = field(default_factory=list, repr=False)
-
-    def refuse(
-        self,
-        code: int,
-        description: str,
-        *,
-        method: str | None = None,
-        chat: int | str | None = None,
-        times: int = 1,
-        **more: Any,
-    ) -> None:
-        """Make the next calls fail: ``bot.refuse(429, "Too Many Requests: retry after 3", retry_after=3)``.
-
-        ``method`` and ``chat`` choose the calls, by default all.
-        """
-        self.failures.append(Failure(Refusal(code, description, **more), method and method.lower(), chat, times))
-
-    def limit(
-        self, retry_after: int, *, method: str | None = None, chat: int | str | None = None, times: int = 1
-    ) -> None:
-        """Make the next calls fail with 429."""
-        what = f"Too Many Requests: retry after {retry_after}"
-        self.refuse(429, what, method=method, chat=chat, times=times, retry_after=retry_after)
-
-    def cut(
-        self, *, method: str | None = None, chat: int | str | None = None, times: int = 1, after: bool = False
-    ) -> None:
-        """Close the connection of the next calls without a response; ``after=True``: after the call was performed."""
-        self.failures.append(Failure(None, method and method.lower(), chat, times, after))
-
-    def failure_of(self, method: str, chat: object = None) -> Failure | None:
-        """Return the failure that is set for a call, if any, and count it."""
-        if not self.failures:
-            return None
-        failure = next((failure for failure in self.failures if failure.fits(method, chat)), None)
-        if failure is not None:
-            failure.times -= 1
-            if failure.times <= 0:
-                self.failures.remove(failure)
-        return failure
-
-
-@dataclass(slots=True, eq=False)
-class StoredFile:
-    """A file that was uploaded, or named by its URL."""
-
-    id: str
-    #: ``photo``, ``document``, ``video`` and so on, or ``thumbnail``.
-    kind: str
-    name: str
-    media_type: str
-    content: bytes
-    #: Its object in messages, such as Video; empty until it is sent.
-    json: dict[str, Any]
-
-    @property
-    def base(self) -> dict[str, Any]:
-        """The fields that the objects of all kinds of files have."""
-        size = {"file_size": len(self.content)} if self.content else {}
-        return {"file_id": self.id, "file_unique_id": self.id, **size}
-
-
-@dataclass(slots=True)
-class Topic:
-    """A topic of a forum."""
-
-    id: int
-    name: str
-    closed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Room:
-    """A chat. The private chats of one user with two bots are two rooms with the same id."""
-
-    #: The Chat object in every message.
-    chat: dict[str, Any]
-    #: User id to status: ``creator``, ``administrator``, ``member``, ``left``, ``kicked``.
-    members: dict[int, str] = field(default_factory=dict, repr=False)
-    #: By id, oldest first.
-    messages: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
-    topics: dict[int, Topic] = field(default_factory=dict, repr=False)
-    #: The votes in polls: message id to user id to the chosen options.
-    votes: dict[int, dict[int, list[int]]] = field(default_factory=dict, repr=False)
-    #: The current reply keyboard.
-    keyboard: dict[str, Any] | None = field(default=None, repr=False)
-    #: The id of the supergroup that this group was upgraded to.
-    moved_to: int | None = None
-    ids: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
-
-    @property
-    def id(self) -> int:
-        """The chat's id in the Bot API."""
-        number: int = self.chat["id"]
-        return number
-
-    @property
-    def type(self) -> str:
-        """``private``, ``group``, ``supergroup`` or ``channel``."""
-        kind: str = self.chat["type"]
-        return kind
 
 
 class World:
@@ -183,10 +41,16 @@ class World:
         self.users: dict[int, dict[str, Any]] = {}
         self.bots: dict[str, Bot] = {}
         self.rooms: dict[Any, Room] = {}
-        #: Callback queries and inline queries, by id.
+        #: Callback queries, inline queries, and queries of payments, by id.
         self.queries: dict[str, dict[str, Any]] = {}
         #: Uploaded files, by id.
         self.files: dict[str, StoredFile] = {}
+        #: The PhotoSize lists of profile photos, by user id, the newest first.
+        self.photos: dict[int, list[list[dict[str, Any]]]] = {}
+        #: By link.
+        self.invoices: dict[str, PendingInvoice] = {}
+        #: Payments by their ``telegram_payment_charge_id``.
+        self.payments: dict[str, dict[str, Any]] = {}
         self._watchers: list[Callable[[WorldEvent], None]] = []
         # Above the ids of earlier runs: bots remember the ids of handled updates.
         self._update_ids = count(int(clock() * 1000))
@@ -270,7 +134,7 @@ class World:
             **content,
         }
         room.messages[message["message_id"]] = message
-        self._publish(WorldEvent("message", None, room, message))
+        self.publish(WorldEvent("message", None, room, message))
         by_bot = sender is not None and sender["is_bot"]
         if not by_bot or not SERVICE.isdisjoint(message):
             self.broadcast(room, "channel_post" if in_channel else "message", message)
@@ -283,7 +147,7 @@ class World:
                 message.pop(name, None)
             else:
                 message[name] = value
-        self._publish(WorldEvent("edited", None, room, message))
+        self.publish(WorldEvent("edited", None, room, message))
 
     def edit(self, room: Room, message: dict[str, Any], *, by_bot: bool, **content: Any) -> dict[str, Any]:
         """Edit a message; bots get an update for the edit of a user."""
@@ -294,7 +158,9 @@ class World:
 
     def delete(self, room: Room, message_id: int) -> None:
         """Delete a message; bots get no update."""
-        self._publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
+        if message_id in room.pins:
+            room.pins.remove(message_id)
+        self.publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
 
     def sender(self, message: dict[str, Any]) -> Bot | None:
         """Return the bot that sent a message; ``None`` for a user."""
@@ -315,13 +181,13 @@ class World:
         update = {"update_id": next(self._update_ids), kind: _copied(event)}
         chat = event.get("chat") or event.get("message", {}).get("chat") or event.get("from") or {}
         bot.updates.put(update, chat.get("id"))
-        self._publish(WorldEvent("update", bot, None, update))
+        self.publish(WorldEvent("update", bot, None, update))
         return update
 
     def deliver(self, bot: Bot, update: dict[str, Any]) -> None:
         """Deliver an update as it is, for the first time or again."""
         bot.updates.put(update, None, again=True)
-        self._publish(WorldEvent("update", bot, None, update))
+        self.publish(WorldEvent("update", bot, None, update))
 
     def redeliver(self, bot: Bot, update_id: int | None = None) -> None:
         """Deliver the last update, or the one with this id, again."""
@@ -330,20 +196,21 @@ class World:
             raise UsageError("there is no update to repeat yet; send a message first")
         self.deliver(bot, chosen[-1])
 
-    def ask(self, bot: Bot, kind: str, query: dict[str, Any]) -> str:
-        """Send a callback query or an inline query, and return its id."""
+    def ask(self, bot: Bot, kind: str, query: dict[str, Any], about: Any = None) -> str:
+        """Send a query to a bot, such as a callback query, and return its id. ``answer`` returns ``about``."""
         query_id = str(next(self._query_ids))
-        self.queries[query_id] = {"bot": bot.id, "kind": kind, "answer": None}
+        self.queries[query_id] = {"bot": bot.id, "kind": kind, "answer": None, "about": about}
         self.update(bot, kind, {"id": query_id, **query})
         return query_id
 
-    def answer(self, bot: Bot, kind: str, query_id: str, answer: dict[str, Any]) -> None:
-        """Store a bot's answer to a query. A second answer is refused."""
+    def answer(self, bot: Bot, kind: str, query_id: str, answer: dict[str, Any]) -> Any:
+        """Store a bot's answer to a query, and return what the query is about. A second answer is refused."""
         query = self.queries.get(query_id)
         if query is None or query["bot"] != bot.id or query["kind"] != kind or query["answer"] is not None:
             raise bad_request("query is too old and response timeout expired or query ID is invalid")
         query["answer"] = answer
-        self._publish(WorldEvent("answered", bot, None, {"id": query_id, **answer}))
+        self.publish(WorldEvent("answered", bot, None, {"id": query_id, **answer}))
+        return query["about"]
 
     def migrate(self, room: Room, new_id: int | None = None) -> Room:
         """Upgrade a group to a supergroup with another id; both get a service message."""
@@ -351,6 +218,7 @@ class World:
             raise InvalidOption("only a group can be upgraded to a supergroup, and only once")
         new = self.group(new_id or SUPERGROUP + room.id, title=room.chat["title"], type="supergroup")
         new.members.update(room.members)
+        new.details.update(room.details)
         by = self.users[next(iter(room.members))]
         self.post(room, by, migrate_to_chat_id=new.id)
         self.post(new, by, migrate_from_chat_id=room.id)
@@ -367,9 +235,10 @@ class World:
     def called(self, bot: Bot, call: dict[str, Any]) -> None:
         """Record a call of a bot with its result."""
         bot.calls.append(call)
-        self._publish(WorldEvent("call", bot, None, call))
+        self.publish(WorldEvent("call", bot, None, call))
 
-    def _publish(self, event: WorldEvent) -> None:
+    def publish(self, event: WorldEvent) -> None:
+        """Send an event to the subscribers."""
         for watcher in list(self._watchers):
             watcher(event)
 
@@ -386,6 +255,7 @@ def _copied(value: Any) -> Any:
 SERVICE = frozenset(
     {
         "new_chat_members", "left_chat_member", "new_chat_title", "migrate_to_chat_id", "migrate_from_chat_id",
+        "pinned_message", "successful_payment", "refunded_payment",
         "forum_topic_created", "forum_topic_edited", "forum_topic_closed", "forum_topic_reopened",
     }
 )  # fmt: skip

@@ -7,14 +7,16 @@ import secrets
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.objects import StoredFile
 from stepwell.playground.botapi.params import Params, Upload
 from stepwell.playground.botapi.refusal import bad_request
-from stepwell.playground.botapi.world import StoredFile, World
+from stepwell.playground.botapi.world import World
 
-__all__ = ["METHODS", "keep_photo", "take_file"]
+__all__ = ["METHODS", "add_profile_photo", "keep_photo", "take_file"]
 
 #: The most files that are kept.
 MAX_FILES = 100
+_PHOTO_SIZE = {"width": 1, "height": 1}
 
 
 def take_file(call: Call, kind: str, params: Params, name: str) -> StoredFile:
@@ -42,7 +44,7 @@ def keep_photo(call: Call, params: Params, *names: str) -> dict[str, Any] | None
     if upload is None:
         return None
     file = _keep(call.world, "thumbnail", upload)
-    return {**file.base, "width": 1, "height": 1}
+    return {**file.base, **_PHOTO_SIZE}
 
 
 def _upload(call: Call, params: Params, name: str) -> Upload | None:
@@ -75,4 +77,19 @@ def get_file(call: Call) -> dict[str, Any]:
     return {"file_size": 0, **file.base, "file_path": f"{file.kind}/{file.id}"}
 
 
-METHODS: dict[str, Method] = {"getFile": get_file}
+def get_profile_photos(call: Call) -> dict[str, Any]:
+    user_id, offset = call.params.number("user_id", 0), max(call.params.number("offset", 0), 0)
+    if user_id not in call.world.users:
+        raise bad_request("user not found" if user_id > 0 else "invalid user_id specified")
+    photos = call.world.photos.get(user_id, [])
+    return {"total_count": len(photos), "photos": photos[offset : offset + call.params.number("limit", 100)]}
+
+
+def add_profile_photo(world: World, user_id: int, content: bytes) -> None:
+    """Add a profile photo of a user, which becomes the current one."""
+    file = _store(world, "photo", "photo.jpg", content)
+    file.json = {**file.base, **_PHOTO_SIZE}
+    world.photos.setdefault(user_id, []).insert(0, [file.json])
+
+
+METHODS: dict[str, Method] = {"getFile": get_file, "getUserProfilePhotos": get_profile_photos}

@@ -100,7 +100,7 @@ def _media(call: Call, params: Params, name: str) -> dict[str, Any]:
     item = params.json(name, dict)
     if item is None:
         return {}
-    given, kind = Params(item), item.get("type")
+    given, kind = Params(item), str(item.get("type"))
     if kind in KINDS:
         return {name: media_object(call, kind, given, "media")}
     if kind == "location":

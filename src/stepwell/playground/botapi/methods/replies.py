@@ -24,6 +24,8 @@ _SHOWN = (
 def reply_of(call: Call, room: Room) -> dict[str, Any]:
     """Return the fields of a message for the reply of a call; empty if it is no reply."""
     params = call.params
+    if "reply_parameters" not in params.given and "reply_to_message_id" not in params.given:
+        return {}
     given = Params(params.json("reply_parameters", dict) or {})
     number = given.number("message_id", 0) or params.number("reply_to_message_id", 0)
     if not number:

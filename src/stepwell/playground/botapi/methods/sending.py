@@ -27,6 +27,15 @@ UNUSED: dict[str, str] = {
     "shuffle_options": "the display of polls",
     "allow_adding_options": "the display of polls",
     "hide_results_until_closes": "the display of polls",
+    "provider_token": "payment providers",
+    "provider_data": "payment providers",
+    "send_phone_number_to_provider": "payment providers",
+    "send_email_to_provider": "payment providers",
+    "suggested_tip_amounts": "the display of invoices",
+    "photo_url": "the display of invoices",
+    "photo_size": "the display of invoices",
+    "photo_width": "the display of invoices",
+    "photo_height": "the display of invoices",
 }
 
 

@@ -13,13 +13,18 @@ from stepwell.playground.botapi.methods import (
     delivery,
     edits,
     files,
+    invites,
     locations,
     media,
+    members,
     messages,
+    payments,
     polls,
     profile,
     queries,
-)  # fmt: skip
+    reactions,
+    topics,
+)
 from stepwell.playground.botapi.methods.official import ALIASES, OFFICIAL
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
@@ -31,12 +36,7 @@ __all__ = ["METHODS", "NO_EFFECT", "perform"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: Accepted and answered with ``true``, nothing else.
-NO_EFFECT: frozenset[str] = frozenset(
-    {
-        "logOut", "close", "pinChatMessage", "unpinChatMessage", "unpinAllChatMessages", "setMessageReaction",
-        "answerShippingQuery", "answerPreCheckoutQuery",
-    }
-)  # fmt: skip
+NO_EFFECT: frozenset[str] = frozenset({"logOut", "close"})
 
 
 def _nothing(call: Call) -> bool:
@@ -55,6 +55,11 @@ METHODS: dict[str, Method] = {
     **copies.METHODS,
     **files.METHODS,
     **chats.METHODS,
+    **members.METHODS,
+    **invites.METHODS,
+    **topics.METHODS,
+    **reactions.METHODS,
+    **payments.METHODS,
     **dict.fromkeys(NO_EFFECT, _nothing),
 }
 _BY_LOWER_NAME = {name.lower(): method for name, method in METHODS.items()}
