@@ -1,0 +1,16 @@
+"""LangGraph: checkpoints of threads in a Stepwell storage.
+
+::
+
+    saver = StepwellSaver("postgresql://localhost/agents", ownership="fence")
+    graph = builder.compile(checkpointer=saver)
+"""
+
+from stepwell._optional import require
+
+require("langgraph.checkpoint.base", "langgraph", distribution="langgraph-checkpoint", minimum="4.0", below="5")
+
+from stepwell.adapters.langgraph.ownership import StaleWriter, WriteOwnership  # noqa: E402 - checked first
+from stepwell.adapters.langgraph.saver import StepwellSaver  # noqa: E402 - checked first
+
+__all__ = ["StaleWriter", "StepwellSaver", "WriteOwnership"]

@@ -1,0 +1,148 @@
+"""One writer for each thread: a writer that another one has superseded cannot write any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
+from stepwell.record import Address, Change, Stored, Version
+from stepwell.storage import Applied, Apply, Get, Guard, Storage
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+
+    from stepwell.adapters.langgraph.saver import StepwellSaver
+
+__all__ = ["StaleWriter", "ThreadWriter", "WriteOwnership"]
+
+#: The field with the token of a thread's writer.
+OWNER: Final = "owner"
+
+
+class StaleWriter(LeaseLost):
+    """Another runner has written to the thread since this one read it. Nothing was written."""
+
+    #: The mark by which LangGraph's tools know such an error.
+    is_stale_write_owner_error: bool = True
+
+    def __init__(self, place: str) -> None:
+        self.place: str = place
+        Conflict.__init__(
+            self,
+            f"another runner has written to the thread {place} since this one read it, nothing was written; "
+            "invoke the graph again, which continues from the newest checkpoint",
+        )
+
+
+class ThreadWriter:
+    """The writes of one runner to one thread.
+
+    The first write succeeds only if the record still has the version that the runner read. It stores the token of
+    this writer. Later writes succeed while the token is the stored one. Writes of concurrent tasks are gathered.
+    """
+
+    def __init__(self, storage: Storage, address: Address, version: Version | None, limit: int) -> None:
+        self._storage = storage
+        self._address = address
+        self._version = version
+        self._limit = limit
+        self._token = storage.ids()
+        self._owner = False
+        self._stale = False
+        self._lock = asyncio.Lock()
+        self._next: tuple[dict[str, str], asyncio.Task[None]] | None = None
+
+    async def write(self, parts: Mapping[str, str]) -> None:
+        """Write parts. Raises ``StaleWriter``."""
+        if self._next is None:
+            gathered: dict[str, str] = {}
+            self._next = gathered, asyncio.ensure_future(self._flush(gathered))
+        gathered, task = self._next
+        gathered.update(parts)
+        # A cancelled caller must not cancel the write of the others.
+        await asyncio.shield(task)
+
+    async def claim(self) -> None:
+        """Become the writer of the thread. The writer before is stale from now on."""
+        while not self._owner:
+            try:
+                await self._apply({})
+            except StaleWriter:
+                self._stale = False
+                stored = await self._read()
+                self._version = None if stored is None else stored.version
+
+    async def check(self) -> None:
+        """Raise ``StaleWriter`` if another writer has claimed the thread."""
+        if self._stale or not self._is_owner(await self._read()):
+            raise StaleWriter(self._address.text)
+
+    async def _flush(self, gathered: dict[str, str]) -> None:
+        async with self._lock:
+            self._next = None
+            await self._apply(gathered)
+
+    async def _apply(self, parts: Mapping[str, str]) -> None:
+        while True:
+            if self._stale:
+                raise StaleWriter(self._address.text)
+            token = {} if self._owner else {OWNER: self._storage.seal(self._address).field(OWNER, self._token)}
+            change = Change(self._storage.ids(), set=token, parts=parts, limit=self._limit, fresh=self._version is None)
+            guard = Guard(absent=True) if self._version is None else Guard(version=self._version)
+            try:
+                applied: Applied = await self._storage.perform(Apply(self._address, change, guard))
+            except (VersionChanged, RecordExists, OutcomeUnknown) as error:
+                stored = await self._read()
+                written = stored is not None and stored.version.write == change.write
+                unchanged = (None if stored is None else stored.version) == self._version
+                if written or (isinstance(error, OutcomeUnknown) and unchanged) or self._is_owner(stored):
+                    self._owner = self._owner or self._is_owner(stored)
+                    self._version = None if stored is None else stored.version
+                    if written:
+                        return
+                    continue
+                self._stale = True
+            else:
+                self._owner, self._version = True, applied.version
+                return
+
+    async def _read(self) -> Stored | None:
+        stored: Stored | None = await self._storage.perform(Get(self._address))
+        return stored
+
+    def _is_owner(self, stored: Stored | None) -> bool:
+        if stored is None or OWNER not in stored.fields:
+            return False
+        fields = {OWNER: stored.fields[OWNER]}
+        return bool(self._storage.seal(self._address).data(fields)[OWNER] == self._token)
+
+
+class WriteOwnership:
+    """The right to write to one thread, until another claim supersedes it."""
+
+    def __init__(self, saver: StepwellSaver, writer: ThreadWriter) -> None:
+        self._saver = saver
+        self._writer = writer
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Raises ``StaleWriter`` after another claim."""
+        return await self._saver.put_by(self._writer, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task. Raises ``StaleWriter`` after another claim."""
+        await self._saver.put_writes_by(self._writer, config, writes, task_id, task_path)
+
+    async def acheck_write_ownership(self) -> None:
+        """Raise ``StaleWriter`` after another claim."""
+        await self._writer.check()

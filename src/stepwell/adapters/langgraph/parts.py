@@ -1,0 +1,210 @@
+"""The parts of a thread's record: checkpoints, values of channels, and pending writes.
+
+The names are ``c/<namespace>/<checkpoint>``, ``v/<namespace>/<channel>/<version>``,
+``w/<namespace>/<checkpoint>/<task>/<kind>`` and ``r/<run>``. Ids of checkpoints grow, so the last name of a namespace
+is its newest checkpoint. A value is written once for each version of its channel.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    PendingWrite,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from stepwell.codec import Seal
+
+__all__ = ["Row", "ThreadCodec", "checkpoint_name", "id_of", "name", "namespace_of", "run_name"]
+
+CHECKPOINT: Final = "c"
+VALUE: Final = "v"
+WRITES: Final = "w"
+RUN: Final = "r"
+
+#: The kind of sealed text, which is part of its checksum.
+_KIND: Final = "p"
+#: Longer strings have a part of their own, so that a constant one is not written with each checkpoint.
+_SHORT: Final = 64
+_INT64: Final = 1 << 63
+
+
+def name(kind: str, *path: str) -> str:
+    """Return the name of a part, or the prefix of the names below a path if the last element is empty."""
+    return "/".join((kind, *(each.replace("%", "%25").replace("/", "%2F") for each in path)))
+
+
+def checkpoint_name(namespace: str, checkpoint_id: str) -> str:
+    """Return the name of a checkpoint's part."""
+    return name(CHECKPOINT, namespace, checkpoint_id)
+
+
+def run_name(run_id: str) -> str:
+    """Return the name of the part that marks a thread of a run."""
+    return name(RUN, run_id)
+
+
+def namespace_of(part: str) -> str:
+    """Return the namespace in the name of a part."""
+    return _unquoted(part.split("/")[1])
+
+
+def id_of(part: str) -> str:
+    """Return the checkpoint in the name of its part or of one of its writes."""
+    return _unquoted(part.split("/")[2])
+
+
+def _unquoted(text: str) -> str:
+    return text.replace("%2F", "/").replace("%25", "%")
+
+
+class Row(NamedTuple):
+    """The part of one checkpoint: all of it except the values of most channels."""
+
+    checkpoint: Checkpoint
+    metadata: CheckpointMetadata
+    parent: str | None
+    #: Small values.
+    values: dict[str, Any]
+
+    def value_names(self, namespace: str) -> dict[str, str]:
+        """Return the channels whose values may be parts, with the names of these parts."""
+        versions = self.checkpoint["channel_versions"]
+        return {
+            channel: name(VALUE, namespace, channel, str(version))
+            for channel, version in versions.items()
+            if channel not in self.values
+        }
+
+
+class ThreadCodec:
+    """Encodes and decodes the parts of one thread. Values are encoded by the serializer of LangGraph."""
+
+    def __init__(self, seal: Seal, serde: SerializerProtocol) -> None:
+        self._seal = seal
+        self._serde = serde
+        #: Another serializer may encrypt, and then every value has to pass through it.
+        self._plain = type(serde) is JsonPlusSerializer
+
+    def checkpoint(
+        self,
+        namespace: str,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        parent: str | None,
+        new_versions: ChannelVersions,
+    ) -> dict[str, str]:
+        """Return the parts of a new checkpoint: its own, and those of the channels with a new version."""
+        values = checkpoint["channel_values"]
+        small = {channel: value for channel, value in values.items() if self._plain and _is_small(value)}
+        parts = {
+            part: self._sealed(part, self._typed(values[channel]))
+            for channel, version in new_versions.items()
+            if channel in values and channel not in small
+            for part in [name(VALUE, namespace, channel, str(version))]
+        }
+        bare = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+        part = checkpoint_name(namespace, checkpoint["id"])
+        try:
+            parts[part] = self._sealed(part, {"c": bare, "m": metadata, "p": parent, "s": small})
+        except (TypeError, OverflowError, UnicodeEncodeError):
+            parts[part] = self._sealed(part, {"t": self._typed((bare, metadata)), "p": parent, "s": small})
+        return parts
+
+    def row(self, part: str, text: str) -> Row:
+        """Decode the part of a checkpoint."""
+        body = self._opened(part, text)
+        bare, metadata = self._value(body["t"]) if "t" in body else (body["c"], body["m"])
+        return Row(bare, metadata, body["p"], body["s"])
+
+    def writes(
+        self, namespace: str, checkpoint_id: str, task_id: str, task_path: str, writes: Sequence[tuple[str, Any]]
+    ) -> dict[str, str]:
+        """Return the parts of a task's writes: one for all channels of the graph, and one for each special channel."""
+        kinds: dict[str, list[Any]] = {}
+        for at, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, at)
+            kind = "0" if index >= 0 else str(-index)
+            kinds.setdefault(kind, []).append([index, channel, *self._typed(value)])
+        return {
+            part: self._sealed(part, [task_id, task_path, rows])
+            for kind, rows in kinds.items()
+            for part in [name(WRITES, namespace, checkpoint_id, task_id, kind)]
+        }
+
+    def pending(self, parts: Mapping[str, str]) -> list[PendingWrite]:
+        """Decode the writes of one checkpoint, in the order in which a graph applies them."""
+        found = []
+        for part, text in parts.items():
+            task_id, task_path, rows = self._opened(part, text)
+            for index, channel, kind, data in rows:
+                found.append((writes_sort_key(task_path, task_id, index), channel, kind, data))
+        found.sort(key=lambda each: each[0])
+        return [(key[1], channel, self._value((kind, data))) for key, channel, kind, data in found]
+
+    def value(self, part: str, text: str) -> Any:
+        """Decode the value of a channel."""
+        return self._value(self._opened(part, text))
+
+    def complete(self, config: RunnableConfig, row: Row, parts: Mapping[str, str]) -> CheckpointTuple:
+        """Return a checkpoint with its values and writes, given their parts."""
+        ids = config["configurable"]
+        values = dict(row.values)
+        for channel, part in row.value_names(ids["checkpoint_ns"]).items():
+            if part in parts:
+                values[channel] = self.value(part, parts[part])
+        parent = None
+        if row.parent:
+            parent = cast("RunnableConfig", {"configurable": {**ids, "checkpoint_id": row.parent}})
+        pending = self.pending({part: text for part, text in parts.items() if part[0] == WRITES})
+        checkpoint = cast("Checkpoint", {**row.checkpoint, "channel_values": values})
+        return CheckpointTuple(config, checkpoint, row.metadata, parent, pending)
+
+    def copied(self, parts: Mapping[str, str], target: ThreadCodec) -> Iterator[tuple[str, str]]:
+        """Yield parts for the record of another thread."""
+        for part, text in parts.items():
+            yield part, target._seal.seal_body(_KIND, part, self._seal.body(_KIND, part, text).encode())
+
+    def mark(self, run_id: str) -> tuple[str, str]:
+        """Return the part that marks a thread of a run."""
+        part = run_name(run_id)
+        return part, self._sealed(part, 1)
+
+    def _sealed(self, part: str, body: Any) -> str:
+        return self._seal.seal_body(_KIND, part, msgspec.json.encode(body))
+
+    def _opened(self, part: str, text: str) -> Any:
+        return msgspec.json.decode(self._seal.body(_KIND, part, text))
+
+    def _typed(self, value: Any) -> tuple[str, str]:
+        kind, data = self._serde.dumps_typed(value)
+        return kind, b64encode(data).decode()
+
+    def _value(self, typed: Iterable[str]) -> Any:
+        kind, data = typed
+        return self._serde.loads_typed((kind, b64decode(data)))
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether JSON represents a value exactly, and shorter than a part of its own."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return True
+    if kind is str:
+        return bool(len(value) <= _SHORT and value.isascii())
+    if kind is int:
+        return bool(-_INT64 <= value < _INT64)
+    return kind is float and math.isfinite(value)

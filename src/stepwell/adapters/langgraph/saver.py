@@ -1,0 +1,350 @@
+"""``StepwellSaver``: the checkpoints of LangGraph's threads in a Stepwell storage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextvars import ContextVar
+from secrets import token_hex
+from typing import Any, Final, Literal, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from stepwell._portal import sync
+from stepwell.adapters.langgraph.ownership import ThreadWriter, WriteOwnership
+from stepwell.adapters.langgraph.parts import Row, id_of, namespace_of
+from stepwell.adapters.langgraph.threads import Thread, Threads
+from stepwell.errors import InvalidOption
+from stepwell.record import Version
+from stepwell.storage import Storage
+from stepwell.storage.urls import as_storage
+
+__all__ = ["StepwellSaver"]
+
+#: The writers of the runners that a task or thread is part of, by saver and thread.
+_writers: ContextVar[dict[tuple[int, str], ThreadWriter]] = ContextVar("stepwell_langgraph_writers")
+#: The writers that are found by their last checkpoint, and the runs whose mark is known to be stored.
+_REMEMBERED: Final = 10_000
+
+
+class StepwellSaver(BaseCheckpointSaver[str]):
+    """The checkpoints of all threads, one record for each thread, for any number of processes.
+
+    ``storage``: a storage or its URL. ``namespace``: the namespace of the records. ``limit``: the largest size of a
+    thread, in bytes. ``serde``: as for other savers.
+
+    With ``ownership="fence"`` a thread has one writing runner at a time. A runner that reads a thread and finds at its
+    first write that another one has written meanwhile, or that another one has taken over since, gets ``StaleWriter``
+    (a ``LeaseLost``), and writes nothing.
+
+    Example::
+
+        graph = builder.compile(checkpointer=StepwellSaver("sqlite:///agents.db", ownership="fence"))
+        graph.invoke({"question": "..."}, {"configurable": {"thread_id": "ann"}})
+    """
+
+    def __init__(
+        self,
+        storage: Storage | str,
+        *,
+        ownership: Literal["fence"] | None = None,
+        namespace: str = "langgraph",
+        limit: int = 1 << 30,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        if ownership not in ("fence", None):
+            raise InvalidOption(f'ownership must be "fence" or None, not {ownership!r}')
+        self.storage: Storage = as_storage(storage)
+        self.ownership: Literal["fence"] | None = ownership
+        self.threads: Threads = Threads(self.storage, namespace, limit)
+        self._by_checkpoint: OrderedDict[tuple[str, str, str | None], ThreadWriter] = OrderedDict()
+        self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Return the next version of a channel. Versions of two forks of a thread differ."""
+        number = 0 if current is None else int(str(current).partition(".")[0])
+        return f"{number + 1:08d}.{token_hex(5)}"
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return a checkpoint, or the newest one of a thread."""
+        found, version = await self._get(config)
+        self._begin(config, found, version)
+        return found
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return a checkpoint, or the newest one of a thread."""
+        found, version = sync(self._get(config))
+        self._begin(config, found, version)
+        return found
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Yield checkpoints of a thread, or of all threads, the newest of each first."""
+        chosen = {} if config is None else config["configurable"]
+        only = get_checkpoint_id(config) if config else None
+        left = limit
+        given = chosen.get("thread_id")
+        ids = self.threads.ids() if given is None else _one(given)
+        async for thread_id in ids:
+            thread = self._thread(thread_id)
+            async for part, row in self._rows(thread, chosen.get("checkpoint_ns"), only, before):
+                if left is not None and left <= 0:
+                    return
+                if filter and any(row.metadata.get(key) != value for key, value in filter.items()):
+                    continue
+                found = await thread.complete(thread_id, part, row)
+                if found is not None:
+                    left = None if left is None else left - 1
+                    yield found
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints of a thread, or of all threads, the newest of each first."""
+        found = self.alist(config, filter=filter, before=before, limit=limit)
+        try:
+            while (each := sync(anext(found, None))) is not None:
+                yield each
+        finally:
+            sync(cast("Any", found).aclose())
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Only the values of channels with a new version are written."""
+        writer = await self._writer(config, self._current(config))
+        return await self.put_by(writer, config, checkpoint, metadata, new_versions)
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Only the values of channels with a new version are written."""
+        current = self._current(config)
+
+        async def put() -> RunnableConfig:
+            writer = await self._writer(config, current)
+            return await self.put_by(writer, config, checkpoint, metadata, new_versions)
+
+        return sync(put())
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task. Writes of the same task to the same checkpoint are replaced."""
+        await self.put_writes_by(await self._writer(config, self._current(config)), config, writes, task_id, task_path)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task. Writes of the same task to the same checkpoint are replaced."""
+        current = self._current(config)
+
+        async def put() -> None:
+            await self.put_writes_by(await self._writer(config, current), config, writes, task_id, task_path)
+
+        sync(put())
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a thread."""
+        for known in [each for each in self._marked if each[0] == str(thread_id)]:
+            del self._marked[known]
+        await self._thread(thread_id).delete()
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread."""
+        sync(self.adelete_thread(thread_id))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete all checkpoints of some runs. It looks at every thread.
+
+        A checkpoint from which a remaining one computes a delta channel is kept.
+        """
+        chosen = set(map(str, run_ids))
+        for thread_id in await self.threads.of_runs(chosen):
+            await self._thread(thread_id).remove(
+                lambda rows: [part for part, row in rows.items() if str(row.metadata.get("run_id")) in chosen]
+            )
+        for known in [each for each in self._marked if each[1] in chosen]:
+            del self._marked[known]
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete all checkpoints of some runs. It looks at every thread."""
+        sync(self.adelete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints, values and writes of a thread to another one."""
+        await self._thread(source_thread_id).copy_to(self._thread(target_thread_id))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints, values and writes of a thread to another one."""
+        sync(self.acopy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete old checkpoints of some threads.
+
+        ``"keep_latest"`` keeps the newest of each namespace, and its ancestors up to the last snapshot of each delta
+        channel. ``"delete"`` deletes the threads.
+        """
+        if strategy == "delete":
+            for thread_id in thread_ids:
+                await self.adelete_thread(thread_id)
+            return
+        if strategy != "keep_latest":
+            raise InvalidOption(f'strategy must be "keep_latest" or "delete", not {strategy!r}')
+        for thread_id in thread_ids:
+            await self._thread(thread_id).remove(_all_but_newest)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete old checkpoints of some threads; see ``aprune``."""
+        sync(self.aprune(thread_ids, strategy=strategy))
+
+    async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
+        """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""
+        thread = self._thread(thread_id)
+        writer = ThreadWriter(self.storage, thread.address, None, thread.limit)
+        await writer.claim()
+        return WriteOwnership(self, writer)
+
+    async def put_by(
+        self,
+        writer: ThreadWriter | None,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint, with a writer or without a condition."""
+        ids = config["configurable"]
+        thread_id, namespace = ids["thread_id"], ids.get("checkpoint_ns", "")
+        thread = self._thread(thread_id)
+        whole = get_checkpoint_metadata(config, metadata)
+        parts = thread.codec.checkpoint(namespace, checkpoint, whole, get_checkpoint_id(config), new_versions)
+        run = whole.get("run_id")
+        mark = None if run is None else (str(thread_id), str(run))
+        if mark is not None and mark not in self._marked:
+            parts.update([thread.codec.mark(mark[1])])
+        await (thread.write(parts) if writer is None else writer.write(parts))
+        if mark is not None:
+            _remember(self._marked, mark, None)
+        if writer is not None:
+            _remember(self._by_checkpoint, (str(thread_id), namespace, checkpoint["id"]), writer)
+        stored = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
+        return cast("RunnableConfig", {"configurable": stored})
+
+    async def put_writes_by(
+        self,
+        writer: ThreadWriter | None,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> None:
+        """Store the writes of a task, with a writer or without a condition."""
+        ids = config["configurable"]
+        thread = self._thread(ids["thread_id"])
+        parts = thread.codec.writes(ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes)
+        if parts:
+            await (thread.write(parts) if writer is None else writer.write(parts))
+
+    def _thread(self, thread_id: Any) -> Thread:
+        return self.threads.one(thread_id, self.serde)
+
+    async def _get(self, config: RunnableConfig) -> tuple[CheckpointTuple | None, Version | None]:
+        ids = config["configurable"]
+        thread_id = ids["thread_id"]
+        return await self._thread(thread_id).get(thread_id, ids.get("checkpoint_ns", ""), get_checkpoint_id(config))
+
+    async def _rows(
+        self, thread: Thread, namespace: str | None, only: str | None, before: RunnableConfig | None
+    ) -> AsyncIterator[tuple[str, Row]]:
+        """Yield the checkpoints of a thread, the newest of all namespaces first."""
+        end = get_checkpoint_id(before) if before else None
+        namespaces = [namespace] if namespace is not None else await thread.namespaces()
+        iterators = [thread.newest(each, end) for each in namespaces]
+        heads = [await anext(each, None) for each in iterators]
+        while any(heads):
+            at = max((at for at, head in enumerate(heads) if head), key=lambda at: id_of(cast("Any", heads[at])[0]))
+            part, row = cast("tuple[str, Row]", heads[at])
+            if only is None or id_of(part) == only:
+                yield part, row
+            heads[at] = await anext(iterators[at], None)
+
+    def _begin(self, config: RunnableConfig, found: CheckpointTuple | None, version: Version | None) -> None:
+        """Begin a runner that has read a thread. A nested graph is part of the runner of its parent."""
+        ids = config["configurable"]
+        thread_id, namespace = str(ids["thread_id"]), ids.get("checkpoint_ns", "")
+        if self.ownership is None or (namespace and self._current(config) is not None):
+            return
+        thread = self._thread(thread_id)
+        writer = ThreadWriter(self.storage, thread.address, version, thread.limit)
+        _writers.set({**_writers.get({}), (id(self.threads), thread_id): writer})
+        at = None if found is None else found.config["configurable"]["checkpoint_id"]
+        _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
+
+    def _current(self, config: RunnableConfig) -> ThreadWriter | None:
+        """Return the writer of the current task, or the one that read or wrote the checkpoint before."""
+        if self.ownership is None:
+            return None
+        ids = config["configurable"]
+        thread_id = str(ids["thread_id"])
+        found = _writers.get({}).get((id(self.threads), thread_id))
+        if found is not None:
+            return found
+        return self._by_checkpoint.get((thread_id, ids.get("checkpoint_ns", ""), get_checkpoint_id(config)))
+
+    async def _writer(self, config: RunnableConfig, current: ThreadWriter | None) -> ThreadWriter | None:
+        if self.ownership is None or current is not None:
+            return current
+        # Nothing was read before: this is a new writer.
+        _, version = await self._get(config)
+        thread = self._thread(config["configurable"]["thread_id"])
+        return ThreadWriter(self.storage, thread.address, version, thread.limit)
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)
+
+
+def _all_but_newest(rows: dict[str, Row]) -> list[str]:
+    newest: dict[str, str] = {}
+    for part in rows:
+        namespace = namespace_of(part)
+        newest[namespace] = max(newest.get(namespace, part), part, key=id_of)
+    return [part for part in rows if newest[namespace_of(part)] != part]
+
+
+async def _one(thread_id: Any) -> AsyncIterator[Any]:
+    yield thread_id

@@ -1,0 +1,232 @@
+"""Reads of threads, and changes of whole threads: deleting, copying and pruning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from stepwell.adapters.langgraph.parts import (
+    CHECKPOINT,
+    RUN,
+    VALUE,
+    WRITES,
+    Row,
+    ThreadCodec,
+    checkpoint_name,
+    id_of,
+    name,
+    namespace_of,
+    run_name,
+)
+from stepwell.codec import Seal, decode_key, encode_namespace
+from stepwell.errors import RecordExists, VersionChanged
+from stepwell.record import Address, Change, Stored, Version
+from stepwell.storage import Apply, Get, Guard, Query, Range, Storage
+
+__all__ = ["Thread", "Threads"]
+
+#: Parts, and threads, that are read at once.
+PAGE: Final = 500
+#: The size of the parts that are copied in one write.
+_COPY_BYTES: Final = 4 * 1024 * 1024
+
+
+class Found(NamedTuple):
+    """A checkpoint, and the version of the record that had it."""
+
+    tuple: CheckpointTuple | None
+    version: Version | None
+
+
+class Thread:
+    """The record of one thread."""
+
+    def __init__(self, storage: Storage, address: Address, serde: SerializerProtocol, limit: int) -> None:
+        self.storage: Storage = storage
+        self.address: Address = address
+        self.limit: int = limit
+        self.codec: ThreadCodec = ThreadCodec(Seal(address, storage.limits, limit), serde)
+
+    async def write(self, parts: Mapping[str, str]) -> None:
+        """Write parts without a condition."""
+        change = Change(self.storage.ids(), parts=parts, limit=self.limit)
+        await self.storage.perform(Apply(self.address, change))
+
+    async def get(self, thread_id: Any, namespace: str, checkpoint_id: str | None) -> Found:
+        """Return one checkpoint, or the newest one of its namespace. It takes two round trips."""
+        prefix = checkpoint_name(namespace, "")
+        wanted: Range | tuple[str, ...] = Range.prefix(prefix, limit=1, reverse=True)
+        if checkpoint_id is not None:
+            wanted = (checkpoint_name(namespace, checkpoint_id),)
+        while True:
+            stored = await self._read(wanted)
+            if stored is None or not stored.parts:
+                return Found(None, None if stored is None else stored.version)
+            ((part, text),) = stored.parts.items()
+            found = await self.complete(thread_id, part, self.codec.row(part, text))
+            # Without the checkpoint, it was pruned between the two reads.
+            if found is not None:
+                return Found(found, stored.version)
+
+    async def complete(self, thread_id: Any, part: str, row: Row) -> CheckpointTuple | None:
+        """Read values and writes of a checkpoint; ``None`` if it was deleted."""
+        namespace, checkpoint_id = namespace_of(part), id_of(part)
+        names = (part, *row.value_names(namespace).values())
+        writes = Range.prefix(name(WRITES, namespace, checkpoint_id, ""))
+        # Both are read in one round trip.
+        parts, pending = await asyncio.gather(self.parts(names), self.parts(writes))
+        if part not in parts:
+            return None
+        ids = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+        return self.codec.complete(cast("RunnableConfig", {"configurable": ids}), row, parts | pending)
+
+    async def namespaces(self) -> list[str]:
+        """Return the namespaces that have checkpoints."""
+        found: list[str] = []
+        after = name(CHECKPOINT, "")
+        while parts := await self.parts(Range(after, name(CHECKPOINT, "") + "\U0010ffff", limit=1)):
+            (part,) = parts
+            found.append(namespace_of(part))
+            after = Range.prefix(checkpoint_name(found[-1], "")).last or ""
+        return found
+
+    async def newest(self, namespace: str, before: str | None) -> AsyncIterator[tuple[str, Row]]:
+        """Yield the checkpoints of a namespace, the newest first."""
+        span = Range.prefix(checkpoint_name(namespace, ""), limit=50, reverse=True)
+        last = span.last if before is None else checkpoint_name(namespace, before)
+        while parts := await self.parts(Range(span.first, last, 50, reverse=True)):
+            for part, text in parts.items():
+                if last != part:
+                    yield part, self.codec.row(part, text)
+            if last == part:
+                return
+            last = part
+
+    async def all(self, kind: str) -> AsyncIterator[tuple[str, str]]:
+        """Yield all parts of a kind."""
+        span = Range.prefix(kind + "/")
+        first = span.first
+        while parts := await self.parts(Range(first, span.last, PAGE)):
+            for item in parts.items():
+                yield item
+            first = [*parts][-1] + "\0"
+
+    async def parts(self, wanted: Range | tuple[str, ...]) -> dict[str, str]:
+        """Return parts of the record."""
+        stored = await self._read(wanted)
+        return {} if stored is None else dict(stored.parts or {})
+
+    async def _read(self, wanted: Range | tuple[str, ...]) -> Stored | None:
+        stored: Stored | None = await self.storage.perform(Get(self.address, wanted))
+        return stored
+
+    async def delete(self) -> None:
+        """Delete the record."""
+        await self.storage.perform(Apply(self.address, Change(self.storage.ids(), delete=True, forget=True)))
+
+    async def remove(self, choose: Callable[[dict[str, Row]], Collection[str]]) -> None:
+        """Delete checkpoints with their writes, and the values that no other checkpoint has, in one write.
+
+        ``choose`` gets all checkpoints by the names of their parts, and returns the names to delete. An ancestor from
+        which a remaining checkpoint computes a channel is kept.
+        """
+        while True:
+            stored = await self._read(())
+            if stored is None:
+                return
+            rows = {part: self.codec.row(part, text) async for part, text in self.all(CHECKPOINT)}
+            chosen = set(choose(rows))
+            kept = {part: row for part, row in rows.items() if part not in chosen}
+            kept |= await self._ancestors(rows, kept)
+            gone = rows.keys() - kept.keys()
+            if not gone:
+                return
+            values = {each for part, row in kept.items() for each in row.value_names(namespace_of(part)).values()}
+            runs = {run_name(run) for row in kept.values() if (run := row.metadata.get("run_id"))}
+            names = list(gone)
+            names += [part async for part, _ in self.all(VALUE) if part not in values]
+            names += [part async for part, _ in self.all(RUN) if part not in runs]
+            ids = {(namespace_of(part), id_of(part)) for part in kept}
+            names += [part async for part, _ in self.all(WRITES) if (namespace_of(part), id_of(part)) not in ids]
+            change = Change(self.storage.ids(), parts=dict.fromkeys(names), limit=self.limit)
+            if not kept:
+                change = Change(self.storage.ids(), delete=True, forget=True)
+            try:
+                await self.storage.perform(Apply(self.address, change, Guard(version=stored.version)))
+            except (VersionChanged, RecordExists):
+                # A new checkpoint may have a value that was about to be deleted.
+                continue
+            return
+
+    async def _ancestors(self, rows: dict[str, Row], kept: dict[str, Row]) -> dict[str, Row]:
+        """Return the ancestors from whose writes a delta channel of a kept checkpoint is computed."""
+        needed: dict[str, Row] = {}
+        for part, last in kept.items():
+            row, namespace = last, namespace_of(part)
+            open_channels = set(row.metadata.get("counters_since_delta_snapshot") or ())
+            while open_channels:
+                names = row.value_names(namespace)
+                found = await self.parts(tuple(names[each] for each in open_channels if each in names))
+                open_channels -= {each for each in open_channels if each in row.values or names.get(each) in found}
+                above = "" if row.parent is None else checkpoint_name(namespace, row.parent)
+                if above not in rows:
+                    break
+                row = needed[above] = rows[above]
+        return needed
+
+    async def copy_to(self, target: Thread) -> None:
+        """Copy all parts. Parts of the same name are replaced."""
+        batch: dict[str, str] = {}
+        size = 0
+        # A checkpoint is written after its values.
+        for kind in (VALUE, WRITES, RUN, CHECKPOINT):
+            async for part, text in self.all(kind):
+                batch.update(self.codec.copied({part: text}, target.codec))
+                size += len(text)
+                if size > _COPY_BYTES:
+                    await target.write(batch)
+                    batch, size = {}, 0
+        if batch:
+            await target.write(batch)
+
+
+class Threads:
+    """All threads of a namespace of a storage."""
+
+    def __init__(self, storage: Storage, namespace: str, limit: int) -> None:
+        self.storage: Storage = storage
+        self.namespace: str = namespace
+        self.limit: int = limit
+
+    def one(self, thread_id: Any, serde: SerializerProtocol) -> Thread:
+        """Return one thread."""
+        return Thread(self.storage, self.storage.address(self.namespace, str(thread_id)), serde, self.limit)
+
+    async def ids(self) -> AsyncIterator[str]:
+        """Yield the ids of all threads."""
+        await self.storage.ensure_open()
+        query = Query(encode_namespace(self.namespace, self.storage.limits))
+        after: Any = None
+        while True:
+            page, after = await self.storage.page(query, after, PAGE)
+            for address, _ in page:
+                yield str(decode_key(address.key))
+            if after is None:
+                return
+
+    async def of_runs(self, run_ids: Iterable[str]) -> list[str]:
+        """Return the threads that have checkpoints of one of these runs."""
+        names = tuple(map(run_name, run_ids))
+        found = []
+        async for thread_id in self.ids():
+            stored: Stored | None = await self.storage.perform(
+                Get(self.storage.address(self.namespace, thread_id), names)
+            )
+            if stored is not None and stored.parts:
+                found.append(thread_id)
+        return found
