@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Final, Literal, cast
@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
@@ -227,6 +228,20 @@ class StepwellSaver(BaseCheckpointSaver[str]):
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads; see ``aprune``."""
         sync(self.aprune(thread_ids, strategy=strategy))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes to delta channels before a checkpoint, and the values that they begin with."""
+        ids = config["configurable"]
+        thread = self._thread(ids["thread_id"])
+        return await thread.history(ids.get("checkpoint_ns", ""), get_checkpoint_id(config), channels)
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes to delta channels before a checkpoint, and the values that they begin with."""
+        return sync(self.aget_delta_channel_history(config=config, channels=channels))
 
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stepwell.adapters.langgraph.parts import (
@@ -107,6 +107,57 @@ class Thread:
                 return
             last = part
 
+    async def history(
+        self, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
+    ) -> dict[str, DeltaChannelHistory]:
+        """Return the writes to each channel by the ancestors of a checkpoint, up to the nearest stored value."""
+        writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
+        seeds: dict[str, Any] = {}
+        ancestors = self._ancestors_of(namespace, checkpoint_id)
+        while len(seeds) < len(writes):
+            rows = [row async for row in _first(ancestors, 50)]
+            if not rows:
+                break
+            # The writes of 50 checkpoints are read in one round trip.
+            found = await asyncio.gather(*(self._contents(namespace, *row, writes.keys()) for row in rows))
+            for values, pending in found:
+                open_channels = writes.keys() - seeds.keys()
+                for write in reversed(pending):
+                    if write[1] in open_channels:
+                        writes[write[1]].append(write)
+                seeds |= {channel: value for channel, value in values.items() if channel in open_channels}
+        await ancestors.aclose()
+        result: dict[str, DeltaChannelHistory] = {}
+        for channel in channels:
+            result[channel] = {"writes": writes[channel][::-1]}
+            if channel in seeds:
+                result[channel]["seed"] = seeds[channel]
+        return result
+
+    async def _ancestors_of(self, namespace: str, checkpoint_id: str | None) -> AsyncGenerator[tuple[str, Row]]:
+        # A checkpoint is newer than its parent.
+        wanted = None if checkpoint_id is None else checkpoint_name(namespace, checkpoint_id)
+        is_first = True
+        after = None if checkpoint_id is None else checkpoint_id + "\0"
+        async for part, row in self.newest(namespace, after):
+            if wanted in (None, part):
+                if not is_first:
+                    yield part, row
+                is_first = False
+                if row.parent is None:
+                    return
+                wanted = checkpoint_name(namespace, row.parent)
+
+    async def _contents(
+        self, namespace: str, part: str, row: Row, channels: Collection[str]
+    ) -> tuple[dict[str, Any], list[PendingWrite]]:
+        names = {channel: each for channel, each in row.value_names(namespace).items() if channel in channels}
+        writes = Range.prefix(name(WRITES, namespace, id_of(part), ""))
+        stored, pending = await asyncio.gather(self.parts(tuple(names.values())), self.parts(writes))
+        values = {channel: value for channel, value in row.values.items() if channel in channels}
+        values |= {channel: self.codec.value(each, stored[each]) for channel, each in names.items() if each in stored}
+        return values, self.codec.pending(pending)
+
     async def all(self, kind: str) -> AsyncIterator[tuple[str, str]]:
         """Yield all parts of a kind."""
         span = Range.prefix(kind + "/")
@@ -193,6 +244,14 @@ class Thread:
                     batch, size = {}, 0
         if batch:
             await target.write(batch)
+
+
+async def _first(rows: AsyncGenerator[tuple[str, Row]], count: int) -> AsyncIterator[tuple[str, Row]]:
+    for _ in range(count):
+        row = await anext(rows, None)
+        if row is None:
+            return
+        yield row
 
 
 class Threads:
