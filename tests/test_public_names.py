@@ -142,8 +142,8 @@ def test_a_third_party_package_is_imported_in_one_module_only() -> None:
     homes: dict[str, set[str]] = {}
     for package, module in imports():
         if package not in STANDARD and not module.startswith("testing/"):
-            # aiogram and python-telegram-bot have one package each.
-            found = re.match("adapters/(aiogram|ptb)(?=/)", module)
+            # These frameworks have one package each.
+            found = re.match("adapters/(aiogram|ptb|langgraph)(?=/)", module)
             home = module if found is None else found[0]
             homes.setdefault(package, set()).add(home)
     assert {package: modules for package, modules in homes.items() if len(modules) > 1} == {}

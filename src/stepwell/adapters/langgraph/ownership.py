@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
     from stepwell.adapters.langgraph.saver import StepwellSaver
 
-__all__ = ["StaleWriter", "ThreadWriter", "WriteOwnership"]
+__all__ = ["FencedWriter", "StaleWriter", "ThreadWriter", "WriteOwnership"]
 
 #: The field with the token of a thread's writer.
 OWNER: Final = "owner"
+#: The iterations of the event loop between the end of a node and the write of the next checkpoint are fewer.
+_LINGER: Final = 20
 
 
 class StaleWriter(LeaseLost):
@@ -38,32 +40,58 @@ class StaleWriter(LeaseLost):
 
 
 class ThreadWriter:
-    """The writes of one runner to one thread.
+    """Gathers the writes of concurrent tasks to one thread, without a condition."""
 
-    The first write succeeds only if the record still has the version that the runner read. It stores the token of
-    this writer. Later writes succeed while the token is the stored one. Writes of concurrent tasks are gathered.
-    """
-
-    def __init__(self, storage: Storage, address: Address, version: Version | None, limit: int) -> None:
+    def __init__(self, storage: Storage, address: Address, limit: int) -> None:
         self._storage = storage
         self._address = address
-        self._version = version
         self._limit = limit
-        self._token = storage.ids()
-        self._owner = False
-        self._stale = False
         self._lock = asyncio.Lock()
         self._next: tuple[dict[str, str], asyncio.Task[None]] | None = None
+        self._hurry = False
 
-    async def write(self, parts: Mapping[str, str]) -> None:
-        """Write parts. Raises ``StaleWriter``."""
+    async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
+        """Write parts. Raises ``StaleWriter``.
+
+        ``linger``: wait a few iterations of the event loop for a write that does not linger, to share its commit. A
+        graph stores the writes of its tasks right before the next checkpoint.
+        """
         if self._next is None:
             gathered: dict[str, str] = {}
             self._next = gathered, asyncio.ensure_future(self._flush(gathered))
         gathered, task = self._next
         gathered.update(parts)
+        self._hurry = self._hurry or not linger
         # A cancelled caller must not cancel the write of the others.
         await asyncio.shield(task)
+
+    async def _flush(self, gathered: dict[str, str]) -> None:
+        async with self._lock:
+            for _ in range(_LINGER):
+                if self._hurry:
+                    break
+                await asyncio.sleep(0)
+            self._next, self._hurry = None, False
+            await self._apply(gathered)
+
+    async def _apply(self, parts: Mapping[str, str]) -> None:
+        change = Change(self._storage.ids(), parts=parts, limit=self._limit)
+        await self._storage.perform(Apply(self._address, change))
+
+
+class FencedWriter(ThreadWriter):
+    """The writes of one runner to one thread.
+
+    The first write succeeds only if the record still has the version that the runner read. It stores the token of
+    this writer. Later writes succeed while the token is the stored one.
+    """
+
+    def __init__(self, storage: Storage, address: Address, limit: int, version: Version | None) -> None:
+        super().__init__(storage, address, limit)
+        self._version = version
+        self._token = storage.ids()
+        self._owner = False
+        self._stale = False
 
     async def claim(self) -> None:
         """Become the writer of the thread. The writer before is stale from now on."""
@@ -79,11 +107,6 @@ class ThreadWriter:
         """Raise ``StaleWriter`` if another writer has claimed the thread."""
         if self._stale or not self._is_owner(await self._read()):
             raise StaleWriter(self._address.text)
-
-    async def _flush(self, gathered: dict[str, str]) -> None:
-        async with self._lock:
-            self._next = None
-            await self._apply(gathered)
 
     async def _apply(self, parts: Mapping[str, str]) -> None:
         while True:
@@ -123,7 +146,7 @@ class ThreadWriter:
 class WriteOwnership:
     """The right to write to one thread, until another claim supersedes it."""
 
-    def __init__(self, saver: StepwellSaver, writer: ThreadWriter) -> None:
+    def __init__(self, saver: StepwellSaver, writer: FencedWriter) -> None:
         self._saver = saver
         self._writer = writer
 

@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -27,6 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepwell.codec import Seal
+from stepwell.errors import EncodeError
 
 __all__ = ["Row", "ThreadCodec", "checkpoint_name", "id_of", "name", "namespace_of", "run_name"]
 
@@ -120,7 +120,7 @@ class ThreadCodec:
         part = checkpoint_name(namespace, checkpoint["id"])
         try:
             parts[part] = self._sealed(part, {"c": bare, "m": metadata, "p": parent, "s": small})
-        except (TypeError, OverflowError, UnicodeEncodeError):
+        except EncodeError:
             parts[part] = self._sealed(part, {"t": self._typed((bare, metadata)), "p": parent, "s": small})
         return parts
 
@@ -184,14 +184,14 @@ class ThreadCodec:
         return part, self._sealed(part, 1)
 
     def _sealed(self, part: str, body: Any) -> str:
-        return self._seal.seal_body(_KIND, part, msgspec.json.encode(body))
+        return self._seal.seal(_KIND, part, body)
 
     def _opened(self, part: str, text: str) -> Any:
-        return msgspec.json.decode(self._seal.body(_KIND, part, text))
+        return self._seal.value(_KIND, part, text)
 
-    def _typed(self, value: Any) -> tuple[str, str]:
+    def _typed(self, value: Any) -> list[str]:
         kind, data = self._serde.dumps_typed(value)
-        return kind, b64encode(data).decode()
+        return [kind, b64encode(data).decode()]
 
     def _value(self, typed: Iterable[str]) -> Any:
         kind, data = typed

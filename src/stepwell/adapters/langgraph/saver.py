@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Final, Literal, cast
+from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -22,18 +23,18 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stepwell._portal import sync
-from stepwell.adapters.langgraph.ownership import ThreadWriter, WriteOwnership
+from stepwell.adapters.langgraph.ownership import FencedWriter, ThreadWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import Row, id_of, namespace_of
 from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.errors import InvalidOption
-from stepwell.record import Version
+from stepwell.record import Address, Version
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellSaver"]
 
 #: The writers of the runners that a task or thread is part of, by saver and thread.
-_writers: ContextVar[dict[tuple[int, str], ThreadWriter]] = ContextVar("stepwell_langgraph_writers")
+_writers: ContextVar[dict[tuple[int, str], FencedWriter]] = ContextVar("stepwell_langgraph_writers")
 #: The writers that are found by their last checkpoint, and the runs whose mark is known to be stored.
 _REMEMBERED: Final = 10_000
 
@@ -69,7 +70,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self.storage: Storage = as_storage(storage)
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
-        self._by_checkpoint: OrderedDict[tuple[str, str, str | None], ThreadWriter] = OrderedDict()
+        self._by_checkpoint: OrderedDict[tuple[str, str, str | None], FencedWriter] = OrderedDict()
+        self._gathered: WeakValueDictionary[Address, ThreadWriter] = WeakValueDictionary()
         self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def get_next_version(self, current: str | None, channel: None) -> str:
@@ -246,13 +248,13 @@ class StepwellSaver(BaseCheckpointSaver[str]):
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""
         thread = self._thread(thread_id)
-        writer = ThreadWriter(self.storage, thread.address, None, thread.limit)
+        writer = FencedWriter(self.storage, thread.address, thread.limit, None)
         await writer.claim()
         return WriteOwnership(self, writer)
 
     async def put_by(
         self,
-        writer: ThreadWriter | None,
+        writer: FencedWriter | None,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
@@ -268,7 +270,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         mark = None if run is None else (str(thread_id), str(run))
         if mark is not None and mark not in self._marked:
             parts.update([thread.codec.mark(mark[1])])
-        await (thread.write(parts) if writer is None else writer.write(parts))
+        await (writer or self._shared(thread)).write(parts)
         if mark is not None:
             _remember(self._marked, mark, None)
         if writer is not None:
@@ -278,7 +280,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     async def put_writes_by(
         self,
-        writer: ThreadWriter | None,
+        writer: FencedWriter | None,
         config: RunnableConfig,
         writes: Sequence[tuple[str, Any]],
         task_id: str,
@@ -289,7 +291,14 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread = self._thread(ids["thread_id"])
         parts = thread.codec.writes(ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes)
         if parts:
-            await (thread.write(parts) if writer is None else writer.write(parts))
+            await (writer or self._shared(thread)).write(parts, linger=True)
+
+    def _shared(self, thread: Thread) -> ThreadWriter:
+        """Return the writer of all tasks without a fence. It exists while one of them writes."""
+        writer = self._gathered.get(thread.address)
+        if writer is None:
+            writer = self._gathered[thread.address] = ThreadWriter(self.storage, thread.address, thread.limit)
+        return writer
 
     def _thread(self, thread_id: Any) -> Thread:
         return self.threads.one(thread_id, self.serde)
@@ -321,12 +330,12 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         if self.ownership is None or (namespace and self._current(config) is not None):
             return
         thread = self._thread(thread_id)
-        writer = ThreadWriter(self.storage, thread.address, version, thread.limit)
+        writer = FencedWriter(self.storage, thread.address, thread.limit, version)
         _writers.set({**_writers.get({}), (id(self.threads), thread_id): writer})
         at = None if found is None else found.config["configurable"]["checkpoint_id"]
         _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
 
-    def _current(self, config: RunnableConfig) -> ThreadWriter | None:
+    def _current(self, config: RunnableConfig) -> FencedWriter | None:
         """Return the writer of the current task, or the one that read or wrote the checkpoint before."""
         if self.ownership is None:
             return None
@@ -337,13 +346,13 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             return found
         return self._by_checkpoint.get((thread_id, ids.get("checkpoint_ns", ""), get_checkpoint_id(config)))
 
-    async def _writer(self, config: RunnableConfig, current: ThreadWriter | None) -> ThreadWriter | None:
+    async def _writer(self, config: RunnableConfig, current: FencedWriter | None) -> FencedWriter | None:
         if self.ownership is None or current is not None:
             return current
         # Nothing was read before: this is a new writer.
         _, version = await self._get(config)
         thread = self._thread(config["configurable"]["thread_id"])
-        return ThreadWriter(self.storage, thread.address, version, thread.limit)
+        return FencedWriter(self.storage, thread.address, thread.limit, version)
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from stepwell.adapters.langgraph.ownership import ThreadWriter
 from stepwell.adapters.langgraph.parts import (
     CHECKPOINT,
     RUN,
@@ -51,11 +52,6 @@ class Thread:
         self.address: Address = address
         self.limit: int = limit
         self.codec: ThreadCodec = ThreadCodec(Seal(address, storage.limits, limit), serde)
-
-    async def write(self, parts: Mapping[str, str]) -> None:
-        """Write parts without a condition."""
-        change = Change(self.storage.ids(), parts=parts, limit=self.limit)
-        await self.storage.perform(Apply(self.address, change))
 
     async def get(self, thread_id: Any, namespace: str, checkpoint_id: str | None) -> Found:
         """Return one checkpoint, or the newest one of its namespace. It takes two round trips."""
@@ -232,6 +228,7 @@ class Thread:
 
     async def copy_to(self, target: Thread) -> None:
         """Copy all parts. Parts of the same name are replaced."""
+        writer = ThreadWriter(target.storage, target.address, target.limit)
         batch: dict[str, str] = {}
         size = 0
         # A checkpoint is written after its values.
@@ -240,10 +237,10 @@ class Thread:
                 batch.update(self.codec.copied({part: text}, target.codec))
                 size += len(text)
                 if size > _COPY_BYTES:
-                    await target.write(batch)
+                    await writer.write(batch)
                     batch, size = {}, 0
         if batch:
-            await target.write(batch)
+            await writer.write(batch)
 
 
 async def _first(rows: AsyncGenerator[tuple[str, Row]], count: int) -> AsyncIterator[tuple[str, Row]]:
