@@ -25,8 +25,9 @@ SOURCE = Path(stepwell.__file__).parent
 
 NAMES = {
     "stepwell": [
-        "KeyValueStorage", "Limits", "MemoryStorage", "SQLiteStorage", "Secret", "State", "StateStorage",
-        "StepwellError", "Storage", "__version__", "configure", "copy_records", "open_storage", "record_type", "sync",
+        "KeyValueStorage", "Limits", "Log", "LogEntry", "MemoryStorage", "SQLiteStorage", "Secret", "State",
+        "StateStorage", "StepwellError", "Storage", "__version__", "configure", "copy_records", "open_storage",
+        "record_type", "sync",
     ],
     "stepwell.nodes": [
         "AlreadyHeld", "BatchNode", "ChildMap", "CorruptRecord", "END", "Event", "ExecutorError", "Failed",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell._portal import sync
 from stepwell.codec import Secret, record_type
 from stepwell.errors import StepwellError
+from stepwell.log import Log, LogEntry
 from stepwell.record import Limits, State
 from stepwell.storage import (
     KeyValueStorage,
@@ -29,6 +30,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "KeyValueStorage",
     "Limits",
+    "Log",
+    "LogEntry",
     "MemoryStorage",
     "SQLiteStorage",
     "Secret",

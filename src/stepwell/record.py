@@ -13,6 +13,7 @@ __all__ = [
     "DAY",
     "INBOX",
     "KEEP",
+    "LOGS",
     "NOTHING",
     "NOWHERE",
     "PARTITIONS",
@@ -62,6 +63,8 @@ PARTITIONS: Final = ReservedNamespace('"partitions"')
 RATES: Final = ReservedNamespace('"rates"')
 #: Schedules of runs, with the schedule's name as key.
 SCHEDULES: Final = ReservedNamespace('"schedules"')
+#: Logs, with (namespace, key) of the log as key.
+LOGS: Final = ReservedNamespace('"logs"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

@@ -15,7 +15,8 @@ from stepwell.fsm.base import Machine
 from stepwell.fsm.description import name_of
 from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.expiry import deadline_of, is_over
-from stepwell.record import Address
+from stepwell.log.names import log_tag
+from stepwell.record import LOGS, Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
 
@@ -61,17 +62,18 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
     storage = fsm.storage
     count = 0
     again: Counter[Address] = Counter()
-    # Deleted records are not listed again, so each round starts from the beginning.
-    while addresses := await storage.traces(encode_namespace(fsm.bot, storage.limits), tag):
-        for address in addresses:
-            if again[address] == MOST_ROUNDS:
-                raise StorageError(
-                    f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
-                    "process keeps writing it, or the storage's index of tags is damaged"
-                )
-            await storage.forget(address, tags=(tag,))
-            again[address] += 1
-            count += 1
+    for namespace, its_tag in ((encode_namespace(fsm.bot, storage.limits), tag), (LOGS, log_tag(fsm.bot, tag))):
+        # Deleted records are not listed again, so each round starts from the beginning.
+        while addresses := await storage.traces(namespace, its_tag):
+            for address in addresses:
+                if again[address] == MOST_ROUNDS:
+                    raise StorageError(
+                        f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
+                        "process keeps writing it, or the storage's index of tags is damaged"
+                    )
+                await storage.forget(address, tags=(its_tag,))
+                again[address] += 1
+                count += 1
     try:
         erased = await storage.erase(only_if_quick=True)
     except (StorageError, StoredDataError) as error:

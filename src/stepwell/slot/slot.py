@@ -159,6 +159,11 @@ class Slot:
             leave_queue(self.storage, self.address)
 
     @property
+    def guard(self) -> Guard:
+        """The conditions of a write by this holder."""
+        return Guard(self._token, self.base)
+
+    @property
     def found(self) -> bool:
         """Whether a record exists."""
         return self.version is not None

@@ -68,6 +68,8 @@ class Storage(Facade):
         self.waiters: dict[Address, Any] = {}
         #: Addresses that this process has released recently. Used by ``slot``.
         self.recently_left: dict[Address, tuple[float, float]] = {}
+        #: The ends of the logs that this process has written recently. Used by ``log``.
+        self.tails: dict[Address, Any] = {}
         #: The leases that this process holds. Used by ``slot``.
         self.renewals: Renewals = Renewals()
         #: Called with the address and the sealed head of each expired record that the background sweep removes.

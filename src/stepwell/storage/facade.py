@@ -11,7 +11,21 @@ from typing import Any
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
-from stepwell.record import INBOX, KEEP, QUARANTINE, RUNS, Address, Change, Damage, Keep, Limits, Place, State, Stored
+from stepwell.record import (
+    INBOX,
+    KEEP,
+    LOGS,
+    QUARANTINE,
+    RUNS,
+    Address,
+    Change,
+    Damage,
+    Keep,
+    Limits,
+    Place,
+    State,
+    Stored,
+)
 from stepwell.storage.operations import Applied, Apply, Get, Operation
 
 __all__ = ["Facade"]
@@ -196,7 +210,7 @@ class Facade(ABC):
 
 
 #: Namespaces whose records may be as large as those of runs.
-_LARGE_NAMESPACES = frozenset({INBOX, RUNS, QUARANTINE})
+_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE})
 
 
 def _quarantine_of(address: Address) -> Address:

@@ -1,0 +1,253 @@
+"""An ordered log: append values, read and follow them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from stepwell._backoff import backoff, jittered
+from stepwell.codec import Seal
+from stepwell.codec.large import LARGE, in_thread, is_large
+from stepwell.errors import CorruptRecord, InvalidOption, StorageUnavailable
+from stepwell.log.appends import MOST_VALUES, Options, Pending
+from stepwell.log.names import entries, log_tag, number_of
+from stepwell.log.tail import Known, Tail, tail_of
+from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored
+from stepwell.storage import Apply, Get, Storage
+
+__all__ = ["Log", "LogEntry"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: How many entries ``follow`` reads at once.
+PAGE: Final = 200
+#: Seconds between two reads of ``follow`` without a notice: the first pause, and the longest.
+POLLS: Final = (0.02, 1.0)
+#: Seconds between two reads of ``follow`` while the storage is not available.
+RETRIES: Final = (0.1, 5.0)
+
+
+class LogEntry(NamedTuple):
+    """An entry of a log."""
+
+    #: Numbers start at 1 and grow. They are never reused, so some may be missing.
+    number: int
+    value: Any
+
+
+class Log:
+    """Values in the order in which they were appended, kept in a storage under a name and a key.
+
+    Any number of processes may append to a log, read it and follow it. It is a record of its own, which no
+    conversation or run has.
+
+    ``limit``: the maximum size of all entries in bytes (default: ``storage.limits.run``, 64 MB). ``ttl``: the log
+    expires this many seconds after its last write. ``tags`` are stored when the log is created; with
+    ``tags=("user:42",)`` and a bot's name as ``namespace``, ``fsm.forget(user=42)`` deletes the log too. ``wait``: how
+    many seconds to wait for a claim of another task or process.
+
+    To use it without an event loop, write ``sync(log.append(...))``.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        namespace: str,
+        key: Any,
+        *,
+        limit: int | None = None,
+        ttl: float | None = None,
+        tags: tuple[str, ...] = (),
+        wait: float = 60.0,
+    ) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidOption(f"limit must be a number of bytes or None, not {limit!r}")
+        if ttl is not None and not ttl > 0:
+            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {ttl!r}")
+        if not isinstance(tags, tuple):
+            raise InvalidOption(f"tags must be a tuple of str, not {tags!r}")
+        self.storage: Storage = storage
+        self._place: tuple[str, Any] = (namespace, key)
+        if not isinstance(namespace, ReservedNamespace):
+            # Checks the name.
+            storage.address(namespace, key)
+            self._place = (LOGS, (namespace, key))
+        self.address: Address = storage.address(*self._place)
+        self._seal: Seal = storage.seal(self.address)
+        self._options = Options(limit or storage.limits.run, ttl, tuple(log_tag(namespace, tag) for tag in tags), wait)
+        # A notice is sent in clear, so it must not contain the key.
+        digest = hashlib.sha256(self.address.text.encode("utf-8", "surrogatepass")).hexdigest()
+        self._topic = f"log:{digest[:32]}"
+
+    def __repr__(self) -> str:
+        return f"<Log {self.address.text}>"
+
+    async def append(self, *values: Any) -> range:
+        """Append values in one write, and return their numbers.
+
+        They get successive numbers, and are all stored or none of them. Appends of several tasks share a write.
+        Raises ``OutcomeUnknown`` if the server does not answer for longer than the storage's ``patience``.
+        """
+        if not values:
+            return range(0)
+        bodies = [await self._encoded(value) for value in values]
+        tail = self._tail()
+        if tail.claimed_here:
+            first = await tail.append_claimed(bodies, self._options)
+            self._notify()
+        else:
+            pending = Pending(bodies, self._options, tail.loop.create_future())
+            tail.appends.put(pending, self._notify)
+            first = await pending.first
+        return range(first, first + len(values))
+
+    async def read(
+        self, *, after: int = 0, before: int | None = None, limit: int | None = None, reverse: bool = False
+    ) -> list[LogEntry]:
+        """Return the entries with numbers above ``after`` and below ``before``, at most ``limit``.
+
+        With ``reverse`` the last ones come first. It is one round trip, and reads only these entries.
+        """
+        stored = await self._get(entries(after, before, limit=limit, reverse=reverse))
+        return [] if stored is None else await self._decoded(stored)
+
+    async def last(self) -> int:
+        """Return the number of the last append, or 0. Its entry may have been removed."""
+        return (await self._tail().read()).next - 1
+
+    async def follow(self, *, after: int = 0) -> AsyncIterator[LogEntry]:
+        """Yield the entries with numbers above ``after``, and then new ones as they are appended, without an end.
+
+        It continues when the storage is available again after an outage. To continue in another process, pass the
+        number of the last entry that you have handled. Entries that are removed before they are read are left out.
+        """
+        news = asyncio.Event()
+        stop_listening = self.storage.listen(self._topic, news.set)
+        quiet = failures = 0
+        try:
+            while True:
+                news.clear()
+                try:
+                    page = await self.read(after=after, limit=PAGE)
+                except StorageUnavailable as error:
+                    if error.final:
+                        raise
+                    failures += 1
+                    if failures == 1:
+                        logger.warning("%r cannot be read; it is followed again after the outage: %s", self, error)
+                    await asyncio.sleep(jittered(backoff(failures, *RETRIES)))
+                    continue
+                failures = 0
+                for entry in page:
+                    after = entry.number
+                    yield entry
+                quiet = 0 if page else quiet + 1
+                if len(page) < PAGE:
+                    # A notice may be lost, so it polls too.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(backoff(quiet, *POLLS)):
+                            await news.wait()
+        finally:
+            stop_listening()
+
+    async def pop(self) -> LogEntry | None:
+        """Remove and return the last entry; ``None`` if there is none. Its number is not used again."""
+        popped: LogEntry | None = None
+
+        def make(known: Known) -> Change | None:
+            nonlocal popped
+            popped = None
+            if known.last is None:
+                return None
+            name, text = known.last
+            popped = LogEntry(number_of(name), self._seal.value("p", name, text))
+            fields = {"next": known.next, "gap": max(known.gap, popped.number)}
+            return self._removal(known, Range(name, name), fields)
+
+        await self._tail().write(make, self._options, fresh=True)
+        return popped
+
+    async def trim(self, *, keep: int) -> None:
+        """Remove all entries but the last ``keep``."""
+        if type(keep) is not int or keep < 0:
+            raise InvalidOption(f"keep must be a number of entries, not {keep!r}")
+        known, stored = await asyncio.gather(self._tail().read(), self._get(Range(limit=1)))
+        cut = known.next - 1 - keep
+        if stored is None or not stored.parts or number_of(next(iter(stored.parts))) > cut:
+            return
+        if keep and cut < known.gap:
+            # Some numbers are missing, so the entries are counted.
+            kept = await self.read(limit=keep, reverse=True)
+            cut = kept[-1].number - 1 if len(kept) == keep else 0
+        await self._drop(cut)
+
+    async def clear(self) -> None:
+        """Remove all entries. Later entries get new numbers."""
+        await self._drop((await self._tail().read()).next - 1)
+
+    async def delete(self) -> None:
+        """Delete the log. If it is created again, its numbers start at 1 again."""
+        await self.storage.perform(Apply(self.address, Change(self.storage.ids(), delete=True)))
+
+    def claim(self) -> AbstractAsyncContextManager[None]:
+        """Let only this task, and the tasks that it starts, write to the log within ``async with``.
+
+        Other tasks and processes wait, and raise ``Busy`` after their ``wait`` seconds. A write within the block raises
+        ``LeaseLost`` if this process was stopped for more than 10 s and another one has claimed the log meanwhile.
+        """
+        return self._tail().claim(self._options)
+
+    async def _drop(self, last: int) -> None:
+        """Remove the entries up to a number, in several writes, so that none of them takes long."""
+        drop = replace(entries(0, last + 1), limit=MOST_VALUES)
+
+        def make(known: Known) -> Change | None:
+            if known.version is None:
+                return None
+            # If there are no entries left, only this field has the next number.
+            return self._removal(known, drop, {"next": known.next} if known.next == last + 1 else {})
+
+        while last > 0:
+            stored = await self._get(replace(drop, limit=1))
+            if stored is None or not stored.parts:
+                return
+            await self._tail().write(make, self._options)
+
+    def _removal(self, known: Known, drop: Range, fields: Mapping[str, int]) -> Change:
+        write = self.storage.ids()
+        return self._tail().change(known, self._options, write=write, set=self._seal.fields(fields), drop=drop)
+
+    def _tail(self) -> Tail:
+        return tail_of(self.storage, *self._place, self.address)
+
+    def _notify(self) -> None:
+        self.storage.notify_soon(self._topic)
+
+    async def _get(self, wanted: Range) -> Stored | None:
+        stored: Stored | None = await self.storage.perform(Get(self.address, wanted))
+        return stored
+
+    async def _encoded(self, value: Any) -> bytes:
+        limit = self.storage.limits.item
+        if is_large(value):
+            return (await in_thread(self._seal.json, value, limit)).encode()
+        return self._seal.json(value, limit).encode()
+
+    async def _decoded(self, stored: Stored) -> list[LogEntry]:
+        parts = stored.parts or {}
+        try:
+            if sum(map(len, parts.values())) > LARGE:
+                return await in_thread(_decoded, self._seal, parts)
+            return _decoded(self._seal, parts)
+        except CorruptRecord as error:
+            await self.storage.quarantine(self.address, stored, error)
+            raise
+
+
+def _decoded(seal: Seal, parts: Mapping[str, str]) -> list[LogEntry]:
+    return [LogEntry(number_of(name), seal.value("p", name, text)) for name, text in parts.items()]

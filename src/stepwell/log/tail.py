@@ -1,0 +1,292 @@
+"""The end of a log: which number is next, and the writes that depend on it.
+
+A writer that knows the version of the record and the next number appends with one write, which is refused if the
+version has changed. After a few refusals it claims the record and sets the field ``turn``: all other writers then wait
+for the claim, so that each of them gets its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from stepwell.codec import Seal
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    Conflict,
+    NotReplicated,
+    OutcomeUnknown,
+    RecordExists,
+    StepwellError,
+    TooLarge,
+    VersionChanged,
+)
+from stepwell.log.appends import AppendQueue, Options
+from stepwell.log.names import entries, names_of, number_of
+from stepwell.record import KEEP, Address, Change, Range, Stored, Version
+from stepwell.slot import Slot
+from stepwell.slot.waiters import held_tokens
+from stepwell.storage import Applied, Apply, Get, Guard, Storage
+
+__all__ = ["Known", "Tail", "tail_of"]
+
+#: How often a write may be refused before it claims the record.
+MOST_REFUSALS: Final = 4
+#: How often a write is sent if there is no answer, each time for as long as the storage's ``patience``.
+MOST_TRIES: Final = 2
+#: How many logs of a storage are remembered.
+MOST_KNOWN: Final = 1000
+#: Bytes of the field ``turn``, which a log at its limit may have too.
+_ROOM_FOR_TURN: Final = 100
+#: Seconds after which the claim of a process that was killed ends.
+LEASE: Final = 10.0
+
+
+class Known(NamedTuple):
+    """The end of a log in one version of its record."""
+
+    #: ``None``: there is no record.
+    version: Version | None = None
+    #: The number of the next entry.
+    next: int = 1
+    #: The last number that ``pop`` has removed: smaller numbers may be missing.
+    gap: int = 0
+    #: Another writer has claimed the record.
+    turn: bool = False
+    #: Name and text of the last entry, if it was just read.
+    last: tuple[str, str] | None = None
+
+
+#: Returns the change of a write, or ``None`` if there is nothing to write.
+Making: TypeAlias = Callable[[Known], "Change | None"]
+
+
+class Tail:
+    """The end of one log, and its writes in this process, which are made one at a time."""
+
+    def __init__(self, storage: Storage, namespace: str, key: Any) -> None:
+        self._storage = storage
+        self._place = namespace, key
+        self.address: Address = storage.address(namespace, key)
+        self.seal: Seal = storage.seal(self.address)
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        #: The claim of ``Log.claim``, and the lock for the tasks that write within it.
+        self._slot: Slot | None = None
+        self._slot_lock = asyncio.Lock()
+        self._known: Known | None = None
+        self._turn = self.seal.fields({"turn": True})
+        self.appends: AppendQueue = AppendQueue(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no write is under way."""
+        return self.appends.idle and not self._lock.locked()
+
+    async def append(self, bodies: Sequence[bytes], options: Options, slot: Slot | None = None) -> int:
+        """Append values, and return the number of the first one. The caller has the lock."""
+        first = 0
+
+        def make(known: Known) -> Change:
+            nonlocal first
+            first = known.next
+            write = self._storage.ids()
+            names = names_of(first, len(bodies), write)
+            parts = {name: self.seal.seal_body("p", name, body) for name, body in zip(names, bodies, strict=True)}
+            return self.change(known, options, write=write, parts=parts)
+
+        try:
+            await self._write(make, options, slot)
+        except TooLarge as error:
+            raise TooLarge(f"the log {self.address.text}", error.size, error.limit) from None
+        return first
+
+    def change(self, known: Known, options: Options, **change: Any) -> Change:
+        """Return a change of the record of the log."""
+        tags = options.tags if known.version is None and options.tags else KEEP
+        expiry = KEEP if options.ttl is None else options.ttl
+        return Change(tags=tags, expiry=expiry, limit=options.limit, **change)
+
+    @property
+    def claimed_here(self) -> bool:
+        """Whether this task, or the task that started it, has claimed the log."""
+        return self._slot is not None and self._slot.guard.token in held_tokens.get()
+
+    async def append_claimed(self, bodies: Sequence[bytes], options: Options) -> int:
+        """Append values within the claim of this task, and return the number of the first one."""
+        async with self._slot_lock:
+            return await self.append(bodies, options, self._slot)
+
+    async def write(self, make: Making, options: Options, *, fresh: bool = False) -> None:
+        """Write a change that depends on the end of the log. ``fresh``: read the end before, with the last entry."""
+        if self.claimed_here:
+            async with self._slot_lock:
+                await self._write(make, options, self._slot, fresh)
+        else:
+            async with self.locked(options.wait):
+                await self._write(make, options, None, fresh)
+
+    @asynccontextmanager
+    async def claim(self, options: Options) -> AsyncIterator[None]:
+        """Claim the log for this task and the tasks that it starts."""
+        if self.claimed_here:
+            raise AlreadyHeld(self.address.text)
+        async with self.locked(options.wait), self._claimed(options) as slot:
+            self._slot = slot
+            try:
+                yield
+            finally:
+                self._slot = None
+
+    @asynccontextmanager
+    async def locked(self, wait: float) -> AsyncIterator[None]:
+        """Wait for the other writes of this process. Raises ``Busy``."""
+        try:
+            async with asyncio.timeout(wait):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise Busy(self.address.text, wait) from None
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _write(self, make: Making, options: Options, slot: Slot | None, fresh: bool = False) -> None:
+        if slot is not None:
+            return await self._write_claimed(make, slot, fresh)
+        for _ in range(MOST_REFUSALS):
+            known = await self._known_or_read(fresh)
+            if known.turn:
+                break
+            change = make(known)
+            if change is None:
+                return None
+            guard = Guard(absent=True) if known.version is None else Guard(version=known.version)
+            if await self._applied(known, change, Apply(self.address, change, guard)):
+                return None
+        async with self._claimed(options) as claimed:
+            return await self._write_claimed(make, claimed, fresh, last=True)
+
+    @asynccontextmanager
+    async def _claimed(self, options: Options) -> AsyncIterator[Slot]:
+        """Claim the record, and let all other writers wait for that."""
+        async with Slot(self._storage, *self._place, wait=options.wait, lease=LEASE) as slot:
+            tags = options.tags if not slot.found and options.tags else KEEP
+            limit = options.limit + _ROOM_FOR_TURN
+            begun = await self._perform(
+                Change(self._storage.ids(), fresh=not slot.found, set=self._turn, tags=tags, limit=limit), slot
+            )
+            slot.base, self._known = begun.base, None
+            try:
+                yield slot
+            finally:
+                if self._turn_stays():
+                    self._known = None
+                    # If this fails, the next writer claims the record too, and removes it.
+                    with suppress(StepwellError):
+                        await self._perform(Change(self._storage.ids(), unset=tuple(self._turn), limit=limit), slot)
+
+    def _turn_stays(self) -> bool:
+        return self._known is None or self._known.turn
+
+    async def _write_claimed(self, make: Making, slot: Slot, fresh: bool, *, last: bool = False) -> None:
+        """Write within a claim. ``last``: other writers need not wait for it any more."""
+        while True:
+            known = await self._known_or_read(fresh)
+            change = make(known)
+            if change is None:
+                return
+            if last:
+                change = change._replace(unset=tuple(self._turn))
+            guard = slot.guard._replace(version=known.version)
+            if await self._applied(known, change, Apply(self.address, change, guard, "keep", LEASE)):
+                return
+
+    async def _perform(self, change: Change, slot: Slot) -> Applied:
+        applied: Applied = await self._storage.perform(Apply(self.address, change, slot.guard, "keep", LEASE))
+        return applied
+
+    async def _known_or_read(self, fresh: bool) -> Known:
+        """Return the end of the log as this process knows it, or read it."""
+        if self._known is None or fresh:
+            self._known = await self.read()
+        return self._known
+
+    async def read(self) -> Known:
+        """Read the end of the log."""
+        stored: Stored | None = await self._storage.perform(Get(self.address, Range(reverse=True, limit=1)))
+        if stored is None:
+            return Known()
+        data = self.seal.data(stored.fields)
+        last = next(iter((stored.parts or {}).items()), None)
+        following = max(number_of(last[0]) + 1 if last else 1, data.get("next", 1))
+        return Known(stored.version, following, data.get("gap", 0), "turn" in data, last)
+
+    async def _applied(self, known: Known, change: Change, apply: Apply) -> bool:
+        """Write a change, and return whether it was applied: not if the record has changed since it was read."""
+        self._known = None
+        unknown: OutcomeUnknown | None = None
+        for _ in range(MOST_TRIES):
+            try:
+                applied: Applied = await self._storage.perform(apply)
+            except NotReplicated:
+                raise
+            except OutcomeUnknown as error:
+                # The same write again: it is refused if the first one was applied, because that changed the version.
+                unknown = unknown or error
+            except Conflict as refused:
+                if unknown is not None and await self._was_applied(known, change, unknown):
+                    return True
+                if isinstance(refused, VersionChanged | RecordExists):
+                    return False
+                raise
+            except StepwellError as error:
+                if unknown is None:
+                    raise
+                raise unknown from error
+            else:
+                self._known = self._after(known, change, applied.version)
+                return True
+        assert unknown is not None
+        raise unknown
+
+    def _after(self, known: Known, change: Change, version: Version) -> Known:
+        """Return the end of the log after a change."""
+        data = self.seal.data(change.set)
+        following = data.get("next", known.next + len(change.parts))
+        return Known(version, following, data.get("gap", known.gap), known.turn and not change.unset)
+
+    async def _was_applied(self, known: Known, change: Change, unknown: OutcomeUnknown) -> bool:
+        """Return whether a write without an answer was applied, after it was refused. Raises if that is not known."""
+        try:
+            wanted = entries(known.next - 1, known.next + 1)
+            stored: Stored | None = await self._storage.perform(Get(self.address, wanted))
+        except StepwellError as error:
+            raise unknown from error
+        if (None if stored is None else stored.version) == known.version:
+            return False
+        if stored is not None:
+            if stored.version.write == change.write:
+                return True
+            if change.parts and stored.parts:
+                # Another writer has this number, unless the name has the id of this write.
+                return next(iter(change.parts)) in stored.parts
+        raise unknown
+
+
+def tail_of(storage: Storage, namespace: str, key: Any, address: Address) -> Tail:
+    """Return the end of a log, which all ``Log`` objects of a storage share."""
+    tails = storage.tails
+    tail: Tail | None = tails.pop(address, None)
+    if tail is None or tail.loop is not asyncio.get_running_loop():
+        tail = Tail(storage, namespace, key)
+    # The dict is in the order of use.
+    tails[address] = tail
+    if len(tails) > MOST_KNOWN:
+        oldest = next(iter(tails))
+        if tails[oldest].idle:
+            del tails[oldest]
+    return tail
