@@ -38,10 +38,10 @@ async def browse() -> AsyncIterator[Browser]:
     """Opens a browser with a session."""
     clients: list[httpx.AsyncClient] = []
 
-    async def opened(app: Inspector) -> httpx.AsyncClient:
+    async def opened(app: Inspector, token: str | None = None) -> httpx.AsyncClient:
         client = httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=app), headers=WRITE)
         clients.append(client)
-        assert (await client.get("/", params={"token": app.token})).status_code == 200
+        assert (await client.get("/", params={"token": token or app.token})).status_code == 200
         return client
 
     yield opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -147,6 +148,36 @@ async def test_a_random_token_opens_one_session(filled: Storage, browse: Browser
 def test_a_short_token_is_refused(filled: Storage) -> None:
     with pytest.raises(InvalidOption, match="at least 16"):
         inspector(filled, token="secret")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ({}, "has no tokens"),
+        ({"anna": "short"}, "at least 16"),
+        ({"": "x" * 20}, "has no name"),
+        ({"anna": "x" * 20, "ben": "x" * 20}, "the same token"),
+    ],
+)
+def test_tokens_of_several_people_are_checked(filled: Storage, tokens: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        inspector(filled, token=tokens)
+
+
+async def test_a_write_is_logged_with_the_name_of_the_token(
+    filled: Storage, browse: Browser, caplog: pytest.LogCaptureFixture
+) -> None:
+    await filled.set_data("shop", (42, 42), {"name": "Anna"})
+    caplog.set_level(logging.INFO, "stepwell.operate")
+    tokens = {name: f"the token of {name} 123" for name in ("anna", "ben")}
+    for token in tokens.values():
+        client = await browse(inspector(filled, token=tokens, allow_write=True), token)
+        shown = (await client.get("/api/record", params={"bot": "shop", "key": "42"})).json()["record"]
+        body = {"bot": "shop", "key": "42", "field": "name", "value": '"Bob"', "version": shown["version"]}
+        assert (await client.post("/api/set_field", json=body)).status_code == 200
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} changed field name of shop (42,42)" for name in tokens
+    ]
 
 
 async def test_a_session_is_valid_in_every_process_with_the_same_token(filled: Storage, browse: Browser) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
 from stepwell.inspector.views import VIEWS
 from stepwell.storage import Storage
-from stepwell.web.auth import AuthMiddleware
+from stepwell.web.auth import USER, AuthMiddleware
 from stepwell.web.files import file_routes, page_files
 from stepwell.web.http import Request, Response, Route, Starlette, object_of
 
@@ -38,32 +38,31 @@ class Inspector:
         flows: Iterable[Any],
         is_allowed: Callable[[str], bool],
         *,
-        token: str | None = None,
+        token: str | Mapping[str, str] | None = None,
         schemes: tuple[str, ...] = ("http",),
         allow_write: bool = False,
         name: str = "inspector",
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
-        if token is not None and len(token) < SHORTEST_TOKEN:
-            raise InvalidOption(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN} random ones")
+        tokens = {name: token} if isinstance(token, str) else dict(token or {})
+        _check_tokens(tokens, given=token is not None)
         self.storage: Storage = storage
         self.flows: KnownFlows = KnownFlows(flows)
         self.allow_write: bool = allow_write
-        #: The name that writes are logged with.
+        #: The name that writes are logged with, unless several tokens have names.
         self.name: str = name
         self._subject = Subject(storage, self.flows)
         self.auth: AuthMiddleware = AuthMiddleware(
             _routes(self, self._subject),
             is_allowed,
-            token=token,
-            reusable=token is not None,
+            tokens=tokens,
             schemes=schemes,
             on_new_token=on_new_token,
         )
 
     @property
     def token(self) -> str:
-        """The token that opens a session: ``/?token=...``. A token that was not given works once."""
+        """The token that opens a session: ``/?token=...``; the first one of several. A random token works once."""
         return self.auth.token
 
     async def close(self) -> None:
@@ -84,7 +83,7 @@ def inspector(
     storage: Storage,
     flows: Iterable[Any] = (),
     *,
-    token: str | None = None,
+    token: str | Mapping[str, str] | None = None,
     hosts: Iterable[str] = ("127.0.0.1", "localhost"),
     allow_write: bool = False,
     name: str = "inspector",
@@ -97,6 +96,7 @@ def inspector(
 
     :param flows: classes of ``Flow``, node flows, an ``FSM`` or a ``Router``; for diagrams and the names of states.
     :param token: at least 16 random characters. It opens any number of sessions, in all processes that have it.
+        ``token={"anna": ..., "ben": ...}`` gives each person a token; writes are logged with the name of the token.
         Without it, each process has a random ``token`` that opens one session.
     :param hosts: the host names that browsers may use, with or without a port.
     :param allow_write: whether records and runs may be edited.
@@ -116,6 +116,18 @@ def inspector(
         allow_write=allow_write,
         name=name,
     )
+
+
+def _check_tokens(tokens: Mapping[str, str], *, given: bool) -> None:
+    if given and not tokens:
+        raise InvalidOption("token={} has no tokens; give each person one: token={'anna': ...}")
+    for name, token in tokens.items():
+        if not name:
+            raise InvalidOption("a token has no name; writes are logged with it")
+        if len(token) < SHORTEST_TOKEN:
+            raise InvalidOption(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN} random ones")
+    if len(set(tokens.values())) < len(tokens):
+        raise InvalidOption("two names have the same token; give each person another one")
 
 
 def _routes(app: Inspector, subject: Subject) -> Starlette:
@@ -140,7 +152,7 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
         try:
             given = await object_of(request, MAX_REQUEST)
             await app.storage.ensure_open()
-            done = await ACTIONS[name](app.storage, app.flows, app.name, given)
+            done = await ACTIONS[name](app.storage, app.flows, request.scope.get(USER) or app.name, given)
         except Conflict as error:
             now: dict[str, Any] = {}
             # The record may be gone or damaged.

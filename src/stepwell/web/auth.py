@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from html import escape
-from typing import Any
+from typing import Any, Final
 
 from stepwell.web.http import PlainTextResponse, Request, Response
 
-__all__ = ["HEADERS", "AuthMiddleware"]
+__all__ = ["HEADERS", "USER", "AuthMiddleware"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+#: The key of the scope with the name of the session's token; empty for a random token.
+USER: Final = "stepwell.user"
 #: Sent with every response. There is no CORS header.
 HEADERS = {
     "Content-Security-Policy": (
@@ -43,8 +45,9 @@ _OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="
 class AuthMiddleware:
     """ASGI middleware that authenticates every request.
 
-    ``is_allowed`` decides about the Host header, ``schemes`` about the Origin header. A ``reusable`` token opens any
-    number of sessions, and all processes with this token accept them; any other token opens one.
+    ``is_allowed`` decides about the Host header, ``schemes`` about the Origin header. ``tokens`` are tokens by the name
+    of their owner: each opens any number of sessions, and all processes with this token accept them. The name is
+    passed on in the scope as ``USER``. Without ``tokens``, a token opens one session: ``token``, then random ones.
     """
 
     def __init__(
@@ -53,24 +56,23 @@ class AuthMiddleware:
         is_allowed: Callable[[str], bool],
         *,
         token: str | None = None,
-        reusable: bool = False,
+        tokens: Mapping[str, str] | None = None,
         schemes: Collection[str] = ("http",),
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
         self._is_allowed = is_allowed
         self._schemes = schemes
-        #: Opens a session in one browser. It is replaced when it was used, unless it is reusable.
-        self.token: str = token or secrets.token_urlsafe(24)
-        self._reusable = reusable
+        self._tokens = dict(tokens or {})
+        #: Opens a session in one browser. It is replaced when it was used, unless tokens were given.
+        self.token: str = next(iter(self._tokens.values()), token) or secrets.token_urlsafe(24)
         self._used: list[str] = []
         self._on_new_token = on_new_token
         # A second secret for the cookie, because browsers keep the token in their history.
-        self._session = (
-            hmac.new(self.token.encode(), b"stepwell session", "sha256").hexdigest()
-            if reusable
-            else secrets.token_urlsafe(24)
-        )
+        self._sessions = {
+            name: hmac.new(token.encode(), b"stepwell session", "sha256").hexdigest()
+            for name, token in self._tokens.items()
+        } or {"": secrets.token_urlsafe(24)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,27 +104,36 @@ class AuthMiddleware:
             writes and not kinds
         ):
             return PlainTextResponse("The content type must be application/json.\n", 415)
-        if _same(request.cookies.get(_cookie_name(host[0]), ""), self._session):
+        cookie = request.cookies.get(_cookie_name(host[0]), "")
+        owner = _owner(cookie, self._sessions)
+        if owner is not None:
+            scope[USER] = owner
             return None
         token = request.query_params.get("token", "")
         root = scope.get("root_path", "").rstrip("/")
         # Servers and frameworks differ in whether the path has the prefix of a mounted application.
         if scope["path"] in ("/", f"{root}/") and scope["method"] == "GET":
-            if _same(token, self.token):
-                return self._open_session(host[0], root, is_secure=scope.get("scheme") == "https")
+            owner = _owner(token, self._tokens or {"": self.token})
+            if owner is not None:
+                return self._open_session(owner, host[0], root, is_secure=scope.get("scheme") == "https")
             if any(_same(token, used) for used in self._used):
                 return PlainTextResponse(_USED, 401)
         return PlainTextResponse(_NO_SESSION, 401)
 
-    def _open_session(self, host: str, root: str, *, is_secure: bool) -> Response:
-        if not self._reusable:
+    def _open_session(self, owner: str, host: str, root: str, *, is_secure: bool) -> Response:
+        if not self._tokens:
             self._used.append(self.token)
             self.token = secrets.token_urlsafe(24)
             if self._on_new_token is not None:
                 self._on_new_token()
         response = Response(_OPENED.format(root=escape(root)), media_type="text/html")
         response.set_cookie(
-            _cookie_name(host), self._session, httponly=True, samesite="strict", secure=is_secure, path=f"{root}/"
+            _cookie_name(host),
+            self._sessions[owner],
+            httponly=True,
+            samesite="strict",
+            secure=is_secure,
+            path=f"{root}/",
         )
         return response
 
@@ -130,6 +141,12 @@ class AuthMiddleware:
 def _cookie_name(host: str) -> str:
     # Browsers share cookies between ports: with one name, two servers would overwrite each other's.
     return f"stepwell-{host.rpartition(':')[2]}"
+
+
+def _owner(given: str, secrets_by_name: Mapping[str, str]) -> str | None:
+    """Return the name with this secret. All are compared, so that the time does not depend on the position."""
+    found = [name for name, secret in secrets_by_name.items() if _same(given, secret)]
+    return found[0] if found else None
 
 
 def _same(given: str, expected: str) -> bool:
