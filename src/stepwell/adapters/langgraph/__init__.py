@@ -1,4 +1,4 @@
-"""LangGraph: checkpoints of threads in a Stepwell storage.
+"""LangGraph: checkpoints of threads and long-term memory in a Stepwell storage.
 
 ::
 
@@ -12,5 +12,6 @@ require("langgraph.checkpoint.base", "langgraph", distribution="langgraph-checkp
 
 from stepwell.adapters.langgraph.ownership import StaleWriter, WriteOwnership  # noqa: E402 - checked first
 from stepwell.adapters.langgraph.saver import StepwellSaver  # noqa: E402 - checked first
+from stepwell.adapters.langgraph.store import StepwellStore  # noqa: E402 - checked first
 
-__all__ = ["StaleWriter", "StepwellSaver", "WriteOwnership"]
+__all__ = ["StaleWriter", "StepwellSaver", "StepwellStore", "WriteOwnership"]
