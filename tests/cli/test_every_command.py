@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +156,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["show", "shop", "(42"], 1, "is not a key"),
     (["find"], 1, "give a field=value"),
     (["find", "name"], 1, "'name' is not field=value"),
+    (["find", "name=" + "[" * 20_000], 1, "the value of 'name' is nested too deep"),
     (["find", "name=Anna", "--bot", "shpo"], 3, "has no records of the bot 'shpo'"),
     (["timers", "shpo"], 3, "has no records of the bot 'shpo'"),
     (["timers", "--overdue", "--within", "1h"], 1, "not both"),
@@ -280,6 +279,9 @@ async def test_a_reader_that_exits_and_a_narrow_terminal(tmp_path: Path) -> None
     piped = f"{program} ls shop --limit 2000 --storage {url} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.split()[0]) == (1, "", "KEY")
+    import pty
+    import termios
+
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 40))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +69,8 @@ async def test_a_search_says_on_stderr_how_far_it_looked(tmp_path: Path, command
 async def test_a_terminal_shows_the_progress_of_a_search(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     await fill(url, 3)
+    import pty
+
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "stepwell", "find", "city=Rome", "--storage", url]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=end, text=True, check=True)

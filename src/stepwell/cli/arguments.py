@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
 
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, StepwellError
+from stepwell.operate.fields import is_json, split_field
 
-__all__ = ["address", "assignment", "duration", "port", "positive", "stored_assignment", "stored_value"]
+__all__ = ["address", "duration", "port", "positive", "stored_assignment", "stored_value"]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -47,49 +47,17 @@ def address(text: str) -> str:
     return text
 
 
-def assignment(text: str) -> tuple[str, Any]:
-    """Parse ``field=value`` of a search: the value is JSON, or else a text."""
-    name, value = _parted(text)
-    return name, _json(value) if _is_json(value) else value
-
-
 def stored_assignment(text: str) -> tuple[str, Any]:
     """Parse ``field=value`` of a change; see ``stored_value``."""
-    name, value = _parted(text)
+    name, value = split_field(text)
     return name, stored_value(value, f"the value of {name!r}")
 
 
 def stored_value(text: str, what: str = "the value") -> Any:
     """Parse a value to store: JSON as it is shown, or else a text. ``what`` names it in errors."""
-    if not _is_json(text):
+    if not is_json(text):
         return text
     try:
         return decode(text)
     except StepwellError as error:
         raise InvalidOption(f"{what} is not valid: {error}") from error
-
-
-def _parted(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidOption(f"{text!r} is not field=value")
-    return name, value
-
-
-def _is_json(text: str) -> bool:
-    try:
-        _json(text)
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    return True
-
-
-def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    # NaN and Infinity are texts: JSON has no such numbers.
-    raise ValueError(constant)

@@ -6,12 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from stepwell.cli.arguments import assignment, duration, positive
+from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
 from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.operate.counts import state_counts
+from stepwell.operate.fields import searched_field
 from stepwell.operate.record import RecordView, resolve, show_at
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed
 from stepwell.storage import ANY, Storage
@@ -178,7 +179,7 @@ def print_record(found: RecordView) -> None:
 
 
 def _find(options: argparse.Namespace) -> int:
-    wanted = _filter(options, fields=dict(assignment(each) for each in options.fields))
+    wanted = _filter(options, fields=dict(searched_field(each) for each in options.fields))
     if wanted == RecordFilter(fields={}):
         raise InvalidOption("give a field=value, or a filter such as --user 42")
 

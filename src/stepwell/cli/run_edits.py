@@ -82,8 +82,12 @@ def _resume(options: argparse.Namespace) -> int:
 
     async def many(storage: Storage) -> int:
         wanted = RunFilter(statuses=(options.status,), flow=options.flow)
-        listed = [each.run async for each in listed_runs(storage, wanted)]
-        found = [run for run in listed if isinstance(run, Run)][: options.limit]
+        found: list[Run] = []
+        async for each in listed_runs(storage, wanted):
+            if len(found) == options.limit:
+                break
+            if isinstance(each.run, Run):
+                found.append(each.run)
         ids = [run.flow_id for run in found]
         if not options.json:
             for run in found:

@@ -6,13 +6,14 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from stepwell.cli.arguments import assignment, duration, positive
+from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_tree
 from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
 from stepwell.nodes.engine.monitor import OpenWait
+from stepwell.operate.fields import searched_field
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, shared_of, show_run, shown_value
 from stepwell.storage import Storage
@@ -56,7 +57,7 @@ def _runs(options: argparse.Namespace) -> int:
         flow=options.flow,
         tags=tuple(options.tag),
         older_than=options.older_than,
-        fields=dict(map(assignment, options.field)),
+        fields=dict(map(searched_field, options.field)),
     )
     if options.id is not None and (wanted != RunFilter(fields={}) or options.after is not None):
         raise InvalidOption("give the id of a run, or options such as --flow and --status for a list")

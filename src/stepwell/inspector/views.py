@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any, Final
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Run, Schedules
+from stepwell.operate.fields import searched_field
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
@@ -105,7 +105,7 @@ async def records(subject: Subject, params: Params) -> dict[str, Any]:
         state=params["state"] or None if "state" in params else ANY,
         tags=(*tags, *([params["tag"]] if params.get("tag") else [])),
         older_than=_number(params, "older") if params.get("older") else None,
-        fields=_fields(params["field"]) if params.get("field") else None,
+        fields=dict([searched_field(params["field"])]) if params.get("field") else None,
         damaged=params.get("damaged") == "1",
     )
     found: list[RecordView] = []
@@ -130,17 +130,6 @@ def _limited(page: dict[str, Any]) -> Callable[[int], None]:
             raise _Enough
 
     return on_look
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """Parse ``field=value``: the value is JSON, or else a text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidOption(f"{text[:40]!r} is not field=value")
-    try:
-        return {name: json.loads(value)}
-    except (ValueError, RecursionError):
-        return {name: value}
 
 
 def _number(params: Params, name: str) -> int:
@@ -188,7 +177,7 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
         node=params.get("node") or None,
         tags=(params["tag"],) if params.get("tag") else (),
         older_than=_number(params, "older") if params.get("older") else None,
-        fields=_fields(params["field"]) if params.get("field") else None,
+        fields=dict([searched_field(params["field"])]) if params.get("field") else None,
     )
     found: list[Run | DamagedRun] = []
     read_to: list[str] = []

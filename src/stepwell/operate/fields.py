@@ -1,0 +1,49 @@
+"""Fields and their values as an operator writes them: ``name=Anna``, ``count=2``, ``to={"city": "Rome"}``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stepwell.errors import InvalidOption
+
+__all__ = ["is_json", "searched_field", "split_field"]
+
+
+def searched_field(text: str) -> tuple[str, Any]:
+    """Parse ``field=value`` of a search: the value is JSON, or else a text."""
+    name, value = split_field(text)
+    try:
+        return name, _loaded(value)
+    except RecursionError:
+        raise InvalidOption(f"the value of {name!r} is nested too deep") from None
+    except ValueError:
+        return name, value
+
+
+def split_field(text: str) -> tuple[str, str]:
+    """Return the name and the text of the value; raise ``InvalidOption`` if this is not ``field=value``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"{text[:40]!r} is not field=value")
+    return name, value
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON, perhaps nested too deep to be read."""
+    try:
+        _loaded(text)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _loaded(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    # NaN and Infinity are texts: JSON has no such numbers.
+    raise ValueError(constant)
