@@ -17,6 +17,7 @@ __all__ = [
     "NOTHING",
     "NOWHERE",
     "PARTITIONS",
+    "PROCESSES",
     "QUARANTINE",
     "RATES",
     "RUNS",
@@ -65,6 +66,8 @@ RATES: Final = ReservedNamespace('"rates"')
 SCHEDULES: Final = ReservedNamespace('"schedules"')
 #: Logs, with (namespace, key) of the log as key.
 LOGS: Final = ReservedNamespace('"logs"')
+#: The processes that run bots and workers, each with a random key.
+PROCESSES: Final = ReservedNamespace('"processes"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

@@ -44,7 +44,7 @@ async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storag
         ("packing", "failed"): 1,
     }
     assert [row["key"] for row in found["timers"]] == ["(42,42)", "(43,43)"]
-    assert found["overdue"] == 0
+    assert (found["overdue"], found["processes"]) == (0, [])
     assert [(row["name"], row["times"]) for row in found["schedules"]] == [("nightly", "every 3600 s")]
     assert found["complete"]
 

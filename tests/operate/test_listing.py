@@ -5,15 +5,22 @@ from __future__ import annotations
 import pytest
 
 from stepwell.errors import Unsupported
+from stepwell.fsm import FSM, Flow, state
 from stepwell.operate.counts import all_counts, state_counts
 from stepwell.operate.record import show
 from stepwell.operate.records import RecordFilter, listed
 from stepwell.record import State
 from stepwell.slot import Slot
+from stepwell.storage.listing import Beside
 from stepwell.testing import Clock
 from tests.backends import Backend
 
 pytestmark = pytest.mark.every_backend
+
+
+class Order(Flow, name="order"):
+    item = state(to=[])
+    default_state = item
 
 
 async def test_counts_are_those_of_a_scan_without_expired_records(backend: Backend, clock: Clock) -> None:
@@ -63,8 +70,23 @@ async def test_a_held_record_shows_how_long_its_lease_lasts(backend: Backend) ->
         held = (await show(storage, "shop", 1)).held
         assert held is not None
         assert 20 < held <= 30
-        assert await storage.held(storage.address("shop", 2)) is None
+        assert (await storage.beside(storage.address("shop", 2))) == Beside()
     assert (await show(storage, "shop", 1)).held is None
+
+
+async def test_a_record_shows_its_holder_and_how_many_handled_updates_it_remembers(backend: Backend) -> None:
+    storage = backend.storage()
+    fsm = FSM("shop", storage=storage, flows=[Order], run_timers=False, key=lambda update: 1)
+    for update_id in (101, "a b", 102):
+        async with fsm.conversation({"update_id": 1}, update_id=update_id) as ctx:
+            ctx.start_flow(Order)
+    found = await show(storage, "shop", 1)
+    assert (found.handled, found.last_handled, found.holder) == (3, "102", None)
+    async with Slot(storage, "shop", 1), Slot(storage, "shop", 2):
+        beside = await storage.beside(storage.address("shop", 1))
+        assert (beside.holder, bool(beside.memo)) == ((await show(storage, "shop", 1)).holder, True)
+        other = await storage.beside(storage.address("shop", 2))
+        assert (other.memo, other.holder not in (None, beside.holder)) == (None, True)
 
 
 async def test_a_storage_without_these_methods_is_read_in_pages(
@@ -74,7 +96,7 @@ async def test_a_storage_without_these_methods_is_read_in_pages(
         raise Unsupported("Custom", "do this")
 
     storage = backend.storage()
-    for name in ("counts", "position", "held"):
+    for name in ("counts", "position", "beside"):
         monkeypatch.setattr(type(storage), name, unsupported)
     for number in range(3):
         await storage.set_state("shop", number, State("a", "x"))

@@ -46,6 +46,9 @@ class Machine:
     update_id: Callable[[Update], int | str | None] | None
     #: Called with the events of this machine.
     subscribers: list[Callable[[Any], object]]
+    #: How many updates it has received, and how many of its blocks have failed.
+    received: int = 0
+    failed: int = 0
     #: The storage is open, and the bot is initialised.
     ready: bool
     #: A flow has ``on_enter`` or ``on_leave``.

@@ -85,8 +85,10 @@ class Conversation:
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
         self._started = monotonic()
-        if (fsm.subscribers or subscribers) and update.raw is not None:
-            self._emit(UpdateReceived, update_id=update_id)
+        if update.raw is not None:
+            fsm.received += 1
+            if fsm.subscribers or subscribers:
+                self._emit(UpdateReceived, update_id=update_id)
         migration = update.migration if update.text is None else None
         if not fsm.ready and (key is not None or migration is not None):
             await fsm.prepare()
@@ -183,6 +185,8 @@ class Conversation:
 
     def _failed(self, error: BaseException) -> None:
         explain_await(error)
+        if isinstance(error, Exception):
+            self._fsm.failed += 1
         if self._fsm.subscribers or subscribers:
             self._emit(HandlerFailed, error=error, duration=monotonic() - self._started)
 

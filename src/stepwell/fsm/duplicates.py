@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from hashlib import blake2b
 from typing import Any, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from stepwell.codec.values import conform
 from stepwell.errors import EncodeError, InvalidOption, TooLarge
 from stepwell.slot import Json, Slot
 
-__all__ = ["REMEMBERED", "HandledUpdates", "token_of"]
+__all__ = ["REMEMBERED", "HandledUpdates", "remembered", "token_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -91,6 +91,12 @@ class HandledUpdates:
         calls = self.calls or other.calls
         self.ids = other.ids + self.ids[1:]
         return self.with_update(token_of(mark), calls)
+
+
+def remembered(text: str) -> tuple[int, str | None]:
+    """Return how many updates a memo has, given as JSON, and the id of the newest."""
+    ids = text[2 : text.find('"', 2)].split() if text[:2] == '["' else []
+    return len(ids), unquote(ids[-1].removeprefix("'")) if ids else None
 
 
 def token_of(update_id: int | str) -> str:

@@ -28,6 +28,7 @@ from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.listing import Any_
+from stepwell.storage.presence import Presence
 from stepwell.storage.urls import as_storage
 
 __all__ = ["FSM", "Expired"]
@@ -105,6 +106,7 @@ class FSM(Machine):
         #: The warning about timers was logged, or is not wanted.
         self._warned = False
         self._timers = Timers(self) if run_timers else None
+        self._presence: Presence | None = None
         if profile is not None:
             ensure_registered(profile, f"{bot}.{profile.__name__}")
             register_data("profile", bot, profile)
@@ -123,6 +125,8 @@ class FSM(Machine):
         if self._entered == 1:
             self._warn(running=True)
             self.storage.expired_listeners.append(self._swept)
+            self._presence = Presence(self.storage, "bot", [self.bot], lambda: (self.received, self.failed))
+            self._presence.start()
         if self._timers is not None:
             # Also when entered again: since then the machine may have got a sender.
             self._timers.start()
@@ -135,6 +139,8 @@ class FSM(Machine):
         if self._entered:
             return
         give_up = monotonic() + outbox.STOP_TIMEOUT
+        if self._presence is not None:
+            await self._presence.stop()
         if self._timers is not None:
             await self._timers.stop(timeout=outbox.STOP_TIMEOUT)
         await outbox.finish(self, timeout=max(give_up - monotonic(), 0.0))
@@ -221,7 +227,7 @@ class FSM(Machine):
         self.storage.address(bot, ())
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
-        other.deliveries = set()
+        other.deliveries, other.received, other.failed = set(), 0, 0
         other._timers = None if self._timers is None else Timers(other)
         return other
 

@@ -12,6 +12,7 @@ from stepwell.errors import InvalidOption, StepwellError
 from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Run, Schedules
 from stepwell.operate.fields import searched_field
+from stepwell.operate.processes import processes
 from stepwell.operate.record import Missing, RecordView, read, resolve, show_at, view
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
@@ -21,8 +22,10 @@ from stepwell.web.display import as_json
 
 __all__ = ["VIEWS", "record_json", "run_json"]
 
-#: How many bots, timers and schedules are shown.
+#: How many bots, overdue timers, processes and schedules are shown.
 SHOWN = 50
+#: How many of the next timers are shown.
+NEXT = 6
 #: The rows of a page of a list, and how many records or runs are read for it.
 PAGE, LOOKED = 50, 20_000
 #: Seconds after its time from which a timer is overdue: a bot that runs fires it within a second.
@@ -47,7 +50,7 @@ async def overview(subject: Subject, params: Params) -> dict[str, Any]:
     now = _now(storage)
     next_timers, overdue = [], []
     for bot in (await bots(storage))[:SHOWN]:
-        next_timers += await timers(storage, bot, before=1e12, limit=10)
+        next_timers += await timers(storage, bot, before=1e12, limit=NEXT)
         overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
     return {
         # None while the first counts are made.
@@ -55,8 +58,9 @@ async def overview(subject: Subject, params: Params) -> dict[str, Any]:
         "runs": None if counted is None else [each._asdict() for each in counted.runs],
         "complete": counted is not None and counted.complete,
         "counted": COUNTED,
-        "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:10]],
+        "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:NEXT]],
         "overdue": len(overdue),
+        "processes": [each._asdict() for each in await processes(storage, limit=SHOWN)],
         "schedules": await _schedules(storage),
     }
 

@@ -31,6 +31,7 @@ from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
+from stepwell.storage.presence import Presence
 from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class RunWorker:
         self._ticker = Ticker(self._storage, self._flows)
         self._repairing: asyncio.Task[None] | None = None
         self._repairs = partitions.Repairs(self._storage)
+        self._ended = self._failed = 0
+        self._presence = Presence(self._storage, "worker", list(self._flows), lambda: (self._ended, self._failed))
 
     async def __aenter__(self) -> Self:
         await self._storage.open()
@@ -110,6 +113,7 @@ class RunWorker:
                 await self._storage.close()
             raise
         logger.info("started a worker of %s", ", ".join(map(repr, self._flows)))
+        self._presence.start()
         self._ticker.start()
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
@@ -127,6 +131,7 @@ class RunWorker:
                 self._repairing.cancel()
                 stack.push_async_callback(asyncio.wait, [self._repairing])
             stack.push_async_callback(self._ticker.stop)
+            stack.push_async_callback(self._presence.stop)
 
     async def run(self) -> None:
         """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``. A second signal ends the process."""
@@ -187,7 +192,9 @@ class RunWorker:
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
             logger.warning("run %r failed with %s; see flow.status()", flow_id, type(error).__name__)
             source.pauses.add(address)
+            self._ended, self._failed = self._ended + 1, self._failed + 1
             return
+        self._ended += 1
         source.pauses.remove(address)
 
     async def _repair(self) -> None:

@@ -12,6 +12,7 @@ from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.secret import secret_fields_of
 from stepwell.codec.values import encode
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
+from stepwell.fsm.duplicates import remembered
 from stepwell.fsm.history import entry_times
 from stepwell.operate.masking import masked_field, masked_fields
 from stepwell.record import NOWHERE, Address, Limits, Place, Stored, Version
@@ -71,6 +72,11 @@ class RecordView:
     #: The seconds until the lease of its holder ends, unless it is extended; ``None`` if nobody holds it. Only in
     #: ``show``.
     held: float | None = None
+    #: The token of that lease, another one for each holder. Only in ``show``.
+    holder: str | None = None
+    #: How many handled updates are remembered, and the id of the newest. Only in ``show``.
+    handled: int = 0
+    last_handled: str | None = None
     #: The number of expired conversations that no worker has handled.
     expired: int
     #: The number of groups of Bot API calls that are not sent yet.
@@ -88,7 +94,14 @@ async def show_at(storage: Storage, address: Address) -> RecordView:
     """Return the record at an address, with the lease of its holder; raise ``Missing`` if there is none."""
     shown = view(storage, address, await read(storage, address))
     with suppress(Unsupported):
-        return replace(shown, held=await storage.held(address))
+        beside = await storage.beside(address)
+        handled, last = 0, None
+        if beside.memo is not None:
+            # A damaged memo is treated as empty.
+            with suppress(StoredDataError):
+                handled, last = remembered(storage.seal(address).body("m", "", beside.memo))
+        held = None if beside.holder is None else beside.remaining
+        return replace(shown, held=held, holder=beside.holder, handled=handled, last_handled=last)
     return shown
 
 

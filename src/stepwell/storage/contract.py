@@ -22,7 +22,7 @@ from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits
 from stepwell.storage.facade import Facade
 from stepwell.storage.lane import Batch, Lane, retrieve
-from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCount, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.notices import NoticeChannel, Outbox
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
@@ -135,8 +135,8 @@ class Storage(Facade):
         """
         raise Unsupported(type(self).__name__, "count its records")
 
-    async def held(self, address: Address) -> float | None:
-        """Return the seconds until the lease of an address ends, unless it is extended; ``None`` if it has none."""
+    async def beside(self, address: Address) -> Beside:
+        """Return the lease and the memo of an address, without a claim."""
         raise Unsupported(type(self).__name__, "read leases")
 
     async def namespaces(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported
-from stepwell.record import KEEP, Address, Change, Head, Keep, ReservedNamespace, Stored
+from stepwell.record import KEEP, PROCESSES, Address, Change, Head, Keep, ReservedNamespace, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
@@ -80,7 +80,7 @@ async def copy_records(
     try:
         await source.open()
         await target.open()
-        names = await source.namespaces() if namespaces is None else await _chosen(source, namespaces)
+        names = await _all_names(source) if namespaces is None else await _chosen(source, namespaces)
         copied = Copied(namespaces=names)
         copier = _Copier(source, target, copied, overwrite, wait)
         for work in (copier.copy, copier.compare) if verify else (copier.copy,):
@@ -105,6 +105,11 @@ async def _pages(source: Storage, namespace: str) -> AsyncIterator[list[Address]
         yield [address for address, _ in records]
         if after is None:
             return
+
+
+async def _all_names(source: Storage) -> list[str]:
+    # The processes of the source do not use the target.
+    return [name for name in await source.namespaces() if name != PROCESSES]
 
 
 async def _chosen(source: Storage, namespaces: Iterable[str]) -> list[str]:

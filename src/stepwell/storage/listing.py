@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from stepwell.codec import Seal, decode_key, decode_namespace
 from stepwell.record import Address, Place, State, Stored, Version
 
-__all__ = ["ANY", "Any_", "Due", "Entry", "Page", "Query", "StateCount", "Swept"]
+__all__ = ["ANY", "Any_", "Beside", "Due", "Entry", "Page", "Query", "StateCount", "Swept"]
 
 
 class Any_:  # noqa: N801 the type of a constant
@@ -49,6 +49,17 @@ class StateCount(NamedTuple):
     oldest: float | None = None
     #: Whether there are more records than ``records``.
     more: bool = False
+
+
+class Beside(NamedTuple):
+    """What is stored beside a record: its lease, and the memo of handled updates."""
+
+    #: The token of the lease; ``None`` if there is none.
+    holder: str | None = None
+    #: The seconds until the lease ends, unless it is extended.
+    remaining: float = 0.0
+    #: The sealed memo.
+    memo: str | None = None
 
 
 class Due(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Self
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Head, Limits, Queue
 from stepwell.storage.contract import Storage
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Operation, Result
 from stepwell.storage.reference import Cell
 
@@ -136,9 +136,14 @@ class MemoryStorage(Storage):
                 found.setdefault(at, []).append(cell.written_at)
         return [StateCount(*at, len(times), min(times)) for at, times in found.items()]
 
-    async def held(self, address: Address) -> float | None:
-        cell, now = self._cells.get(address), self._now()
-        return cell.leased_until - now if cell is not None and cell.leased(now) else None
+    async def beside(self, address: Address) -> Beside:
+        cell, now = self._cells.get(address) or Cell(), self._now()
+        held = cell.leased(now)
+        return Beside(
+            cell.token if held else None,
+            cell.leased_until - now if held else 0.0,
+            cell.memo if cell.memo_until > now else None,
+        )
 
     async def namespaces(self) -> list[str]:
         return sorted({address.namespace for address in self._cells})

@@ -1,16 +1,16 @@
-// The overview: counts, timers and schedules.
+// The overview: counts, processes, timers and schedules.
 import { el } from "./dom.js";
 import { amount, card, link, list, stateOf, status } from "./parts.js";
 import { moment } from "./times.js";
 
 export function overview(app, found) {
-  if (found.states === null) return [card("Counts", "", el("p", { class: "empty", role: "status" }, "Counting …")), timersOf(app, found), schedulesOf(found)].filter(Boolean);
+  const below = el("div", { class: "columns" }, el("div", { class: "stack" }, processesOf(found), schedulesOf(found)), timersOf(app, found));
+  if (found.states === null) return [summary(found), card("Counts", "", el("p", { class: "empty", role: "status" }, "Counting …")), below];
   const bots = [...new Set(found.states.map((row) => row.bot))];
-  const pages = [];
+  const pages = [summary(found)];
   for (const bot of bots) {
     const rows = found.states.filter((row) => row.bot === bot);
-    const total = amount(rows.reduce((sum, row) => sum + row.records, 0), rows.some((row) => row.more));
-    pages.push(card(bot, `${total} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
+    pages.push(card(bot, `${total(rows, "records")} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
       list(["flow", "state", "conversations", "oldest write"], rows.map((row) => [
         row.flow, stateOf(app, row.flow, row.state),
         el("a", { href: link("records", { bot, flow: row.flow ?? "", state: row.state ?? "" }) }, amount(row.records, row.more)), moment(row.oldest, "…")]), "No conversations.")));
@@ -19,7 +19,44 @@ export function overview(app, found) {
   pages.push(card("Runs", found.complete ? "" : `at most ${found.counted} are counted`,
     list(["flow", "status", "runs", "oldest write"], found.runs.map((row) => [row.flow || null, status(row.status),
       ["unreadable", "unknown"].includes(row.status) ? amount(row.runs, row.more) : el("a", { href: link("runs", { flow: row.flow, status: row.status }) }, amount(row.runs, row.more)), row.oldest === 0 ? null : moment(row.oldest, "…")]), "This storage has no runs of node flows.")));
-  return [...pages, timersOf(app, found), schedulesOf(found)].filter(Boolean);
+  return [...pages, below];
+}
+
+function sum(rows, name) {
+  return rows.reduce((all, row) => all + row[name], 0);
+}
+
+function total(rows, name) {
+  return amount(sum(rows, name), rows.some((row) => row.more));
+}
+
+// The figures that an operator looks at first. A figure that needs a look is red.
+function summary(found) {
+  const runs = (...names) => (found.runs === null ? "…" : total(found.runs.filter((row) => names.includes(row.status)), "runs"));
+  const bots = found.processes.filter((each) => each.kind === "bot");
+  const rate = (name) => (bots.length ? String(Math.round(sum(bots, name))) : "–");
+  const tiles = [
+    ["conversations", found.states === null ? "…" : total(found.states, "records"), false, link("records")],
+    ["runs at work", runs("queued", "running", "parked", "sleeping", "paused"), false, link("runs")],
+    ["runs failed", runs("failed"), true, link("runs", { status: "failed" })],
+    ["runs stuck", runs("stuck"), true, link("runs", { status: "stuck" })],
+    ["timers overdue", String(found.overdue), true, null],
+    ["updates / min", rate("done"), false, null],
+    ["errors / min", rate("failed"), true, null],
+    ["processes", String(found.processes.length), false, null],
+  ];
+  return el("section", { class: "tiles", "aria-label": "Summary" }, ...tiles.map(([name, figure, isBad, href]) => {
+    const inside = [el("span", { class: "figure" }, figure), el("span", { class: "note" }, name)];
+    const kind = `tile${isBad && parseInt(figure, 10) > 0 ? " bad" : ""}`;
+    return href ? el("a", { class: kind, href }, ...inside) : el("div", { class: kind }, ...inside);
+  }));
+}
+
+function processesOf(found) {
+  return card("Processes", "seen in the last minute", list(["process", "runs", "a minute", "started", "seen"], found.processes.map((row) => [
+    `${row.host} ${row.pid}`, `${row.kind} ${row.names.join(", ")}`,
+    `${row.done} ${row.kind === "bot" ? "updates" : "runs"}${row.failed ? `, ${row.failed} failed` : ""}`, moment(row.started_at), moment(row.seen_at)]),
+  "No process that runs a bot or a worker was seen."));
 }
 
 function timersOf(app, found) {

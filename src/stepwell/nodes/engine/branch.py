@@ -124,8 +124,7 @@ class Branch:
             journal.recover()
         journal.trail.append(path)
         # In milliseconds: from the start of the run to that of the node, and its duration.
-        begin = 1000 * (started + journal.clock_ahead - journal.started_at)
-        timing = f"{begin:.0f}+{1000 * (monotonic() - started):.0f}"
+        timing = f"{1000 * (started - journal.began):.0f}+{1000 * (monotonic() - started):.0f}"
         journal.timings.append(timing if attempts == 1 else f"{timing}x{attempts}")
         if journal.open:
             journal.open = {name: value for name, value in journal.open.items() if not is_inside(name, path)}

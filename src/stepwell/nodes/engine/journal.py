@@ -127,8 +127,9 @@ class Journal:
         self._changes = self._saved = 0
         #: The error of a failed commit.
         self.broken: Exception | None = None
-        #: The seconds by which the storage's clock is ahead of the monotonic clock, at the storage's last answer.
-        self.clock_ahead: float = slot.now - monotonic()
+        self._clock_at, self._clock_base = monotonic(), slot.now
+        #: The start of the run on the monotonic clock of this process.
+        self.began: float = 0.0
         self._watched_until = 0.0
         program.shape = program.shape or shape_of(program)
         program.digest = program.digest or digest(program.shape)
@@ -144,7 +145,7 @@ class Journal:
 
     async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:
         """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
-        self.keep, self.started_at = keep, self.now()
+        self.keep, self.started_at, self.began = keep, self.now(), monotonic()
         self.mark = self.slot.storage.ids()[-8:]
         self.put("", "graph", "", self.shape)
         if renamed := cast("BaseFlow", self.program.root.node).renamed:
@@ -463,7 +464,7 @@ class Journal:
             if self.broken is error:
                 raise
             raise self.broken from error
-        self.clock_ahead = slot.now - monotonic()
+        self._clock_at, self._clock_base = monotonic(), slot.now
 
     def _explained(self, node: str, error: Exception) -> Exception:
         if isinstance(error, EncodeError):
@@ -489,7 +490,7 @@ class Journal:
         """Return the time of the storage: that of its last answer, plus the time since."""
         if self.slot.storage.clock is not None:
             return self.slot.storage.clock()
-        return self.clock_ahead + monotonic()
+        return self._clock_base + (monotonic() - self._clock_at)
 
     def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
         """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""

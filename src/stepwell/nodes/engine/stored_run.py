@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunIsNewer, RunReplaced
@@ -68,6 +69,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     if digest(parts[GRAPH]) != table["graph"]:
         raise _corrupt(journal, "its graph", "differs from its digest")
     journal.status, journal.started_at = table.get("before", table["status"]), table["started"]
+    journal.began = monotonic() - (slot.now - journal.started_at)
     journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
     journal.submitted, journal.rechecks = submitted_of(table), dict(table.get("rechecks", {}))
     journal.errors.extend(reversed(table.get("errors", ())))

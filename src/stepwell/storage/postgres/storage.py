@@ -12,7 +12,7 @@ from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
@@ -234,15 +234,18 @@ class PostgresStorage(Storage):
         finally:
             await self._counting.close()
 
-    async def held(self, address: Address) -> float | None:
+    async def beside(self, address: Address) -> Beside:
         now = "coalesce($3::float8, date_part('epoch', clock_timestamp()))"
         rows = await self._fetch(
-            f"select r.leased_until - {now} from {self._quoted}.records r "  # noqa: S608 checked and quoted
-            f"where r.namespace = $1 and r.key = $2 and r.leased_until > {now}",
+            f"select r.token, r.leased_until - {now}, case when r.memo_until > {now} then m.body end "  # noqa: S608
+            f"from {self._quoted}.records r left join {self._quoted}.memos m using (namespace, key) "
+            "where r.namespace = $1 and r.key = $2",
             *address,
             self._now(),
         )
-        return float(rows[0][0]) if rows else None
+        token, remaining, memo = rows[0] if rows else (None, 0.0, None)
+        held = token is not None and remaining > 0
+        return Beside(token if held else None, float(remaining) if held else 0.0, memo)
 
     async def namespaces(self) -> list[str]:
         # One index lookup per namespace, however many records it has.

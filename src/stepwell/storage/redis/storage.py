@@ -16,7 +16,7 @@ from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, Storage
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, check_patience
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
@@ -306,18 +306,21 @@ class RedisStorage(Storage):
     def position(self, address: Address) -> Any:
         return tag_of(address), address.key
 
-    async def held(self, address: Address) -> float | None:
+    async def beside(self, address: Address) -> Beside:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        key = self._keys.record(address).replace("}:r:", "}:l:", 1)
-        tag = tag_of(address)
-        requests = [Request(tag, _BATCH, ("GET", key)), Request(tag, _BATCH, ("TIME",))]
-        (lease, _), (time, _) = await self._server.call(_ASIDE, requests)
-        if not isinstance(lease, str) or not isinstance(time, list):
-            return None
+        record, tag = self._keys.record(address), tag_of(address)
+        keys = [record.replace("}:r:", f"}}:{kind}:", 1) for kind in "lm"]
+        requests = [Request(tag, _BATCH, command) for command in (*[("GET", key) for key in keys], ("TIME",))]
+        *kept, time = [reply for reply, _ in await self._server.call(_ASIDE, requests)]
         now = int(time[0]) + int(time[1]) / 1e6 if self.clock is None else self.clock()
-        remaining = float(lease.partition(" ")[0]) - now
-        return remaining if remaining > 0 else None
+        # Both are "<until> <text>".
+        (lease_until, _, holder), (memo_until, _, memo) = [
+            (each if isinstance(each, str) else "0").partition(" ") for each in kept
+        ]
+        remaining = float(lease_until) - now
+        is_held, is_remembered = remaining > 0, float(memo_until) > now
+        return Beside(holder if is_held else None, remaining if is_held else 0.0, memo if is_remembered else None)
 
     async def namespaces(self) -> list[str]:
         indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]

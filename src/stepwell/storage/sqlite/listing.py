@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell.record import Address
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
 from stepwell.storage.sqlite.columns import Row, row_and_sizes, sealed
 from stepwell.storage.sqlite.rows import Rows, is_sound, stored
@@ -126,11 +126,13 @@ class Listing:
         """Count the records with the time of the oldest write of each state, in one pass over the table."""
         return [StateCount(*row) for row in self._rows.read(QUERIES["oldest"], (self._clock(),))]
 
-    def held(self, address: Address) -> float | None:
-        """Return the seconds until the lease of an address ends."""
+    def beside(self, address: Address) -> Beside:
+        """Return the lease and the memo of an address."""
         now = self._rows.lease_clock()
-        found = self._rows.read(QUERIES["lease"], (*address, now))
-        return found[0][1] - now if found else None
+        lease = self._rows.read(QUERIES["lease"], (*address, now))
+        memo = self._rows.read(QUERIES["memo"], (*address, self._clock()))
+        holder, until = lease[0] if lease else (None, now)
+        return Beside(holder, until - now, memo[0][0] if memo and type(memo[0][0]) is str else None)
 
     def namespaces(self) -> list[str]:
         """Return every namespace that has a record or a tombstone."""

@@ -130,6 +130,9 @@ DELETE FROM part WHERE namespace = ?1 AND key = ?2 AND name = ?3;
 -- name: drop_parts
 DELETE FROM part WHERE namespace = ?1 AND key = ?2;
 
+-- name: memo
+SELECT value FROM memo WHERE namespace = ?1 AND key = ?2 AND until > ?3;
+
 -- name: set_memo
 INSERT INTO memo (namespace, key, value, until) VALUES (?1, ?2, ?3, ?4)
 ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, until = excluded.until;

@@ -15,7 +15,7 @@ from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, Storag
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Lane, elapsed
-from stepwell.storage.listing import ANY, Any_, Due, Page, Query, StateCount, Swept
+from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
@@ -281,8 +281,8 @@ class SQLiteStorage(Storage):
         finally:
             self._long_reads.discard(long_read)
 
-    async def held(self, address: Address) -> float | None:
-        return await self._list(Listing.held, address)
+    async def beside(self, address: Address) -> Beside:
+        return await self._list(Listing.beside, address)
 
     async def namespaces(self) -> list[str]:
         return await self._list(Listing.namespaces)
