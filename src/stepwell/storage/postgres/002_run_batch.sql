@@ -18,9 +18,9 @@ declare
     v_limit constant bigint := p_chosen ->> 'limit';
 begin
     if v_first is null then
-        return query select p.name, p.weight, p.body
-            from (select distinct n.name from jsonb_array_elements_text(p_chosen -> 'names') n(name)) n
-            join @schema@.parts p on p.namespace = p_namespace and p.key = p_key and p.name = n.name;
+        return query select p.name, p.weight, p.body from @schema@.parts p
+            where p.namespace = p_namespace and p.key = p_key
+                and p.name = any (array(select jsonb_array_elements_text(p_chosen -> 'names')));
     elsif (p_chosen ->> 'reverse')::boolean then
         if v_last is null then
             return query select p.name, p.weight, p.body from @schema@.parts p
@@ -614,9 +614,9 @@ begin
                     if r.has_parts and not v_dropped then
                         if op.parts is not null then
                             select coalesce(sum(p.weight), 0) into v_freed
-                                from jsonb_object_keys(op.parts) n(name)
-                                join @schema@.parts p
-                                    on p.namespace = op.namespace and p.key = op.key and p.name = n.name;
+                                from @schema@.parts p
+                                where p.namespace = op.namespace and p.key = op.key
+                                    and p.name = any (array(select jsonb_object_keys(op.parts)));
                         end if;
                         if op.chosen is not null then
                             select v_freed + coalesce(sum(p.weight), 0) into v_freed
@@ -750,13 +750,18 @@ begin
                             delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
                         elsif op.chosen is not null and r.has_parts then
                             delete from @schema@.parts p
-                                using @schema@.parts_of(op.namespace, op.key, op.chosen) d
-                                where p.namespace = op.namespace and p.key = op.key and p.name = d.name;
+                                where p.namespace = op.namespace and p.key = op.key
+                                    and p.name = any (array(
+                                        select d.name from @schema@.parts_of(op.namespace, op.key, op.chosen) d
+                                    ));
                         end if;
                         if op.parts is not null then
                             delete from @schema@.parts p
                                 where p.namespace = op.namespace and p.key = op.key
-                                    and p.name in (select n.key from jsonb_each(op.parts) n where n.value = 'null');
+                                    -- With a join, the planner may read all parts of the record.
+                                    and p.name = any (array(
+                                        select n.key from jsonb_each(op.parts) n where n.value = 'null'
+                                    ));
                             insert into @schema@.parts as p (namespace, key, name, weight, body)
                                 select op.namespace, op.key, n.key, octet_length(n.key) + octet_length(n.value), n.value
                                 from jsonb_each_text(op.parts) n
