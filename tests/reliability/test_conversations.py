@@ -47,7 +47,7 @@ async def test_an_update_delivered_several_times_out_of_order_changes_state_once
 ) -> None:
     choose = seeded()
     url = shared_backend.place()
-    deliveries = _deliveries(choose, USERS, dose("UPDATES", 200, 250) // USERS)
+    deliveries = _deliveries(choose, USERS, dose("UPDATES", 100, 250) // USERS)
     unacknowledged = set(range(len(deliveries)))
     options = {"at_once": 16, "lease": 0.3, "pause": 0.0005}
     kills = 0
@@ -80,7 +80,7 @@ async def _end(worker: Worker, choose: random.Random, share: int | None) -> bool
     if share is not None:
         enough = choose.randint(0, share)
         while worker.alive() and len(worker.reported("acknowledged")) < enough:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
         if worker.alive():
             await worker.kill()
             return not worker.reported("done")

@@ -30,7 +30,7 @@ async def test_every_damage_to_a_stored_value_is_detected(
     url = shared_backend.place()
     storage = shared_backend.storage(url, sweep_every=None)
     await write(storage, "neighbour")
-    damages = dose("DAMAGES", 300, 3000)
+    damages = dose("DAMAGES", 120, 3000)
     for number in range(damages):
         key = number % 20
         await write(storage, key)
@@ -61,7 +61,7 @@ async def test_a_flipped_bit_of_an_sqlite_file_never_changes_or_hides_a_record(t
     copies = [found.span() for found in re.finditer("|".join(words).encode(), content)]
     assert len(copies) > 200
     detected = 0
-    flips = dose("FILE_FLIPS", 300, 5000)
+    flips = dose("FILE_FLIPS", 150, 5000)
     for number in range(flips):
         start, end = choose.choice(copies) if number % 3 else (0, len(content))
         place = choose.randrange(start, end)

@@ -17,7 +17,7 @@ PROCESSES, TASKS, KEYS = 4, 8, 50
 async def test_operations_of_several_processes_are_linearizable(shared_backend: Backend, workers: Workers) -> None:
     choose = seeded()
     url = shared_backend.place()
-    wanted = dose("OPERATIONS", 5000, 200_000)
+    wanted = dose("OPERATIONS", 2500, 200_000)
     each = wanted // (PROCESSES * TASKS) + 1
     started = [
         workers.start("history", url, tasks=TASKS, each=each, keys=KEYS, seed=choose.randrange(1 << 32))

@@ -19,7 +19,7 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial
     shared_backend: Backend, workers: Workers
 ) -> None:
     choose = seeded()
-    kills = dose("KILLS", 50, 2000)
+    kills = dose("KILLS", 12, 2000)
     url = shared_backend.place()
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()

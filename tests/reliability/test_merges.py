@@ -12,7 +12,7 @@ PROCESSES, TASKS = 4, 50
 
 async def test_processes_that_merge_into_one_key_lose_nothing(shared_backend: Backend, workers: Workers) -> None:
     url = shared_backend.place()
-    each = dose("MERGES", 1000, 20_000) // (PROCESSES * TASKS)
+    each = dose("MERGES", 400, 20_000) // (PROCESSES * TASKS)
     keys = max(1, each // 5)
     started = [
         workers.start("merge", url, name=str(number), tasks=TASKS, each=each, keys=keys) for number in range(PROCESSES)

@@ -99,8 +99,8 @@ async def test_every_submitted_run_ends_once_and_partitions_stay_in_order(
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
     flows = [jobs(storage, lambda *line: None), short_jobs(storage, lambda *line: None)]
-    wanted = submissions(choose, dose("QUEUE_RUNS", 60, 1000))
-    kills = dose("QUEUE_KILLS", 5, 100)
+    wanted = submissions(choose, dose("QUEUE_RUNS", 40, 1000))
+    kills = dose("QUEUE_KILLS", 4, 100)
     seen: list[Worker] = []
     disturbing = asyncio.create_task(disturb(workers, url, choose, kills, seen))
     await submit_with_kills(workers, url, wanted, choose, dose("SUBMIT_KILLS", 2, 20))

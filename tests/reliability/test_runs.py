@@ -85,10 +85,10 @@ async def test_a_run_killed_at_any_checkpoint_ends_like_an_undisturbed_one(
     assert without_id(final, "whole") == wanted
     assert commits > 18
     # The number of commits of a batch depends on time, so that the last kills may come too late.
-    every = 1 if LARGE or shared_backend.name == "sqlite" else 3
+    every = 1 if LARGE else 2 if shared_backend.name == "sqlite" else 4
     first = choose.randint(1, every)
     kills: list[tuple[int, float | None]] = [(at, None) for at in range(first, commits + 3, every)]
-    kills += [(choose.randint(1, commits), choose.uniform(0, 0.004)) for _ in range(dose("RUNS", 6, 500))]
+    kills += [(choose.randint(1, commits), choose.uniform(0, 0.004)) for _ in range(dose("RUNS", 4, 500))]
     limit = asyncio.Semaphore(AT_ONCE)
     died = 0
 
@@ -202,7 +202,7 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
                 await runner.wait_ended()
             return check_runners(runners, flow_id, wanted)
 
-    outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 5 if stopped else 1, 500))))
+    outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 3 if stopped else 1, 500))))
     lost = sum(lost for lost, _ in outcomes)
     print(f"{shared_backend.name}: {len(outcomes)} runs of three runners each, {lost} runners lost theirs")
     assert lost or not stopped

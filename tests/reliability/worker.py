@@ -22,9 +22,18 @@ from importlib import import_module
 from typing import Any
 
 from stepwell import open_storage
-from tests.reliability import child_roles, control_roles, log_roles, queue_roles, roles, run_roles, storm_roles
+from tests.reliability import (
+    child_roles,
+    control_roles,
+    log_roles,
+    queue_roles,
+    roles,
+    run_roles,
+    storm_roles,
+    timer_roles,
+)
 
-MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles, log_roles)
+MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles, log_roles, timer_roles)
 
 
 def serve() -> None:

@@ -26,29 +26,37 @@ class Worker:
 
     def reported(self, what: str | None = None) -> list[list[Any]]:
         """Return the lines of its log, or only those that start with a word."""
-        if self._log.exists():
-            with self._log.open() as log:
-                log.seek(self._read)
-                # A kill may have cut off the last line.
-                text = log.read().rpartition("\n")[0]
-            for line in text.splitlines():
-                self._lines.append(json.loads(line))
-                assert self._lines[-1][0] != "failed", self._lines[-1][1]
-            self._read += len(text.encode()) + 1 if text else 0
+        self._read_log()
         return [line for line in self._lines if what is None or line[0] == what]
+
+    def _read_log(self) -> list[list[Any]]:
+        """Return the new lines."""
+        if not self._log.exists():
+            return []
+        with self._log.open() as log:
+            log.seek(self._read)
+            # A kill may have cut off the last line.
+            text = log.read().rpartition("\n")[0]
+        self._read += len(text.encode()) + 1 if text else 0
+        new = [json.loads(line) for line in text.splitlines()]
+        for line in new:
+            assert line[0] != "failed", line[1]
+        self._lines += new
+        return new
 
     async def wait_for(self, what: str, *, timeout: float = 60.0) -> None:
         """Wait until it reports this word."""
+        if self.reported(what):
+            return
         try:
             async with asyncio.timeout(timeout):
-                while not self.reported(what):
+                alive = True
+                while all(line[0] != what for line in self._read_log()):
+                    assert alive, f"it has ended without {what!r}: {self._lines[-5:]}"
+                    await asyncio.sleep(0.005)
                     alive = self.alive()
-                    assert alive or self.reported(what), f"it has ended without {what!r}: {self.reported()[-5:]}"
-                    await asyncio.sleep(0.002)
         except TimeoutError:
-            raise AssertionError(
-                f"it has not reported {what!r} in {timeout:g} s, only {self.reported()[-5:]}"
-            ) from None
+            raise AssertionError(f"it has not reported {what!r} in {timeout:g} s, only {self._lines[-5:]}") from None
 
     async def kill(self) -> None:
         """Send SIGKILL, and wait until it has ended."""
@@ -57,9 +65,18 @@ class Worker:
 
     async def wait_ended(self, *, timeout: float = 60.0) -> None:
         """Wait until it has ended."""
-        async with asyncio.timeout(timeout):
-            while self.alive():
-                await asyncio.sleep(0.001)
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(process, ended.set)
+        try:
+            async with asyncio.timeout(timeout):
+                await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(process)
+            os.close(process)
 
     def alive(self) -> bool:
         try:
