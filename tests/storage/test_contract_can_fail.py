@@ -28,6 +28,7 @@ from stepwell.testing.contract import notices
 from stepwell.testing.contract.notices import NoticePromises
 from stepwell.testing.contract.queues import SharedQueuePromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
+from tests.storage import operator_bugs
 
 
 class LosesMerges(FaultyStorage):
@@ -949,7 +950,7 @@ SUITE = {
     if name.startswith("test_") and name not in BY_TWO_PROCESSES
 }
 
-CAUGHT_BY = {
+CAUGHT_BY: dict[type[FaultyStorage], str] = {
     LosesMerges: "test_update_data_merges_shallowly_and_returns_the_merged_data",
     ReusesVersions: "test_a_version_is_never_reused_after_a_delete",
     ReadsStale: "test_set_data_replaces_the_data_and_keeps_flow_and_state",
@@ -1058,6 +1059,8 @@ CAUGHT_BY = {
     DropsDespiteTheGuard: "test_deleting_a_range_is_guarded_like_every_write",
     NotifiesItsOwnObject: "test_a_notice_reaches_a_listener_of_a_second_object",
 }
+
+CAUGHT_BY |= operator_bugs.CAUGHT_BY
 
 
 def reopened(storage: Any) -> Storage:

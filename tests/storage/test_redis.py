@@ -16,6 +16,8 @@ from tests.servers.redis import the_system_server
 
 
 class TestRedisStorage(JournaledStorageContract):
+    counts = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = Redis(Path()).place()
         return open_storage(self.url, clock=clock)
@@ -25,6 +27,8 @@ class TestRedisStorage(JournaledStorageContract):
 
 
 class TestSystemRedisStorage(JournaledStorageContract):
+    counts = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = the_system_server().url(f"?prefix={uuid.uuid4().hex}")
         return open_storage(self.url, clock=clock)
@@ -34,6 +38,8 @@ class TestSystemRedisStorage(JournaledStorageContract):
 
 
 class TestRedisClusterStorage(JournaledStorageContract):
+    counts = False
+
     def open_storage(self, clock: Clock) -> Storage:
         self.url = RedisCluster(Path()).place()
         return open_storage(self.url, clock=clock)

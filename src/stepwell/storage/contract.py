@@ -2,7 +2,7 @@
 
 A backend implements ``run``, and ``_open`` and ``_close`` if it has resources. ``page``, ``due``,
 ``queued``, ``queues`` and ``sweep`` are optional: they list records, find deadlines and queued records, and remove
-expired records.
+expired records. So are ``counts``, ``position``, ``beside`` and ``settings``, which operators need.
 """
 
 from __future__ import annotations

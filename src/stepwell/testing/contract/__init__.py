@@ -13,7 +13,8 @@ The storage must start empty, and use ``clock`` for leases, deadlines and expiry
             return MyStorage(storage.path, clock=storage.clock)
 
 A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class. A storage without
-queues sets ``queues = False``, and one whose notices stay within their process ``notices = False``.
+queues sets ``queues = False``, and one whose notices stay within their process ``notices = False``. A storage without
+``counts()`` sets ``counts = False``, and one without ``position()`` and ``beside()`` sets ``inspection = False``.
 """
 
 from typing import Any
@@ -24,6 +25,7 @@ from stepwell.testing.contract.expiry import ExpiryPromises
 from stepwell.testing.contract.journal import JournalPromises
 from stepwell.testing.contract.listing import ListingPromises
 from stepwell.testing.contract.notices import NoticePromises
+from stepwell.testing.contract.operators import CountPromises, InspectionPromises
 from stepwell.testing.contract.parts import PartPromises
 from stepwell.testing.contract.queues import QueuePromises, SharedQueuePromises
 from stepwell.testing.contract.records import RecordPromises
@@ -47,6 +49,10 @@ class KeyValueContract(
             left_out |= {QueuePromises, SharedQueuePromises}
         if not cls.notices:
             left_out.add(NoticePromises)
+        if not cls.counts:
+            left_out.add(CountPromises)
+        if not cls.inspection:
+            left_out.add(InspectionPromises)
         for promises in left_out:
             for name in vars(promises):
                 if name.startswith("test_"):
@@ -55,7 +61,14 @@ class KeyValueContract(
 
 
 class StorageContract(
-    KeyValueContract, ListingPromises, QueuePromises, SharingPromises, SharedQueuePromises, NoticePromises
+    KeyValueContract,
+    ListingPromises,
+    CountPromises,
+    InspectionPromises,
+    QueuePromises,
+    SharingPromises,
+    SharedQueuePromises,
+    NoticePromises,
 ):
     """The contract of a full storage."""
 

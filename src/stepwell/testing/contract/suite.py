@@ -29,6 +29,10 @@ class Suite:
     queues: ClassVar[bool] = True
     #: Set it to ``False`` for a storage whose notices reach listeners of its own process only.
     notices: ClassVar[bool] = True
+    #: Set it to ``False`` for a storage that cannot count its records.
+    counts: ClassVar[bool] = True
+    #: Set it to ``False`` for a storage without ``position`` and ``beside``.
+    inspection: ClassVar[bool] = True
 
     def open_storage(self, clock: Clock) -> Storage:
         """Return an empty storage that uses this clock. The only method that a subclass must define."""
