@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import asyncpg
@@ -84,6 +86,8 @@ async def test_sqlite_writes_while_it_counts_and_stops_counting_when_it_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(QUERIES, "oldest", ENDLESS)
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     storage = SQLiteStorage(str(tmp_path / "bot.db"))
     async with storage:
         cancelled = asyncio.create_task(storage.counts(oldest=True))
@@ -98,6 +102,9 @@ async def test_sqlite_writes_while_it_counts_and_stops_counting_when_it_closes(
     assert time.monotonic() - started < 5
     with pytest.raises(StorageClosed):
         await counting
+    del cancelled, counting
+    gc.collect()
+    assert not logged
     # Its connection is closed: the last one removes the WAL.
     assert not (tmp_path / "bot.db-wal").exists()
 

@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any, Generic, TypeVar
 
 from stepwell.errors import StorageClosed
+from stepwell.storage.lane import retrieve
 from stepwell.storage.sqlite.connection import Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.thread import StorageThread
 
@@ -32,6 +33,8 @@ class LongRead(Generic[T]):
         """Do the work on one snapshot; raise ``StorageClosed`` if it was stopped."""
         thread = StorageThread("stepwell-sqlite-read")
         self._job = thread.call(self._read)
+        # After a cancellation nobody awaits it.
+        self._job.add_done_callback(retrieve)
         try:
             result: T = await asyncio.shield(self._job)
             return result
