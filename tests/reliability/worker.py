@@ -30,10 +30,11 @@ from tests.reliability import (
     roles,
     run_roles,
     storm_roles,
+    thread_roles,
     timer_roles,
 )
 
-MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles, log_roles, timer_roles)
+MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles, log_roles, thread_roles, timer_roles)
 
 
 def serve() -> None:
