@@ -19,6 +19,7 @@ from stepwell.storage import Storage
 from tests.backends import Backend
 from tests.cli.conftest import LOGGED, Command, fill
 
+ROOT = Path(__file__).parents[2]
 SQLITE = "sqlite:///{folder}/a.db"
 #: Calls that work, in this order, on the storage that ``prepare`` fills.
 GOOD = [
@@ -73,6 +74,8 @@ async def test_every_command_works_on_each_storage(
     monkeypatch.setenv("STEPWELL_STORAGE", url)
     await prepare(shared_backend.storage(url))
     assert {arguments[0] for arguments in GOOD} == COMMANDS
+    documented = (ROOT / "docs" / "command-line.md").read_text()
+    assert {name for name in COMMANDS if f"`stepwell {name}" not in documented} == set()
     for given in GOOD:
         arguments = [each.format(url=url, target=target) for each in given]
         writes = given[0] in WRITERS or "--pause" in given
@@ -128,7 +131,7 @@ async def test_a_storage_that_cannot_be_used_gives_one_line(
     for arguments in {each[0]: each for each in GOOD}.values():
         given = [each.format(url=url, target=f"sqlite:///{tmp_path}/target.db") for each in arguments]
         done = await command(*given, *(["--yes"] if given[0] in WRITERS else []), "--json")
-        assert done.code == 1
+        assert done.code == (2 if message in ("nosuch", "has no option 'nope'", "port") else 1)
         if given == ["doctor"] and done.out:
             assert message in json.loads(done.out)["checks"][0]["what"]
         else:
@@ -143,7 +146,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["nope"], 2, "invalid choice: 'nope'"),
     ([], 2, "the following arguments are required: command"),
     (["ls", "shpo"], 3, "has no records of the bot 'shpo'; it has those of 'shop'"),
-    (["ls", "--state", "x"], 1, "a filter needs a bot"),
+    (["ls", "--state", "x"], 2, "a filter needs a bot"),
     (["ls", "shop", "--limit", "0"], 2, "above 0"),
     (["ls", "shop", "--user", "anna"], 2, "invalid int value: 'anna'"),
     (["ls", "shop", "--older-than", "soon"], 2, "a duration like"),
@@ -153,46 +156,46 @@ BAD: list[tuple[list[str], int, str]] = [
     (["show", "shop"], 2, "required: key"),
     (["show", "shpo", "1"], 3, "has no records of the bot 'shpo'"),
     (["show", "shop", "99"], 3, "bot 'shop' has no record at (99,99)"),
-    (["show", "shop", "(42"], 1, "is not a key"),
-    (["find"], 1, "give a field=value"),
-    (["find", "name"], 1, "'name' is not field=value"),
-    (["find", "name=" + "[" * 20_000], 1, "the value of 'name' is nested too deep"),
+    (["show", "shop", "(42"], 2, "is not a key"),
+    (["find"], 2, "give a field=value"),
+    (["find", "name"], 2, "'name' is not field=value"),
+    (["find", "name=" + "[" * 20_000], 2, "the value of 'name' is nested too deep"),
     (["find", "name=Anna", "--bot", "shpo"], 3, "has no records of the bot 'shpo'"),
     (["timers", "shpo"], 3, "has no records of the bot 'shpo'"),
-    (["timers", "--overdue", "--within", "1h"], 1, "not both"),
+    (["timers", "--overdue", "--within", "1h"], 2, "not both"),
     (["runs", "nope"], 3, "nope"),
-    (["runs", "--status", "odd"], 1, "'odd' is not a status"),
-    (["runs", "bad", "--flow", "order"], 1, "give the id of a run, or"),
-    (["runs", "--field", "name"], 1, "'name' is not field=value"),
-    (["runs", "--after", "x"], 1, "is not a position in this list"),
+    (["runs", "--status", "odd"], 2, "'odd' is not a status"),
+    (["runs", "bad", "--flow", "order"], 2, "give the id of a run, or"),
+    (["runs", "--field", "name"], 2, "'name' is not field=value"),
+    (["runs", "--after", "x"], 2, "is not a position in this list"),
     (["schedules", "--pause", "nope"], 3, "there is no schedule 'nope'"),
     (["schedules", "--pause", "a", "--resume", "a"], 2, "not allowed with"),
     (["doctor", "no_such_module"], 1, "cannot import"),
     (["doctor", "{folder}/empty.py"], 1, "has no router, FSM or NodeFlow"),
     (["doctor", "{folder}/raises.py"], 1, "failed: ValueError: no token"),
-    (["set", "shop", "42"], 1, "nothing to change"),
-    (["set", "shop", "42", "name"], 1, "'name' is not field=value"),
-    (["set", "shop", "42", "--state", "x", "name"], 1, "'name' is not field=value"),
-    (["set", "shop", "42", "--flow", "order"], 1, "--flow needs --state"),
-    (["set", "shop", "42", "a=1", "--version", "7"], 1, "'7' is not a version"),
+    (["set", "shop", "42"], 2, "nothing to change"),
+    (["set", "shop", "42", "name"], 2, "'name' is not field=value"),
+    (["set", "shop", "42", "--state", "x", "name"], 2, "'name' is not field=value"),
+    (["set", "shop", "42", "--flow", "order"], 2, "--flow needs --state"),
+    (["set", "shop", "42", "a=1", "--version", "7"], 2, "'7' is not a version"),
     (["set", "shop", "42", "a=1", "--version", STALE], 3, "has changed since it was read"),
-    (["set", "shop", "42", 'a={"$nope": 1}'], 1, "$nope"),
-    (["set", "shop", "42", "a=1e999"], 1, "the value of 'a' is not valid"),
-    (["set", "shop", "42", "a=" + "[" * 20_000], 1, "the value of 'a' is not valid: it is nested deeper"),
+    (["set", "shop", "42", 'a={"$nope": 1}'], 2, "$nope"),
+    (["set", "shop", "42", "a=1e999"], 2, "the value of 'a' is not valid"),
+    (["set", "shop", "42", "a=" + "[" * 20_000], 2, "the value of 'a' is not valid: it is nested deeper"),
     (["set", "shop", "99", "a=1"], 3, "no record at (99,99)"),
     (["set", "shop", "42", "a=1", "--nope"], 2, "unrecognized arguments: --nope; see stepwell --help"),
     (["clear", "shop", "99"], 3, "no record at (99,99)"),
     (["clear", "shop", "42", "more"], 2, "unrecognized arguments: more"),
     (["clear", "shop", "42", "--version", STALE], 3, "has changed since it was read"),
     (["clear", "shop", "42", "--wait", "long"], 2, "a duration like"),
-    (["forget"], 1, "give a bot and a key"),
+    (["forget"], 2, "give a bot and a key"),
     (["forget", "shop", "99"], 3, "no record at (99,99)"),
-    (["forget", "shop", "42", "--user", "1"], 1, "give a bot and a key"),
-    (["forget", "--user", "1", "--version", STALE], 1, "--version needs a bot and a key"),
+    (["forget", "shop", "42", "--user", "1"], 2, "give a bot and a key"),
+    (["forget", "--user", "1", "--version", STALE], 2, "--version needs a bot and a key"),
     (["forget", "shop", "42", "--version", STALE], 3, "has changed since it was read"),
-    (["resume"], 1, "give the id of a run"),
-    (["resume", "bad", "--status", "failed"], 1, "give the id of a run"),
-    (["resume", "bad", "--limit", "3"], 1, "need --status"),
+    (["resume"], 2, "give the id of a run"),
+    (["resume", "bad", "--status", "failed"], 2, "give the id of a run"),
+    (["resume", "bad", "--limit", "3"], 2, "need --status"),
     (["resume", "nope"], 3, "nope"),
     (["resume", "asks"], 1, "is parked; only failed, stuck and paused runs"),
     (["resume", "bad", "no_such_module"], 1, "cannot import"),
@@ -204,19 +207,19 @@ BAD: list[tuple[list[str], int, str]] = [
     (["answer", "asks"], 2, "required: value"),
     (["answer", "nope", "1"], 3, "nope"),
     (["answer", "bad", "1"], 1, "does not wait for this answer"),
-    (["answer", "asks", '{"$nope": 1}'], 1, "$nope"),
+    (["answer", "asks", '{"$nope": 1}'], 2, "$nope"),
     (["migrate", "no_such_module"], 1, "cannot import"),
     (["copy", SQLITE], 2, "required: target"),
-    (["copy", SQLITE, SQLITE], 1, "the same storage"),
+    (["copy", SQLITE, SQLITE], 2, "the same storage"),
     (["copy", SQLITE, "sqlite:///{folder}/b.db", "--bot", "nobody"], 3, "no records of the bot 'nobody'"),
-    (["copy", SQLITE, "sqlite:///{folder}/b.db", "--runs"], 1, "--runs needs --bot"),
+    (["copy", SQLITE, "sqlite:///{folder}/b.db", "--runs"], 2, "--runs needs --bot"),
     (["copy", SQLITE, "sqlite:///{folder}/no/b.db"], 1, "does not exist"),
     (["diagram", "{folder}/no.py"], 1, "does not exist"),
     (["diagram", "{folder}/empty.py"], 1, "has no flows"),
     (["diagram", "{folder}/broken.py"], 1, "cannot import"),
     (["diagram", "{folder}/raises.py"], 1, "failed: ValueError: no token"),
     (["new", "cat", "tom"], 2, "invalid choice: 'cat'"),
-    (["new", "bot", "../shop"], 1, "is not a name for a project"),
+    (["new", "bot", "../shop"], 2, "is not a name for a project"),
     (["completion", "powershell"], 2, "invalid choice: 'powershell'"),
     (["inspect", "--port", "http"], 2, "a port must be a number"),
     (["inspect", SQLITE, SQLITE], 1, "give one storage"),

@@ -121,4 +121,4 @@ async def test_runs_are_filtered_by_tag_and_by_shared_field_on_each_storage(
     rest = await ids("--after", first["after"])
     assert sorted([each["flow_id"] for each in first["runs"]] + rest) == sorted(await ids())
     wrong = await command("runs", "--after", "nowhere")
-    assert (wrong.code, wrong.err.count("\n")) == (1, 1)
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)

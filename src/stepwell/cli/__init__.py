@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 import stepwell
 from stepwell.cli import demo, play, run
 from stepwell.cli.arguments import address, port, positive
-from stepwell.errors import Conflict, UsageError
+from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
 
 __all__ = ["main"]
 
+#: The exit code of a wrong option or argument.
+WRONG_OPTION = 2
 #: The exit code if there is no such record, or if it is busy or was changed meanwhile.
 NOT_FOUND_OR_CHANGED = 3
 
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except stepwell.StepwellError as error:
         print(f"stepwell: {error}", file=sys.stderr)
+        if isinstance(error, InvalidOption | InvalidKey | UnknownScheme):
+            return WRONG_OPTION
         return NOT_FOUND_OR_CHANGED if isinstance(error, LookupError | Conflict) else 1
     except KeyboardInterrupt:
         return 130
@@ -48,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(WRONG_OPTION, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
