@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import pytest_asyncio
+from playwright import async_api
+from playwright.async_api import expect
 
 from stepwell.inspector import Inspector, inspector
-from stepwell.storage import Storage
+from stepwell.inspector.server import InspectorServer
+from stepwell.storage import Storage, open_storage
 from tests.backends import Backend
 from tests.inspector import shop
+from tests.inspector.visit import Visit
+from tests.playground.browser import launched
 
 HOST = "127.0.0.1:8643"
 WRITE = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
@@ -47,3 +55,42 @@ async def browse() -> AsyncIterator[Browser]:
     yield opened
     for client in clients:
         await client.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[async_api.Browser]:
+    async with launched() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visits(browser: async_api.Browser, tmp_path: Path) -> AsyncIterator[Any]:
+    """Open inspectors; check at the end that no page had errors or made requests to other servers."""
+    opened: list[Visit] = []
+
+    async def visit(*, width: int = 1280, dark: bool = False, **options: Any) -> Visit:
+        storage = open_storage(f"sqlite:///{tmp_path}/shop.db")
+        await storage.open()
+        if not opened:
+            await shop.fill(storage)
+        server = await InspectorServer(storage, shop.flows(), **options).__aenter__()
+        context = await browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
+        )
+        context.set_default_timeout(15_000)
+        opened.append(new := Visit(server, storage, context, await context.new_page()))
+        await new.page.goto(server.url)
+        await expect(new.card("shop")).to_be_visible()
+        return new
+
+    expect.set_options(timeout=15_000)
+    try:
+        yield visit
+    finally:
+        for each in opened:
+            await each.context.close()
+            await each.server.__aexit__(None, None, None)
+            await each.storage.close()
+    for each in opened:
+        assert each.problems == []
+        assert {urlsplit(url).netloc for url in each.requests} == {urlsplit(each.server.address).netloc}

@@ -27,8 +27,11 @@ class Order(Flow, name="order"):
 class Charge(Node):
     """Fails until the card is valid."""
 
+    declined = True
+
     def exec(self, prepared: Any) -> None:
-        raise RuntimeError(f"the card was declined {MARKUP}")
+        if self.declined:
+            raise RuntimeError(f"the card was declined {MARKUP}")
 
 
 class Approve(Wait):
@@ -80,6 +83,6 @@ async def fill(storage: Storage) -> None:
     _, charging, approval, packing = flows()
     for flow, flow_id in ((charging, "charge-1"), (approval, "approve-1"), (packing, "pack-1")):
         with contextlib.suppress(RuntimeError, Parked, RunFailed):
-            await flow.run({"order": flow_id, "api_key": "sk-1"}, storage=storage, flow_id=flow_id)
+            await flow.run({"order": flow_id, "api_key": "sk-1"}, storage=storage, flow_id=flow_id, keep=True)
     await approval.submit({}, storage=storage, flow_id="queued-1", partition="eu", priority=3)
     await every(3600, charging, name="nightly").declare(storage)

@@ -37,12 +37,14 @@ const FORMS = {
     };
   },
   set_field: (app, found, field) => {
-    const value = field === undefined ? "" : JSON.stringify(found.data[field]);
+    const old = found.data[field];
+    // A text is shown as it is, unless it would be read as JSON.
+    const value = field === undefined ? "" : typeof old === "string" && !isJson(old) ? old : JSON.stringify(old);
     // Masked and truncated values are not complete, and large numbers are shown as texts.
-    const isWhole = !/•••|…|"-?\d{16,}"/.test(value);
+    const isWhole = !/•••|…|"-?\d{16,}"/.test(JSON.stringify(old) ?? "");
     return {
-      title: field === undefined ? "Set a field" : `Change ${field}`, main: "Set", note: "The value is JSON as the page shows it, or else a text.",
-      fields: [input("field", "Field", field ?? "", { readonly: field !== undefined }), el("label", {}, "Value", el("textarea", { name: "value", rows: "4", required: true, value: isWhole ? value : "" }))],
+      title: field === undefined ? "Set a field" : `Change ${field}`, main: "Set", note: "The value is JSON, or else a text.",
+      fields: [input("field", "Field", field ?? "", { readonly: field !== undefined }), el("label", {}, "Value", el("textarea", { name: "value", rows: "4", required: true, autofocus: field !== undefined, value: isWhole ? value : "" }))],
       done: "The field was set.",
     };
   },
@@ -54,11 +56,20 @@ const FORMS = {
   cancel: () => ({ title: "Cancel this run?", main: "Cancel the run", note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
   answer: (app, found, wait) => ({
     title: "Answer", main: "Answer", note: "JSON, or else a text. A worker continues the run.",
-    fields: [el("input", { name: "wait", type: "hidden", value: wait }), el("label", {}, "Answer", el("textarea", { name: "value", rows: "3", required: true }))], done: "The answer was stored.",
+    fields: [el("input", { name: "wait", type: "hidden", value: wait }), el("label", {}, "Answer", el("textarea", { name: "value", rows: "3", required: true, autofocus: true }))], done: "The answer was stored.",
   }),
 };
 
-export function ask(app, name, found, field) {
+// What changed between the version that the page showed and the present one.
+function changesOf(before, now) {
+  const changes = ["flow", "state", "status", "node"].filter((name) => name in now && now[name] !== before[name]).map((name) => `${name}: ${before[name]} → ${now[name]}`);
+  const names = now.data ? [...new Set([...Object.keys(before.data), ...Object.keys(now.data)])] : [];
+  const fields = names.filter((name) => JSON.stringify(before.data[name]) !== JSON.stringify(now.data[name]));
+  return [...changes, ...(fields.length ? [`changed fields: ${fields.join(", ")}`] : [])].join("; ");
+}
+
+export function ask(app, name, shown, field) {
+  let found = shown;
   const form = FORMS[name](app, found, field);
   const dialog = byId("dialog");
   const problem = el("p", { class: "warning", role: "alert", hidden: true });
@@ -81,12 +92,15 @@ export function ask(app, name, found, field) {
       else app.refresh();
       return;
     }
-    if (answer.conflict) {
-      dialog.close();
-      app.conflict(answer, found);
-      return;
-    }
+    const now = answer.record ?? answer.run;
     problem.textContent = answer.error;
+    if (answer.conflict && now) {
+      // The next attempt has the present version, after the person has seen what changed.
+      const changes = changesOf(found, now);
+      problem.textContent = `It changed since this page showed it${changes ? ` (${changes})` : ""}. Nothing was written. Check it, then press ${form.main} again or go back.`;
+      found = now;
+      app.refresh();
+    }
     problem.hidden = false;
   };
   dialog.showModal();

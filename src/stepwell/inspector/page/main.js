@@ -25,15 +25,6 @@ const app = {
   stop() { app.searching = false; },
   ask(name, found, field) { ask(app, name, found, field); },
   refresh() { app.shown = ""; return load(); },
-  // Shows what a record or run is now after an edit of an older version was refused.
-  async conflict(answer, before) {
-    const now = answer.record ?? answer.run;
-    const changes = now ? ["flow", "state", "status", "node"].filter((name) => name in now && now[name] !== before[name]).map((name) => `${name}: ${before[name]} → ${now[name]}`) : [];
-    const fields = now?.data ? [...new Set([...Object.keys(before.data), ...Object.keys(now.data)])].filter((name) => JSON.stringify(before.data[name]) !== JSON.stringify(now.data[name])) : [];
-    if (fields.length) changes.push(`Changed fields: ${fields.join(", ")}`);
-    app.notice = `${now ? "It changed since this page showed it" : answer.error}. Nothing was written.${changes.length ? ` ${changes.join("; ")}.` : ""}`;
-    await app.refresh();
-  },
 };
 
 function place() {
@@ -105,11 +96,11 @@ async function load() {
     if (as !== app.shown || page === "overview") show(draw(page, found, params));
     app.shown = as;
     filters(page, params, found);
-    banner(app.notice);
+    banner("");
     if ((page === "records" || page === "runs") && !found.complete) { await search(turn, page, params, found); return; }
   } else {
     if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
-    banner(answer.gone ? answer.error : app.notice);
+    banner(answer.gone ? answer.error : "");
   }
   app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), isCounting(answer) ? 500 : EVERY);
 }
@@ -157,7 +148,6 @@ byId("filter").addEventListener("submit", (event) => {
 });
 
 function navigate() {
-  app.notice = "";
   app.searched = "";
   app.searching = false;
   const { page } = place();
