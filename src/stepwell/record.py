@@ -184,6 +184,10 @@ class Range:
         """
         return cls(prefix, prefix + 4 * "\U0010ffff", limit, reverse)
 
+    def covers(self, count: int) -> bool:
+        """Return whether it has all parts of a record, if it has found this many."""
+        return self.first is None and self.last is None and (self.limit is None or count < self.limit)
+
     def span(self, names: Sequence[str]) -> slice:
         """Return the place of this range in sorted names."""
         first = 0 if self.first is None else bisect_left(names, self.first)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, copy_records
-from stepwell.errors import Busy, InvalidOption, NotCopied, StorageUnavailable
-from stepwell.record import RUNS, Change, Queue, Stored
+from stepwell.errors import Busy, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
+from stepwell.record import RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Release
+from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release, copy
 from stepwell.testing import Clock
 from tests import backends
 from tests.backends import Backend
@@ -203,6 +203,77 @@ async def test_a_damaged_record_is_copied_unchanged_and_named() -> None:
     assert (await target.perform(Get(address))).fields == {"a": "00000000 [broken"}
     assert (await target.perform(Get(other, parts=True))).parts == {"items": "00000000 [broken"}
     assert await target.get_data("bot", 2) == {"fine": 1}
+
+
+class Paging(MemoryStorage):
+    """Counts the parts that are read at once, and lets another process write between pages."""
+
+    def __init__(self, *writes: Change) -> None:
+        super().__init__()
+        self.most = 0
+        self.writes = list(writes)
+
+    async def perform(self, operation: Operation) -> Any:
+        result = await super().perform(operation)
+        if isinstance(operation, Get) and isinstance(result, Stored) and result.parts is not None:
+            self.most = max(self.most, len(result.parts))
+            if self.writes:
+                await super().perform(Apply(operation.address, self.writes.pop()))
+        return result
+
+
+async def with_many_parts(storage: Storage, count: int) -> Address:
+    address = storage.address("bot", 1)
+    seal = storage.seal(address)
+    parts = {f"part/{number:05}": seal.seal("p", f"part/{number:05}", number) for number in range(count)}
+    fields = seal.fields({"a": 1})
+    await storage.perform(Apply(address, Change(write=storage.ids(), set=fields, parts=parts, limit=1 << 30)))
+    return address
+
+
+@pytest.mark.parametrize("count", [200, 450])
+async def test_many_parts_are_copied_in_pages(backend: Backend, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 200)
+    source, target, again = Paging(), backend.storage(), Paging()
+    address = await with_many_parts(source, count)
+    for one, other in ((source, target), (target, again)):
+        copied = await copy_records(one, other)
+        assert (copied.written, copied.verified, copied.damaged) == (1, 1, [])
+        assert (await copy_records(one, other)).same == 1
+    assert source.most <= 200 and again.most <= 200
+    expected, found = [await storage.perform(Get(address, Range())) for storage in (source, again)]
+    assert (found.fields, list(found.parts.items())) == (expected.fields, list(expected.parts.items()))
+    part = f"part/{count - 1:05}"
+    await target.perform(Apply(address, Change(write="w", parts={part: "00000000 damaged"}, limit=1 << 30)))
+    assert (await copy_records(target, MemoryStorage())).damaged == [address]
+
+
+async def test_verify_names_a_record_of_which_one_of_many_parts_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LosesOne(MemoryStorage):
+        async def perform(self, operation: Operation) -> Any:
+            if isinstance(operation, Apply):
+                parts = {name: text for name, text in operation.change.parts.items() if name != "part/00099"}
+                operation = operation._replace(change=operation.change._replace(parts=parts))
+            return await super().perform(operation)
+
+    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 10)
+    source = MemoryStorage()
+    await with_many_parts(source, 100)
+    with pytest.raises(NotCopied):
+        await copy_records(source, LosesOne())
+
+
+async def test_a_record_that_is_written_while_it_is_copied_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 10)
+    late = Change(write="late", parts={"part/00000": None}, limit=1 << 30)
+    source, target = Paging(late), MemoryStorage()
+    address = await with_many_parts(source, 100)
+    assert (await copy_records(source, target)).verified == 1
+    assert len((await target.perform(Get(address, Range()))).parts) == 99
+    source, target = Paging(*(late._replace(write=f"w{number}") for number in range(9))), MemoryStorage()
+    await with_many_parts(source, 100)
+    with pytest.raises(VersionChanged):
+        await copy_records(source, target)
 
 
 async def test_a_record_that_stays_held_raises_busy() -> None:

@@ -36,7 +36,7 @@ def number_of(name: str) -> int:
 def entries(after: int, before: int | None = None, *, limit: int | None = None, reverse: bool = False) -> Range:
     """Return the range of the entries with a number above ``after`` and below ``before``."""
     last = None if before is None else name_of(max(before - 1, 0)) + _END
-    return Range(name_of(max(after, 0) + 1), last, limit, reverse)
+    return Range(name_of(after + 1) if after > 0 else None, last, limit, reverse)
 
 
 def log_tag(namespace: str, tag: str) -> str:

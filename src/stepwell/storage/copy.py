@@ -8,21 +8,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.codec import decode_namespace, encode_namespace
-from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported
+from stepwell.codec import Seal, decode_namespace, encode_namespace
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported, VersionChanged
 from stepwell.record import KEEP, PROCESSES, Address, Change, Head, Keep, ReservedNamespace, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
-from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Release, Taken
+from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release, Taken
 from stepwell.storage.urls import as_storage
 
 __all__ = ["Copied", "copy_records"]
 
 #: The number of records that are copied concurrently.
 AT_ONCE = 100
+#: The number of parts of a record that are read at once.
+PARTS_AT_ONCE = 1000
 #: Parts are copied in pieces of about this many characters, so that no call takes long.
 PIECE = 1024 * 1024
 LEASE = 60.0
+#: How often a record is read from the beginning because it was written meanwhile.
+MOST_ATTEMPTS = 3
 #: Records that the source has stored are not limited by the target. Its limit applies to later writes.
 NO_LIMIT = 1 << 50
 
@@ -138,6 +142,17 @@ class _Copier:
 
     async def copy(self, address: Address) -> None:
         """Copy one record, unless the target has it."""
+        for attempt in range(MOST_ATTEMPTS):
+            try:
+                await self._copy(address)
+            except VersionChanged:
+                # Another process has written a record with many parts while they were read.
+                if attempt == MOST_ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+    async def _copy(self, address: Address) -> None:
         there: Stored | None = await self._target.perform(Get(address))
         token = self._source.ids()
         claimed = await self._claimed(self._source, address, token)
@@ -152,24 +167,65 @@ class _Copier:
                     self._copied.kept += 1
                     self._skipped.add(address)
                     return
-            record: Stored | None = await self._source.perform(Get(address, parts=True))
+            record: Stored | None = await self._source.perform(Get(address, Range(limit=PARTS_AT_ONCE)))
+            if record is None:
+                return
+            if len(record.parts or ()) == PARTS_AT_ONCE:
+                await self._write(address, record, claimed, there, self._more_parts(address, record, token))
+                return
         finally:
             await self._source.perform(Release(address, token))
-        if record is None:
-            return
+        await self._write(address, record, claimed, there)
+
+    async def _write(
+        self,
+        address: Address,
+        record: Stored,
+        claimed: Claimed,
+        there: Stored | None,
+        more: AsyncIterator[dict[str, str]] | None = None,
+    ) -> None:
+        """Write a record to the target, and then more parts."""
         token = self._target.ids()
-        held = await self._claimed(self._target, address, token)
+        base = (await self._claimed(self._target, address, token)).base
+
+        async def apply(change: Change) -> None:
+            nonlocal base
+            applied = await self._target.perform(Apply(address, change, Guard(token, base), "keep", LEASE))
+            base = applied.base
+
+        # The last write has the write id of the record, which marks a complete copy.
+        last = self._target.ids() if more is not None else record.version.write
         try:
-            base = held.base
-            for change in self._changes(address, record, claimed, there):
-                applied = await self._target.perform(Apply(address, change, Guard(token, base), "keep", LEASE))
-                base = applied.base
+            for change in self._changes(address, record, claimed, there, last):
+                await apply(change)
+            if more is not None:
+                async for parts in more:
+                    for piece in _pieces(parts):
+                        await apply(Change(write=self._target.ids(), parts=piece, limit=NO_LIMIT))
+                await apply(Change(write=record.version.write, limit=NO_LIMIT))
         finally:
             await self._target.perform(Release(address, token))
         self._copied.written += 1
 
-    def _changes(self, address: Address, record: Stored, claimed: Claimed, there: Stored | None) -> Iterator[Change]:
-        """Yield the writes of a record. The last one has its write id, which marks a complete copy."""
+    async def _more_parts(self, address: Address, record: Stored, token: str) -> AsyncIterator[dict[str, str]]:
+        """Yield the parts after the first ones. Raises ``VersionChanged`` if the record was written meanwhile."""
+        seal = self._source.seal(address)
+        parts = record.parts or {}
+        while len(parts) == PARTS_AT_ONCE:
+            await self._source.perform(Claim(address, token, LEASE, renew=True))
+            wanted = Range(next(reversed(parts)) + "\0", limit=PARTS_AT_ONCE)
+            stored: Stored | None = await self._source.perform(Get(address, wanted))
+            if stored is None or stored.version != record.version:
+                raise VersionChanged(address.text)
+            parts = stored.parts or {}
+            self._check_parts(seal, parts)
+            yield parts
+
+    def _changes(
+        self, address: Address, record: Stored, claimed: Claimed, there: Stored | None, last: str
+    ) -> Iterator[Change]:
+        """Yield the writes of a record. ``last``: the id of the last one."""
         head: Head | Keep = KEEP
         flow, state = self._names(address, record)
         if record.head is not None:
@@ -178,7 +234,7 @@ class _Copier:
             # A change cannot remove flow and state, only the whole record.
             yield Change(write=self._target.ids(), delete=True)
         pieces = _pieces(record.parts or {})
-        writes = [self._target.ids() for _ in pieces[1:]] + [record.version.write]
+        writes = [self._target.ids() for _ in pieces[1:]] + [last]
         yield Change(
             write=writes[0],
             replace=True,
@@ -205,23 +261,35 @@ class _Copier:
                 # A class of the bot need not be registered in this process.
                 with suppress(UnknownType):
                     seal.data({name: text})
-            for name, text in (record.parts or {}).items():
-                seal.body("p", name, text)
         except CorruptRecord:
             self._copied.damaged.append(address)
+        self._check_parts(seal, record.parts or {})
         return flow, state
+
+    def _check_parts(self, seal: Seal, parts: Mapping[str, str]) -> None:
+        """Note whether parts are damaged."""
+        try:
+            for name, text in parts.items():
+                seal.body("p", name, text)
+        except CorruptRecord:
+            if seal.address not in self._copied.damaged:
+                self._copied.damaged.append(seal.address)
 
     async def compare(self, address: Address) -> None:
         """Compare one record in both storages."""
-        ours, theirs = await asyncio.gather(
-            self._source.perform(Get(address, parts=True)), self._target.perform(Get(address, parts=True))
-        )
-        if ours is None or address in self._skipped:
-            return
-        if theirs is not None and _content(ours) == _content(theirs):
-            self._copied.verified += 1
-        else:
-            self.differing.append(address)
+        first: str | None = None
+        while True:
+            wanted = Get(address, Range(first, limit=PARTS_AT_ONCE))
+            ours, theirs = await asyncio.gather(self._source.perform(wanted), self._target.perform(wanted))
+            if ours is None or address in self._skipped:
+                return
+            if theirs is None or _content(ours) != _content(theirs):
+                self.differing.append(address)
+                return
+            if len(ours.parts) < PARTS_AT_ONCE:
+                self._copied.verified += 1
+                return
+            first = next(reversed(ours.parts)) + "\0"
 
     async def _claimed(self, storage: Storage, address: Address, token: str) -> Claimed:
         loop = asyncio.get_running_loop()

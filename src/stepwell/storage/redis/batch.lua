@@ -108,7 +108,12 @@ function operations.G(key, at, last)
   elseif wanted == 'n' then
     return {record, chosen_parts(parts, ARGV, at + 1, last)}
   end
-  local names = range(prefix, name, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  local first, till, limit = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  if first == '-' and till == '+' and (limit == '-1' or call('HLEN', parts) < tonumber(limit)) then
+    -- These are all parts, so no index is needed. The client sorts them.
+    return {record, call('HGETALL', parts)}
+  end
+  local names = range(prefix, name, first, till, limit, ARGV[at + 4])
   return {record, chosen_parts(parts, names, 1, #names)}
 end
 

@@ -235,7 +235,12 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
     if code == "ERROR":
         return refusal(reply[1], operation.address)
     if isinstance(operation, Get):
-        return stored(operation.address, paired(code), now, paired(reply[1]) if len(reply) > 1 else None)
+        parts = paired(reply[1]) if len(reply) > 1 else None
+        wanted = operation.parts
+        if parts and isinstance(wanted, Range) and wanted.covers(len(parts)):
+            # The script has returned all parts without sorting them.
+            parts = {name: parts[name] for name in sorted(parts, reverse=wanted.reverse)}
+        return stored(operation.address, paired(code), now, parts)
     return None
 
 

@@ -17,7 +17,7 @@ from stepwell.errors import (
     TooLarge,
     VersionChanged,
 )
-from stepwell.record import DAY, KEEP, Address, Change, Damage, Stored, Version
+from stepwell.record import DAY, KEEP, Address, Change, Damage, Range, Stored, Version
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -88,7 +88,8 @@ class Rows:
             return stored(address, row, fields, now)
         if isinstance(wanted, tuple):
             parts = {name: parts[name] for name in wanted if name in parts}
-        return stored(address, row, fields, now, parts, all_parts=wanted is True)
+        complete = wanted.covers(len(parts)) if isinstance(wanted, Range) else wanted is True
+        return stored(address, row, fields, now, parts, all_parts=complete)
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """Return all fields of a record."""

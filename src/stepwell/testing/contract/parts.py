@@ -131,14 +131,15 @@ class PartPromises(Suite):
             added, gone = f"{number * 7 % 30:04}", f"{number * 11 % 30:04}"
             await apply(storage, parts={gone: None, added: number})
             expected = expected - {gone} | {added}
-            assert await names(storage, Range()) == sorted(expected)
+            # A backend may have its own way for a range of all parts.
+            assert await names(storage, Range("")) == await names(storage, Range()) == sorted(expected)
         for clear in (storage.clear(BOT, KEY), storage.set_state(BOT, KEY, State("f", "s"))):
             await clear
             await apply(storage, parts={"b": 1, "a": 1})
-            assert await names(storage, Range()) == ["a", "b"]
+            assert await names(storage, Range("")) == ["a", "b"]
         await apply(storage, delete=True, forget=True)
         await apply(storage, parts={"c": 1})
-        assert await names(storage, Range()) == ["c"]
+        assert await names(storage, Range("")) == ["c"]
 
     async def test_a_write_can_delete_a_range(self, storage: Storage) -> None:
         every = numbered(range(20))
