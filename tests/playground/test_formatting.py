@@ -81,7 +81,7 @@ def test_invalid_markdown_v2_is_refused_with_telegrams_description(text: str, wh
         ("*a _b_*", "a _b_", [("bold", "a _b_")]),
         ("\\*a\\* b.", "*a* b.", []),
         ("[a](http://x) `b` ```py\nc```", "a b c", [("text_link", "a", "http://x"), ("code", "b"), ("pre", "c", "py")]),
-        ("** a", " a", []),
+        ("** a", "a", []),
     ],
 )
 def test_markdown(text: str, plain: str, spans: list[Any]) -> None:
@@ -108,6 +108,12 @@ def test_links_are_found_outside_of_code_only() -> None:
     assert parsed(text, "HTML")[1] == [
         ("code", "/a http://x.org"), ("text_link", "/b", "http://x"), ("bold", "/c"),
         ("bot_command", "/c")]  # fmt: skip
+
+
+def test_spaces_around_a_text_are_removed() -> None:
+    assert parsed("\n a <b>b </b>\n", "HTML") == ("a b", [("bold", "b")])
+    assert parsed("<b> a</b> ", "HTML") == (" a", [("bold", " a")])
+    assert parsed("a<i> </i>", "HTML") == ("a", [])
 
 
 def test_a_parse_mode_takes_precedence_over_listed_entities() -> None:

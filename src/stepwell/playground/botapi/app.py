@@ -79,7 +79,7 @@ def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]
     async def file(request: Request) -> Response:
         try:
             checked(request)
-            found = world.files.get(request.path_params["file_id"])
+            found = world.files.get(request.path_params["file_id"].partition(".")[0])
             if found is None:
                 raise Refusal(404, "Not Found")
         except Refusal as refusal:

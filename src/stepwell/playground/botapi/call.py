@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepwell.playground.botapi.params import Params
+from stepwell.playground.botapi.refusal import bad_request
 from stepwell.playground.botapi.webhook import Webhooks
 from stepwell.playground.botapi.world import Bot, Room, World
 
@@ -25,6 +26,13 @@ class Call:
     def room(self) -> Room:
         """Return the chat that ``chat_id`` names."""
         return self.world.room_for(self.bot, self.params.chat_id())
+
+    def user_id(self) -> int:
+        """Return ``user_id``, the id of a known user or bot."""
+        user_id = self.params.number("user_id", 0)
+        if user_id not in self.world.users:
+            raise bad_request("user not found" if user_id > 0 else "invalid user_id specified")
+        return user_id
 
 
 #: Returns the result, or is a coroutine function; raises ``Refusal``.

@@ -50,8 +50,8 @@ class Params:
             raise bad_request(f"invalid {name} specified")
         return value
 
-    def flag(self, name: str) -> bool:
-        return str(self.given.get(name, "")).lower() in ("true", "1", "yes")
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return str(self.given.get(name, default)).lower() in ("true", "1", "yes")
 
     def numbers(self, *names: str) -> dict[str, int]:
         """Return those of these whole numbers that are given."""

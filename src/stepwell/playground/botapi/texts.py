@@ -53,9 +53,21 @@ def formatted_text(
         text, given = _READERS[reader](text)
         # Readers list an entity after the entities inside it; the outer one comes first.
         given.reverse()
+    text, given = _trimmed(text, given)
     if utf16_length(text) > limit:
         raise bad_request(too_long)
     return text, sorted([*given, *_found(text, given)], key=lambda entity: (entity["offset"], -entity["length"]))
+
+
+def _trimmed(text: str, given: list[Entity]) -> tuple[str, list[Entity]]:
+    """Remove spaces and line ends around a text as Telegram does: at its start only before the first entity."""
+    text = text.rstrip()
+    first = min((each["offset"] for each in given), default=len(text))
+    removed = min(len(text) - len(text.lstrip(" \n")), max(first, 0))
+    text, size = text[removed:], utf16_length(text) - removed
+    moved = [{**each, "offset": each["offset"] - removed} for each in given]
+    ended = [{**each, "length": min(each["length"], size - each["offset"])} for each in moved]
+    return text, [each for each in ended if each["length"] > 0]
 
 
 def _found(text: str, given: list[Entity]) -> list[Entity]:

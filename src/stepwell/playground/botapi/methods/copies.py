@@ -26,15 +26,11 @@ _CAPTION = frozenset({"caption", "caption_entities"})
 
 
 def forward_message(call: Call) -> dict[str, Any]:
-    source = _source(call, "forward")
-    return deliver(call, **_content(call, source), forward_origin=origin_of(source))
+    return deliver(call, **_forwarded(call, _source(call, "forward")))
 
 
 def forward_messages(call: Call) -> list[dict[str, Any]]:
-    contents = [
-        {**_content(call, source), **album, "forward_origin": origin_of(source)} for source, album in _sources(call)
-    ]
-    return [{"message_id": deliver(call, **content)["message_id"]} for content in contents]
+    return _send_all(call, [{**_forwarded(call, source), **album} for source, album in _sources(call)])
 
 
 def copy_message(call: Call) -> dict[str, Any]:
@@ -44,13 +40,21 @@ def copy_message(call: Call) -> dict[str, Any]:
         content |= text_of(call.params, "caption", "caption_entities")
     if call.params.flag("show_caption_above_media"):
         content["show_caption_above_media"] = True
-    return {"message_id": deliver(call, **content)["message_id"]}
+    return _send_all(call, [content])[0]
 
 
 def copy_messages(call: Call) -> list[dict[str, Any]]:
     dropped = _CAPTION if call.params.flag("remove_caption") else frozenset()
-    contents = [{**_content(call, source, dropped), **album} for source, album in _sources(call)]
+    return _send_all(call, [{**_content(call, source, dropped), **album} for source, album in _sources(call)])
+
+
+def _send_all(call: Call, contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Send messages; return their ids as MessageId objects."""
     return [{"message_id": deliver(call, **content)["message_id"]} for content in contents]
+
+
+def _forwarded(call: Call, source: dict[str, Any]) -> dict[str, Any]:
+    return {**_content(call, source), "forward_origin": origin_of(source)}
 
 
 def _source(call: Call, verb: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import secrets
+from pathlib import PurePath
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
@@ -74,15 +75,13 @@ def get_file(call: Call) -> dict[str, Any]:
     file = call.world.files.get(call.params.text("file_id"))
     if file is None:
         raise bad_request("invalid file_id")
-    return {"file_size": 0, **file.base, "file_path": f"{file.kind}/{file.id}"}
+    return {"file_size": 0, **file.base, "file_path": f"{file.kind}/{file.id}{PurePath(file.name).suffix}"}
 
 
 def get_profile_photos(call: Call) -> dict[str, Any]:
-    user_id, offset = call.params.number("user_id", 0), max(call.params.number("offset", 0), 0)
-    if user_id not in call.world.users:
-        raise bad_request("user not found" if user_id > 0 else "invalid user_id specified")
-    photos = call.world.photos.get(user_id, [])
-    return {"total_count": len(photos), "photos": photos[offset : offset + call.params.number("limit", 100)]}
+    photos = call.world.photos.get(call.user_id(), [])
+    offset, limit = (max(call.params.number(name, default), 0) for name, default in (("offset", 0), ("limit", 100)))
+    return {"total_count": len(photos), "photos": photos[offset : offset + limit]}
 
 
 def add_profile_photo(world: World, user_id: int, content: bytes) -> None:

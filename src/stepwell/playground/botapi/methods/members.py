@@ -65,7 +65,7 @@ def change_member(
 
 
 def get_chat_member(call: Call) -> dict[str, Any]:
-    return member_of(call.world, call.room(), _user(call))
+    return member_of(call.world, call.room(), call.user_id())
 
 
 def get_administrators(call: Call) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def get_member_count(call: Call) -> int:
 
 
 def ban(call: Call) -> bool:
-    room, user_id = call.room(), _user(call)
+    room, user_id = call.room(), call.user_id()
     if room.type == "private":
         raise bad_request("can't ban members in private chats")
     _check_target(call, room, user_id)
@@ -95,7 +95,7 @@ def ban(call: Call) -> bool:
 
 
 def unban(call: Call) -> bool:
-    room, user_id = call.room(), _user(call)
+    room, user_id = call.room(), call.user_id()
     if room.type not in ("supergroup", "channel"):
         raise bad_request("method is available for supergroup and channel chats only")
     status = member_of(call.world, room, user_id)["status"]
@@ -105,7 +105,7 @@ def unban(call: Call) -> bool:
 
 
 def restrict(call: Call) -> bool:
-    room, user_id = call.room(), _user(call)
+    room, user_id = call.room(), call.user_id()
     if room.type != "supergroup":
         raise bad_request("method is available only for supergroups")
     _check_target(call, room, user_id)
@@ -119,7 +119,7 @@ def restrict(call: Call) -> bool:
 
 
 def promote(call: Call) -> bool:
-    room, user_id = call.room(), _user(call)
+    room, user_id = call.room(), call.user_id()
     if room.type == "private":
         raise bad_request("chat member status can't be changed in private chats")
     if room.members.get(user_id) == "creator":
@@ -134,18 +134,11 @@ def promote(call: Call) -> bool:
 
 
 def set_custom_title(call: Call) -> bool:
-    room, user_id = call.room(), _user(call)
+    room, user_id = call.room(), call.user_id()
     if room.members.get(user_id) != "administrator":
         raise bad_request("user is not an administrator")
     room.details[user_id] = {**room.details.get(user_id, {}), "custom_title": call.params.text("custom_title")}
     return True
-
-
-def _user(call: Call) -> int:
-    user_id = call.params.number("user_id", 0)
-    if user_id not in call.world.users:
-        raise bad_request("user not found" if user_id > 0 else "invalid user_id specified")
-    return user_id
 
 
 def _check_target(call: Call, room: Room, user_id: int) -> None:

@@ -37,10 +37,10 @@ def send_poll(call: Call) -> dict[str, Any]:
         "options": options,
         "total_voter_count": 0,
         "is_closed": params.flag("is_closed"),
-        "is_anonymous": _flag(params, "is_anonymous", default=True),
+        "is_anonymous": params.flag("is_anonymous", default=True),
         "type": kind,
         "allows_multiple_answers": params.flag("allows_multiple_answers"),
-        "allows_revoting": _flag(params, "allows_revoting", default=kind == "regular"),
+        "allows_revoting": params.flag("allows_revoting", default=kind == "regular"),
         "members_only": params.flag("members_only"),
         **({"country_codes": codes} if (codes := params.texts("country_codes")) else {}),
         **(_quiz(call, len(options)) if kind == "quiz" else {}),
@@ -110,10 +110,6 @@ def _media(call: Call, params: Params, name: str) -> dict[str, Any]:
     if kind == "link":
         return {name: {"link": {"url": given.required("url")}}}
     raise bad_request(f'can\'t parse InputMedia: type "{kind}" is unsupported')
-
-
-def _flag(params: Params, name: str, *, default: bool) -> bool:
-    return params.flag(name) if name in params.given else default
 
 
 def stop_poll(call: Call) -> dict[str, Any]:
