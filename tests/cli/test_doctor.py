@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import tempfile
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage
+from stepwell.fsm import FSM
 from stepwell.nodes import Node, NodeFlow
 from stepwell.operate.checks import check_settings, postgres, redis, sqlite
 from stepwell.operate.checks.clock import check_clock
+from stepwell.operate.processes import processes
 from stepwell.storage.operations import Claim
 from tests.backends import Backend
 from tests.backends.redis import Redis, RedisCluster
@@ -87,10 +90,29 @@ async def test_planted_faults_are_found_on_each_storage(
     warnings = found(done, "warn")
     assert "2 records of 'shop' are in order/address, which the code does not declare" in warnings
     assert "2 timers of 'shop' are overdue, the first for 30" in warnings
+    assert "; no process of the bot was seen -> start the bot" in warnings
     assert "1 runs are failed, the first is bad at node stock: RuntimeError: no stock" in warnings
-    assert 'runs wait for a worker, run "waits" for 36' in warnings
+    assert "runs wait for a worker, waits of the flow 'order' for 36" in warnings
+    assert "; no worker of this flow was seen -> start a worker" in warnings
 
 
+async def test_processes_that_run_are_counted(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
+    monkeypatch.setattr("stepwell.storage.presence.FIRST", 0.0)
+    async with open_storage(url, clock=lambda: time.time() - 3600) as storage:
+        await fill(storage)
+    async with open_storage(url) as storage, FSM("shop", storage=storage, flows=[], run_timers=False):
+        while not await processes(storage, limit=10):
+            await asyncio.sleep(0.01)
+        done = await command("doctor", "--json")
+    assert "1 processes of bots and workers were seen" in found(done, "ok")
+    assert "2 timers of 'shop' are overdue" in found(done, "warn")
+    assert "; 1 processes of the bot were seen -> look for errors of on_timeout" in found(done, "warn")
+
+
+@pytest.mark.every_backend
 async def test_damaged_records_and_long_leases_are_found_on_each_storage(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +135,7 @@ async def test_damaged_records_and_long_leases_are_found_on_each_storage(
     assert "shop (2,2) is held for 3" in found(done, "warn")
 
 
+@pytest.mark.every_backend
 async def test_a_clock_that_differs_is_found(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

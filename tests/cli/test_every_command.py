@@ -67,6 +67,7 @@ async def prepare(storage: Storage) -> None:
     await every(3600, asks, name="nightly").declare(storage)
 
 
+@pytest.mark.every_backend
 async def test_every_command_works_on_each_storage(
     shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from stepwell.codec import decode_namespace, encode_namespace
-from stepwell.errors import NewerSchema, StepwellError, StorageError, StoredDataError
+from stepwell.codec import decode_key, decode_namespace, encode_namespace
+from stepwell.errors import NewerSchema, StepwellError, StorageError, StoredDataError, Unsupported
 from stepwell.fsm.base import Machine
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.monitor import Run
 from stepwell.operate.checks import check_settings
 from stepwell.operate.finding import Finding
+from stepwell.operate.processes import ProcessView, processes
 from stepwell.operate.record import view
 from stepwell.operate.records import bots, timers
 from stepwell.operate.run_list import OPEN
 from stepwell.operate.runs import reason_of
 from stepwell.operate.search import PAGE, pages
-from stepwell.record import QUARANTINE, RUNS, Address
+from stepwell.record import QUARANTINE, RUNS, Address, Stored
 from stepwell.storage import Storage
 from stepwell.storage.listing import Query
-from stepwell.storage.operations import Claim, Get, Release, Taken
+from stepwell.storage.operations import Get
 
 __all__ = ["Finding", "diagnose"]
 
@@ -64,22 +66,24 @@ async def diagnose(
     except StorageError as error:
         yield Finding("settings", "warn", f"the settings of the server cannot be read: {error}")
     known = {machine.bot: machine for machine in machines}
+    running = await processes(storage, limit=PAGE)
+    yield Finding("processes", "ok", f"{len(running)} processes of bots and workers were seen within the last minute")
     for bot in await bots(storage):
         async for finding in _records(storage, bot, known.get(bot), limit, checked=bool(known)):
             yield finding
-        yield await _timers(storage, bot)
+        yield await _timers(storage, bot, sum(each.kind == "bot" and bot in each.names for each in running))
     async for finding in _runs(storage, {flow._title() for flow in flows}, limit):
         yield finding
-    yield await _queues(storage)
+    yield await _queues(storage, running)
     yield await _quarantine(storage)
 
 
 def _leases(settings: Mapping[str, Any]) -> Finding:
-    longest: tuple[float, Address] | None = settings.get("longest_lease")
+    longest: dict[str, Any] | None = settings.get("longest_lease")
     if longest is None:
         return Finding("leases", "ok", "no record is held")
-    seconds, address = longest
-    name = f"{decode_namespace(address.namespace)} {address.key}"
+    seconds: float = longest["seconds"]
+    name = f"{decode_namespace(longest['namespace'])} {longest['key']}"
     if seconds > LONG_LEASE:
         return Finding(
             "leases",
@@ -138,18 +142,18 @@ async def _records(
         yield Finding("flows", "ok", f"the code declares the flows and states of {read}")
 
 
-async def _timers(storage: Storage, bot: str) -> Finding:
+async def _timers(storage: Storage, bot: str, running: int) -> Finding:
     now = (storage.clock or time.time)()
     late = await timers(storage, bot, before=now - LATE, limit=PAGE)
     if not late:
         return Finding("timers", "ok", f"no timer of {bot!r} is overdue")
     count = f"{PAGE} or more" if len(late) == PAGE else str(len(late))
-    return Finding(
-        "timers",
-        "warn",
-        f"{count} timers of {bot!r} are overdue, the first for {now - late[0].deadline:.0f} s ({late[0].key})",
-        "start the bot, and look for errors of on_timeout in its log; stepwell timers --overdue lists them",
-    )
+    what = f"{count} timers of {bot!r} are overdue, the first for {now - late[0].deadline:.0f} s ({late[0].key})"
+    listed = "stepwell timers --overdue lists them"
+    if not running:
+        return Finding("timers", "warn", f"{what}; no process of the bot was seen", f"start the bot; {listed}")
+    advice = f"look for errors of on_timeout in the log of the bot; {listed}"
+    return Finding("timers", "warn", f"{what}; {running} processes of the bot were seen", advice)
 
 
 async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> AsyncIterator[Finding]:
@@ -199,11 +203,11 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
 
 
-async def _queues(storage: Storage) -> Finding:
+async def _queues(storage: Storage, running: list[ProcessView]) -> Finding:
     """Look for runs that no worker takes: overdue ones, and old ones at the head of a queue."""
     now = (storage.clock or time.time)()
     waiting = [
-        (now - due.deadline, due.address.key)
+        (now - due.deadline, due.address)
         for due in await storage.due(RUNS, before=now - LATE, limit=10)
         if not await _is_held(storage, due.address)
     ]
@@ -213,24 +217,32 @@ async def _queues(storage: Storage) -> Finding:
             for address in await storage.queued(RUNS, name, limit=1):
                 stored = await storage.perform(Get(address))
                 if stored is not None and now - stored.written_at > LATE:
-                    waiting.append((now - stored.written_at, address.key))
+                    waiting.append((now - stored.written_at, address))
     if not waiting:
         return Finding("workers", "ok", "no run waits for a worker")
-    age, key = max(waiting)
-    return Finding(
-        "workers",
-        "warn",
-        f"runs wait for a worker, run {key} for {age:.0f} s",
-        "start a worker for their flows, or more of them: async with worker(...)",
-    )
+    age, address = max(waiting)
+    flow = await _flow_of(storage, address)
+    workers = sum(each.kind == "worker" and flow in each.names for each in running)
+    what = f"runs wait for a worker, {decode_key(address.key)} of the flow {flow!r} for {age:.0f} s"
+    if not workers:
+        advice = "start a worker: async with worker([flow])"
+        return Finding("workers", "warn", f"{what}; no worker of this flow was seen", advice)
+    advice = "start more of them, or look for errors in their log"
+    return Finding("workers", "warn", f"{what}; {workers} workers of this flow were seen", advice)
+
+
+async def _flow_of(storage: Storage, address: Address) -> str | None:
+    stored: Stored | None = await storage.perform(Get(address))
+    try:
+        return None if stored is None else storage.seal(address).open_head(stored.head).flow
+    except StoredDataError:
+        return None
 
 
 async def _is_held(storage: Storage, address: Address) -> bool:
-    """Return whether a runner holds a run. If none does, this claims it for a moment."""
-    token = storage.ids()
-    if isinstance(await storage.perform(Claim(address, token, 1.0)), Taken):
-        return True
-    await storage.perform(Release(address, token))
+    """Return whether a runner holds a run, as far as the storage can tell."""
+    with suppress(Unsupported):
+        return (await storage.beside(address)).holder is not None
     return False
 
 

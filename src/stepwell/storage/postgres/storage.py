@@ -348,7 +348,7 @@ class PostgresStorage(Storage):
             "(select count(*) from pg_stat_replication) as replicas",
         )
         leases = (
-            f"select r.leased_until - {_NOW.format(1)}, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
+            f"select r.leased_until - {_NOW.format(1)} as seconds, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
             f"where r.token is not null and r.leased_until > {_NOW.format(1)} order by 1 desc limit 1"
         )
         longest = await self._other.call(partial(_read_all, leases, self._now()))
@@ -356,7 +356,7 @@ class PostgresStorage(Storage):
             "backend": "postgres",
             "prepared_statements": self._fast_path is not None,
             **dict(row),
-            "longest_lease": (float(longest[0][0]), Address(*longest[0][1:])) if longest else None,
+            "longest_lease": dict(longest[0]) if longest else None,
             "pooled": await self._other.call(_is_pooled),
         }
 

@@ -414,7 +414,7 @@ class RedisStorage(Storage):
             "nodes": nodes,
         }
 
-    async def _longest_lease(self, times: list[float]) -> tuple[float, Address] | None:
+    async def _longest_lease(self, times: list[float]) -> dict[str, Any] | None:
         """Return the lease that ends last, among about ``_SCANNED`` keys of each server."""
         pattern = re.sub(r"([][*?\\])", r"\\\1", self._keys.prefix) + ":{*}:l:*"
         leases = await self._server.values_of(_ASIDE, pattern, _SCANNED)
@@ -422,7 +422,7 @@ class RedisStorage(Storage):
             return None
         until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
         remaining = until - (times[0] if self.clock is None else self.clock())
-        return (remaining, decode_address(key.partition("}:l:")[2])) if remaining > 0 else None
+        return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
 
     async def _ask(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]

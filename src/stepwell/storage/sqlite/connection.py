@@ -19,7 +19,6 @@ from weakref import WeakSet
 import apsw
 
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
-from stepwell.record import Address
 from stepwell.storage.outage import OutageLog
 from stepwell.storage.sqlite.schema import prepare
 
@@ -238,7 +237,7 @@ class SQLiteFile:
             "wal_reset_bug": has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split(".")))),
             "schema": execute("PRAGMA user_version").get,
             "journal_mode": execute("PRAGMA journal_mode").get,
-            "longest_lease": longest and (longest[0], Address(*longest[1:])),
+            "longest_lease": longest and dict(zip(("seconds", "namespace", "key"), longest, strict=True)),
         }
         if not self.memory:
             path = Path(self.path)
