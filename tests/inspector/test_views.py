@@ -104,11 +104,12 @@ async def test_a_search_ends_after_a_number_of_records(
         assert found["looked"] >= 1
 
 
+@pytest.mark.parametrize("limit", ["LOOKED", "SECONDS"])
 async def test_a_search_by_a_field_continues_where_it_ended(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     client = await browse(app_of(storage))
-    monkeypatch.setattr(views, "LOOKED", 1)
+    monkeypatch.setattr(views, limit, {"LOOKED": 1, "SECONDS": 0}[limit])
     monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
     keys, looked, after = [], 0, {}
     for _ in range(4):
@@ -119,6 +120,7 @@ async def test_a_search_by_a_field_continues_where_it_ended(
             break
         after = {"after": found["after"]}
     assert (keys, looked) == (["(43,43)"], 3)
+    assert after, "it was read in one go"
 
 
 async def test_runs_are_searched_by_a_shared_field_in_parts(

@@ -26,8 +26,8 @@ __all__ = ["VIEWS", "record_json", "run_json"]
 SHOWN = 50
 #: How many of the next timers are shown.
 NEXT = 6
-#: The rows of a page of a list, and how many records or runs are read for it.
-PAGE, LOOKED = 50, 20_000
+#: The rows of a page of a list, how many records or runs are read for it, and for about how many seconds.
+PAGE, LOOKED, SECONDS = 50, 20_000, 0.2
 #: Seconds after its time from which a timer is overdue: a bot that runs fires it within a second.
 LATE = 60.0
 
@@ -128,10 +128,15 @@ async def records(subject: Subject, params: Params) -> dict[str, Any]:
 
 
 def _limited(page: dict[str, Any]) -> Callable[[int], None]:
+    end, is_late = time.monotonic() + SECONDS, False
+
     def on_look(looked: int) -> None:
+        nonlocal is_late
         page["looked"] = looked
-        if looked >= LOOKED:
+        if looked >= LOOKED or (looked and is_late):
             raise _Enough
+        # One more read, because a short list ends with this one.
+        is_late = time.monotonic() >= end
 
     return on_look
 
