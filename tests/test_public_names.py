@@ -36,10 +36,10 @@ NAMES = {
         "NodeExited", "NodeFlow", "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar",
         "RecordReplaced", "Run", "RunBusy", "RunCancelled", "RunExists", "RunFailed", "RunFinished", "RunHandle",
         "RunIsNewer", "RunPaused", "RunReplaced", "RunStuck", "Schedule", "ScheduleStatus", "Schedules", "Sleep",
-        "Step", "StorageError", "StorageUnavailable", "StoredDataError", "StoredRun", "TooLarge", "TooManySteps",
-        "UnknownAction", "UnknownRun", "UnknownSchedule", "UnknownScheme", "UnknownType", "Unstorable",
+        "Step", "StorageError", "StorageUnavailable", "StoredDataError", "StoredRun", "StreamEntry", "TooLarge",
+        "TooManySteps", "UnknownAction", "UnknownRun", "UnknownSchedule", "UnknownScheme", "UnknownType", "Unstorable",
         "Unsupported", "UsageError", "Wait", "WorkCancelled", "WrongLoop", "cron", "every", "linear", "new_flow_id",
-        "parallel", "run_async_batch", "step", "subscribe", "with_error_handling", "worker",
+        "parallel", "run_async_batch", "sse", "step", "subscribe", "with_error_handling", "worker",
     ],
     "stepwell.inspector": ["Inspector", "inspector"],
     "stepwell.pocketflow": [

@@ -22,6 +22,7 @@ __all__ = [
     "RATES",
     "RUNS",
     "SCHEDULES",
+    "STREAMS",
     "Address",
     "Change",
     "Damage",
@@ -68,6 +69,8 @@ SCHEDULES: Final = ReservedNamespace('"schedules"')
 LOGS: Final = ReservedNamespace('"logs"')
 #: The processes that run bots and workers, each with a random key.
 PROCESSES: Final = ReservedNamespace('"processes"')
+#: The values that the nodes of a run have written, with the flow id as key.
+STREAMS: Final = ReservedNamespace('"streams"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -120,7 +120,7 @@ class Log:
         """Return the number of the last append, or 0. Its entry may have been removed."""
         return (await self._tail().read()).next - 1
 
-    async def follow(self, *, after: int = 0) -> AsyncIterator[LogEntry]:
+    async def follow(self, *, after: int = 0) -> AsyncGenerator[LogEntry]:
         """Yield the entries with numbers above ``after``, and then new ones as they are appended, without an end.
 
         It continues when the storage is available again after an outage. To continue in another process, pass the

@@ -64,6 +64,7 @@ from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
 from stepwell.nodes.schedule import Schedule, Schedules, cron, every
 from stepwell.nodes.step import Step, step
+from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait
 from stepwell.nodes.worker import worker
 
@@ -120,6 +121,7 @@ __all__ = [
     "StorageUnavailable",
     "StoredDataError",
     "StoredRun",
+    "StreamEntry",
     "TooLarge",
     "TooManySteps",
     "UnknownAction",
@@ -139,6 +141,7 @@ __all__ = [
     "new_flow_id",
     "parallel",
     "run_async_batch",
+    "sse",
     "step",
     "subscribe",
     "with_error_handling",

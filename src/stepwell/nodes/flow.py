@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
 from time import monotonic
@@ -23,6 +24,7 @@ from stepwell.nodes.engine.runs import IfExists, OnCancel, OnPark, checked_reten
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.stream import StreamEntry, follow
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
@@ -425,6 +427,21 @@ class NodeFlow(NodeGraph):
         async with runs.storage_for(self, storage) as found:
             async for run in monitor.runs(found, self._title(), status, revision=self.revision):
                 yield run
+
+    async def stream(
+        self, flow_id: str, *, after: int = 0, storage: Storage | str | None = None
+    ) -> AsyncIterator[StreamEntry]:
+        """Yield the values that the nodes of a run write with ``step().write(value)``, until the run has ended.
+
+        To continue after a disconnect, in any process, pass the ``number`` of the last value as ``after``. It waits
+        while the run waits, sleeps or is paused. Raises ``UnknownRun`` if there is no such run::
+
+            async for entry in flow.stream("order-42"):
+                print(entry.value, end="")
+        """
+        async with runs.storage_for(self, storage) as found, aclosing(follow(found, flow_id, after)) as entries:
+            async for entry in entries:
+                yield entry
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
         """Call ``callback(event)`` with every :class:`Event` of this flow's runs in this process.

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +41,7 @@ from stepwell.nodes.engine.run_format import (
     problem_of_part,
 )
 from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
+from stepwell.nodes.engine.streams import StreamWriter
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, is_child_wait, parked, unanswered
 from stepwell.record import KEEP, Keep, Place, Version
@@ -125,6 +127,7 @@ class Journal:
         self._saving = False
         self._waiters: list[asyncio.Future[None]] = []
         self._changes = self._saved = 0
+        self._stream: StreamWriter | None = None
         #: The error of a failed commit.
         self.broken: Exception | None = None
         self._clock_at, self._clock_base = monotonic(), slot.now
@@ -388,6 +391,10 @@ class Journal:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
         self.slot.place = self.slot.place._replace(stack=(table,))
+        if self._stream is not None:
+            # An error here would hide the error of the run.
+            with suppress(StepwellError):
+                await self._stream.flush()
         await self.slot.commit(deadline=end_deadline(table))
         return refused
 
@@ -428,6 +435,14 @@ class Journal:
         expiry = None if self.keep is True else float(self.keep)
         await self._commit(node, keep=False, deadline=end_deadline(self.submitted), expiry=expiry)
 
+    def stream(self) -> StreamWriter:
+        """Return the writer of the values that nodes write."""
+        if self._stream is None:
+            storage = self.slot.storage
+            assert storage.loop is not None
+            self._stream = StreamWriter(storage, self.flow_id, storage.loop)
+        return self._stream
+
     async def _commit(
         self,
         node: str,
@@ -439,6 +454,9 @@ class Journal:
         only_version: Version | None = None,
         queue: Keep | None = KEEP,
     ) -> None:
+        if self._stream is not None:
+            # A reader that sees the node as completed has all its values.
+            await self._stream.flush()
         pending, self._pending = self._pending, {}
         slot = self.slot
         parts = {name: part for name, part in pending.items() if part is not None} if pending else None

@@ -1,0 +1,150 @@
+"""Streams: the values that the nodes of a run write, read in any process while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any, Final, NamedTuple
+
+from stepwell.errors import InvalidOption, UnknownRun
+from stepwell.log import Log
+from stepwell.nodes.engine import monitor
+from stepwell.nodes.engine.notices import run_topic
+from stepwell.nodes.engine.streams import MOST, log_of
+from stepwell.storage import Storage
+from stepwell.storage.wakeups import add_listener
+
+__all__ = ["StreamEntry", "follow", "sse"]
+
+#: Seconds between two reads of the status of a run.
+POLL: Final = 1.0
+_ENDED: Final = ("finished", "failed", "cancelled", "stuck")
+
+
+class StreamEntry(NamedTuple):
+    """A value that a node has written."""
+
+    #: Grows from value to value, not always by one. Pass the last one as ``after`` to continue.
+    number: int
+    value: Any
+    #: ``flow_id/node/visit/item``, as ``Step.id``.
+    step: str
+    #: Changes when the step begins again, after an error or on another worker. The values of the step before that are
+    #: void.
+    execution: str
+
+
+async def follow(storage: Storage, flow_id: str, after: int) -> AsyncGenerator[StreamEntry]:
+    """Yield the values of a run with numbers above ``after``, until the run has ended."""
+    if type(after) is not int or after < 0:
+        raise InvalidOption(f"after must be the number of a value, or 0, not {after!r}")
+    await storage.ensure_open()
+    log = log_of(storage, flow_id)
+    ended = asyncio.Event()
+    watching = asyncio.create_task(_watch(storage, flow_id, log, ended))
+    try:
+        async with aclosing(_until(log, after, ended)) as entries:
+            async for entry in entries:
+                yield entry
+        # Raises UnknownRun.
+        await watching
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await watching
+
+
+async def _until(log: Log, after: int, ended: asyncio.Event) -> AsyncGenerator[StreamEntry]:
+    """Yield all values, and those that come until ``ended`` is set."""
+    position = after
+    async with aclosing(log.follow(after=max(position // MOST - 1, 0))) as entries:
+        waiting: asyncio.Task[Any] | None = None
+        end = asyncio.create_task(ended.wait())
+        try:
+            while True:
+                waiting = asyncio.ensure_future(anext(entries))
+                await asyncio.wait([waiting, end], return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    break
+                entry = waiting.result()
+                for each in _values(entry.number, entry.value, position):
+                    position = each.number
+                    yield each
+        finally:
+            end.cancel()
+            if waiting is not None and not waiting.done():
+                waiting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await waiting
+    # All values were stored before the run ended.
+    for number, value in await log.read(after=max(position // MOST - 1, 0)):
+        for each in _values(number, value, position):
+            position = each.number
+            yield each
+
+
+def _values(number: int, stored: Any, after: int) -> list[StreamEntry]:
+    step, attempt, runner, values = stored
+    execution = f"{runner}/{attempt}"
+    entries = [StreamEntry(number * MOST + at, value, step, execution) for at, value in enumerate(values)]
+    return [entry for entry in entries if entry.number > after]
+
+
+async def _watch(storage: Storage, flow_id: str, log: Log, ended: asyncio.Event) -> None:
+    """Set ``ended`` when the run has ended; raise ``UnknownRun`` if there is neither a run nor a value."""
+    news = asyncio.Event()
+    stop_listening = add_listener(storage.wake_key, run_topic(flow_id), news.set)
+    try:
+        while True:
+            news.clear()
+            try:
+                if (await monitor.status(storage, flow_id)).status in _ENDED:
+                    return
+            except UnknownRun:
+                # A run that is not kept is removed when it has finished.
+                if not await log.last():
+                    raise
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL):
+                    await news.wait()
+    finally:
+        ended.set()
+        stop_listening()
+
+
+async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -> AsyncIterator[str]:
+    """Yield server-sent events for a browser: a value as JSON each, with its number as the event's id.
+
+    A browser that reconnects sends the last id in the header ``Last-Event-ID``; pass it as ``after``. The last event
+    has the name ``end``: close the ``EventSource`` then. Without values a comment is sent every ``heartbeat`` seconds::
+
+        async def tokens(request):
+            after = int(request.headers.get("last-event-id", 0))
+            stream = flow.stream(request.path_params["run"], after=after)
+            return StreamingResponse(sse(stream), media_type="text/event-stream")
+    """
+    waiting: asyncio.Future[StreamEntry] = asyncio.ensure_future(anext(entries))
+    try:
+        while True:
+            done, _ = await asyncio.wait([waiting], timeout=heartbeat)
+            if not done:
+                yield ": still running\n\n"
+                continue
+            try:
+                entry = waiting.result()
+            except StopAsyncIteration:
+                yield "event: end\ndata: {}\n\n"
+                return
+            body = {"value": entry.value, "step": entry.step, "execution": entry.execution}
+            # A line break inside the data would end it; JSON has none.
+            yield f"id: {entry.number}\ndata: {json.dumps(body, default=str)}\n\n"
+            waiting = asyncio.ensure_future(anext(entries))
+    finally:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
+            await waiting
+        if hasattr(entries, "aclose"):
+            await entries.aclose()

@@ -1,0 +1,209 @@
+"""Streams of values that the nodes of a run write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from stepwell.errors import InvalidOption, UnknownRun, UsageError
+from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, sse, step
+from stepwell.storage import Apply
+from tests.backends import Backend
+
+
+class Speak(Node):
+    """Writes the numbers below ``count`` as tokens."""
+
+    async def exec(self, prep_res: Any) -> None:
+        for number in range(self.params.get("count", 3)):
+            step().write(f"token {number}")
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+
+
+def values(entries: list[StreamEntry]) -> list[Any]:
+    return [entry.value for entry in entries]
+
+
+async def read(flow: NodeFlow, flow_id: str, **options: Any) -> list[StreamEntry]:
+    async with asyncio.timeout(60):
+        return [entry async for entry in flow.stream(flow_id, **options)]
+
+
+@pytest.mark.every_backend
+async def test_a_reader_that_disconnects_gets_each_token_once(backend: Backend) -> None:
+    storage = backend.storage()
+    flow = linear(Speak, Speak, name="speak", storage=storage)
+    await storage.open()
+    writes = 0
+    run = storage.run
+
+    async def counted(batch: Any) -> Any:
+        nonlocal writes
+        writes += sum(isinstance(operation, Apply) for operation in batch)
+        return await run(batch)
+
+    storage.run = counted  # type: ignore[method-assign]
+    running = asyncio.create_task(flow.run({}, flow_id="run", keep=True, params={"count": 5_000}))
+    found: list[StreamEntry] = []
+    while len(found) < 10_000:
+        # Disconnect five times.
+        most = len(found) + 1_700
+        async with asyncio.timeout(60), aclosing(_retried(flow, found)) as entries:
+            async for entry in entries:
+                found.append(entry)
+                if len(found) == most:
+                    break
+    await running
+    assert values(found) == 2 * [f"token {number}" for number in range(5_000)]
+    numbers = [entry.number for entry in found]
+    assert numbers == sorted(set(numbers))
+    assert found == await read(flow, "run")
+    assert await read(flow, "run", after=numbers[-3]) == found[-2:]
+    assert writes < 200
+
+
+async def _retried(flow: NodeFlow, found: list[StreamEntry]) -> Any:
+    while True:
+        try:
+            async for entry in flow.stream("run", after=found[-1].number if found else 0):
+                yield entry
+            return
+        except UnknownRun:
+            # The run has not begun.
+            await asyncio.sleep(0.01)
+
+
+async def test_values_are_there_before_the_node_completes(backend: Backend) -> None:
+    class Look(Node):
+        async def prep(self, shared: Any) -> None:
+            async with aclosing(flow.stream("run")) as entries:
+                shared["seen"] = [(await anext(entries)).value for _ in range(3)]
+
+    flow = linear(Speak, Look, name="speak", storage=backend.storage())
+    async with asyncio.timeout(30):
+        final = await flow.run({}, flow_id="run")
+    assert final["seen"] == ["token 0", "token 1", "token 2"]
+    # The run was not kept; its stream still ends with its last value.
+    assert values(await read(flow, "run")) == ["token 0", "token 1", "token 2"]
+
+
+async def test_values_of_threads_items_and_attempts(backend: Backend) -> None:
+    class InThread(Node):
+        def exec(self, prep_res: Any) -> None:
+            step().write({"from": "a thread"})
+
+    class Items(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return range(3)
+
+        async def exec(self, item: int) -> None:
+            step().write(item)
+
+    class Retried(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write(f"attempt {step().attempt}")
+            if step().attempt < 3:
+                raise ValueError("again")
+
+    flow = linear(
+        InThread(name="thread"),
+        Items(name="items", concurrency=3),
+        Retried(name="retried", max_retries=3),
+        name="all",
+        storage=backend.storage(),
+    )
+    await flow.run({}, flow_id="run")
+    found = await read(flow, "run")
+    assert found[0].value == {"from": "a thread"}
+    assert {(entry.step, entry.value) for entry in found[1:4]} == {(f"run/items/1/{n}", n) for n in range(3)}
+    assert values(found[4:]) == ["attempt 1", "attempt 2", "attempt 3"]
+    assert len({entry.execution for entry in found[4:]}) == 3
+    assert len({entry.step for entry in found[4:]}) == 1
+
+
+async def test_a_failed_run_keeps_its_values_and_a_resumed_one_goes_on(backend: Backend) -> None:
+    broken = True
+
+    class Breaks(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write("begin")
+            if broken:
+                raise ValueError("down")
+            step().write("end")
+
+    flow = linear(Breaks, name="breaks", storage=backend.storage())
+    with pytest.raises(ValueError, match="down"):
+        await flow.run({}, flow_id="run")
+    found = await read(flow, "run")
+    assert values(found) == ["begin"]
+    broken = False
+    await flow.resume("run")
+    more = await read(flow, "run", after=found[-1].number)
+    assert values(more) == ["begin", "end"]
+    assert more[0].step == found[0].step
+    assert more[0].execution != found[0].execution
+
+
+async def test_a_run_without_values_has_an_empty_stream(backend: Backend) -> None:
+    flow = linear(Node, name="silent", storage=backend.storage())
+    await flow.run({}, flow_id="run", keep=True)
+    assert await read(flow, "run") == []
+    with pytest.raises(UnknownRun):
+        await read(flow, "nothing")
+    with pytest.raises(InvalidOption, match="after"):
+        await read(flow, "run", after=-1)
+
+
+async def test_a_value_that_cannot_be_stored_fails_its_node(backend: Backend) -> None:
+    class Odd(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write(object())
+
+    flow = linear(Odd, name="odd", storage=backend.storage())
+    with pytest.raises(Exception, match="object"):
+        await flow.run({}, flow_id="run", keep=True)
+
+
+async def test_write_needs_a_durable_run() -> None:
+    with pytest.raises(UsageError, match="needs a storage"):
+        await linear(Speak).run({})
+
+
+async def test_events_for_a_browser(backend: Backend) -> None:
+    class Slow(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write("first\nline")
+            await go_on.wait()
+            step().write({"n": 1})
+
+    go_on = asyncio.Event()
+    flow = linear(Slow, name="slow", storage=backend.storage())
+    running = asyncio.create_task(flow.run({}, flow_id="run", keep=True))
+    while not await _known(flow):
+        await asyncio.sleep(0.01)
+    events = []
+    async for event in sse(flow.stream("run"), heartbeat=0.05):
+        events.append(event)
+        if event.startswith(":"):
+            go_on.set()
+    await running
+    assert all(event.endswith("\n\n") for event in events)
+    data = [event.splitlines() for event in events if event.startswith("id: ")]
+    assert [json.loads(lines[1].removeprefix("data: "))["value"] for lines in data] == ["first\nline", {"n": 1}]
+    assert events[-1] == "event: end\ndata: {}\n\n"
+    # A browser sends the last id again after a disconnect.
+    after = int(data[0][0].removeprefix("id: "))
+    assert len([event async for event in sse(flow.stream("run", after=after))]) == 2
+
+
+async def _known(flow: NodeFlow) -> bool:
+    try:
+        await flow.status("run")
+    except UnknownRun:
+        return False
+    return True
