@@ -17,7 +17,7 @@ def test_the_aiogram_adapter_exports_just_these_names() -> None:
 
 
 def test_the_adapter_of_python_telegram_bot_exports_just_these_names() -> None:
-    assert sorted(stepwell.adapters.ptb.__all__) == ["StepwellPersistence"]
+    assert sorted(stepwell.adapters.ptb.__all__) == ["ConversationHandler", "StepwellPersistence"]
 
 
 def test_the_local_bot_api_exports_just_these_names() -> None:

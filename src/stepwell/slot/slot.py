@@ -187,6 +187,11 @@ class Slot:
         self.place = self.place._replace(state=state)
 
     @property
+    def texts(self) -> Mapping[str, str]:
+        """The stored fields as sealed texts, at the load or the last commit that kept the claim."""
+        return self._stored.texts
+
+    @property
     def memo(self) -> Any:
         """The value that the last commit stored as ``memo``. It outlives the record."""
         if self.memo_json is not None:
@@ -364,6 +369,8 @@ class Slot:
         self._holding = keep
         if keep:
             self._written(change, applied, place, changes)
+        else:
+            self.version = None if change.delete else applied.version
         return True
 
     @property

@@ -13,6 +13,10 @@ MINIMUM, BELOW = "22.0", "23"
 # Before the modules below, which import telegram.
 require("telegram", "ptb", distribution="python-telegram-bot", minimum=MINIMUM, below=BELOW)
 
+from stepwell.adapters.ptb.application import install  # noqa: E402
+from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
 from stepwell.adapters.ptb.persistence import StepwellPersistence  # noqa: E402
 
-__all__ = ["StepwellPersistence"]
+__all__ = ["ConversationHandler", "StepwellPersistence"]
+
+install()

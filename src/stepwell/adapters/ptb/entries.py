@@ -18,7 +18,7 @@ from stepwell.errors import CorruptRecord, RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Query, Storage
 
-__all__ = ["BOT", "CHAT", "USER", "EntryRecords", "Known", "tags_of"]
+__all__ = ["BOT", "CHAT", "USER", "EntryRecords", "KnownFields", "tags_of"]
 
 #: The kinds of entries. They are also the names of the fields that mark an entry.
 USER: Final = "user_data"
@@ -28,12 +28,13 @@ BOT: Final = "bot_data"
 PAGE = 500
 
 
-class Known(NamedTuple):
+class KnownFields(NamedTuple):
     """The stored fields that an object was last compared with."""
 
     #: The version that had them; ``None`` if there was no record.
     version: Version | None
-    texts: dict[str, str]
+    #: The fields of the record, also those of other entries.
+    texts: Mapping[str, str]
     #: The record has changes that are not in the object yet.
     behind: bool = False
 
@@ -44,7 +45,7 @@ class EntryRecords:
     def __init__(self, storage: Storage, namespace: Callable[[], str]) -> None:
         self.storage: Storage = storage
         self._namespace = namespace
-        self._known: dict[tuple[str, Any], Known] = {}
+        self._known: dict[tuple[str, Any], KnownFields] = {}
         #: The kinds whose entries were all loaded.
         self._loaded: set[str] = set()
 
@@ -53,11 +54,11 @@ class EntryRecords:
         """The namespace of the records."""
         return self._namespace()
 
-    def known(self, kind: str, key: Any) -> Known | None:
+    def known(self, kind: str, key: Any) -> KnownFields | None:
         """Return the fields that the object of an entry was last compared with."""
         return self._known.get((kind, key))
 
-    def remember(self, kind: str, key: Any, known: Known) -> None:
+    def remember(self, kind: str, key: Any, known: KnownFields) -> None:
         """Remember the fields that the object of an entry equals now."""
         self._known[kind, key] = known
 
@@ -80,7 +81,7 @@ class EntryRecords:
         address = self.storage.address(self.namespace, key)
         stored: Stored | None = await self.storage.perform(Get(address))
         if stored is None or kind not in stored.fields:
-            self.remember(kind, key, Known(None if stored is None else stored.version, {}))
+            self.remember(kind, key, KnownFields(None if stored is None else stored.version, {}))
             return make()
         return await self._open(kind, key, address, stored, make)
 
@@ -114,9 +115,8 @@ class EntryRecords:
         if known is not None and known.version == version and not known.behind:
             return
         base = {} if known is None else known.texts
-        entry = fields.texts_of(kind, texts)
-        self.merge_into(kind, self.storage.address(self.namespace, key), live, base, entry)
-        self.remember(kind, key, Known(version, entry))
+        self.merge_into(kind, self.storage.address(self.namespace, key), live, base, texts)
+        self.remember(kind, key, KnownFields(version, texts))
 
     def merge_into(
         self, kind: str, address: Address, live: Any, base: Mapping[str, str], stored: Mapping[str, str]
@@ -142,6 +142,15 @@ class EntryRecords:
             else:
                 fields.set_item(live, key, replace(items.get(key), merged))
 
+    def is_changed(self, kind: str, key: Any, data: Any) -> bool:
+        """Return whether this process has changed an entry that it has loaded."""
+        known = self.known(kind, key)
+        if known is None or (not known.texts and not fields.items_of(data)):
+            return False
+        seal = self.storage.seal(self.storage.address(self.namespace, key))
+        texts = fields.seal_entry(seal, kind, key, data, self.storage.limits)
+        return texts != fields.texts_of(kind, known.texts)
+
     async def save(self, kind: str, key: Any, data: Any) -> bool:
         """Write the items of an entry that this process has changed, and return whether there were any.
 
@@ -164,9 +173,9 @@ class EntryRecords:
             texts = fields.seal_entry(seal, kind, key, data, storage.limits)
             first = first or texts
             changed = {name: text for name, text in texts.items() if base.texts.get(name) != text}
-            gone = tuple([name for name in base.texts if name not in texts])
+            gone = tuple([name for name in fields.texts_of(kind, base.texts) if name not in texts])
             if not changed and not gone:
-                self.remember(kind, key, Known(base.version, first, behind))
+                self.remember(kind, key, KnownFields(base.version, first, behind))
                 return False
             change = Change(
                 storage.ids(),
@@ -185,7 +194,7 @@ class EntryRecords:
                 # The handlers' object is not ``data`` and does not have these changes yet.
                 base, behind = stored, True
                 continue
-            self.remember(kind, key, Known(applied.version, first, behind))
+            self.remember(kind, key, KnownFields(applied.version, first, behind))
             return True
 
     async def drop(self, kind: str, key: Any, *, only_version: Version | None = None) -> None:
@@ -234,8 +243,12 @@ class EntryRecords:
                 continue
             return
 
-    def _as_known(self, kind: str, stored: Stored | None) -> Known:
-        return Known(None, {}) if stored is None else Known(stored.version, fields.texts_of(kind, stored.fields))
+    def _as_known(self, kind: str, stored: Stored | None) -> KnownFields:
+        return (
+            KnownFields(None, {})
+            if stored is None
+            else KnownFields(stored.version, fields.texts_of(kind, stored.fields))
+        )
 
     async def _open(self, kind: str, key: Any, address: Address, stored: Stored, make: Callable[[], Any]) -> Any:
         known = self._as_known(kind, stored)

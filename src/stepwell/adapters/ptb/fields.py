@@ -6,15 +6,27 @@ field ``user_data.name``. The field ``user_data`` itself says that there is an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from stepwell.adapters.ptb.merging import replace
 from stepwell.codec import Seal, values
 from stepwell.codec.keys import decode_name
 from stepwell.errors import EncodeError
 from stepwell.record import Limits
 
-__all__ = ["delete_item", "explain", "items_of", "names_of", "pack", "seal_entry", "set_item", "texts_of", "unpack"]
+__all__ = [
+    "delete_item",
+    "explain",
+    "items_of",
+    "names_of",
+    "pack",
+    "seal_entry",
+    "set_item",
+    "texts_of",
+    "unpack",
+    "without",
+]
 
 #: The values of the field that marks an entry; a dict with a "value" is an entry that has no items.
 _DICT, _OBJECT = "dict", "object"
@@ -72,6 +84,18 @@ def delete_item(data: Any, key: Any) -> None:
         delattr(data, key)
 
 
+def restore(kind: str, live: Any, stored: Mapping[Any, Any]) -> None:
+    """Change an entry in place to what is stored, given all fields of the record."""
+    now = items_of(live)
+    if now is None:
+        return
+    was = {_key(kind, field): value for field, value in stored.items() if field != kind and _is_item(kind, field)}
+    for key in [key for key in now if key not in was]:
+        delete_item(live, key)
+    for key, value in was.items():
+        set_item(live, key, replace(now.get(key), value))
+
+
 def names_of(kind: str, texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield the stored name and the key of each item of an entry."""
     for name in texts:
@@ -82,6 +106,16 @@ def names_of(kind: str, texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
 def texts_of(kind: str, texts: Mapping[str, str]) -> dict[str, str]:
     """Return the stored fields of an entry among those of a record."""
     return {name: text for name, text in texts.items() if name == kind or _belongs(kind, name)}
+
+
+def without(kinds: Collection[str], data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the fields of a record except those of some entries."""
+    starts = tuple([f"{kind}." for kind in kinds])
+    return {
+        field: value
+        for field, value in data.items()
+        if not (field in kinds or field.startswith(starts) if type(field) is str else field[0] in kinds)
+    }
 
 
 def seal_entry(seal: Seal, kind: str, key: Any, data: Any, limits: Limits) -> dict[str, str]:
@@ -103,6 +137,10 @@ def explain(kind: str, key: Any, data: Any, limits: Limits) -> EncodeError | Non
         except EncodeError as error:
             return error
     return None
+
+
+def _is_item(kind: str, field: Any) -> bool:
+    return bool(field.startswith(f"{kind}.") if type(field) is str else field[0] == kind)
 
 
 def _belongs(kind: str, name: str) -> bool:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
-from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, open_state, pack_state
+from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
+from stepwell.codec import decode_key
+from stepwell.errors import InvalidOption
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
+
+if TYPE_CHECKING:
+    from stepwell.adapters.ptb.claims import UpdateClaim
+    from stepwell.adapters.ptb.updates import ClaimedUpdates
 
 __all__ = ["StepwellPersistence"]
 
@@ -29,10 +35,15 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
     """The data of an application in a Stepwell storage, for any number of processes.
 
     The data of a user is a record of its own, and so is that of a group. Each item of a dict is a field: only changed
-    items are written, and two processes can change different ones. Before a handler runs, its data is read again.
+    items are written, and two processes can change different ones.
+
+    One update of a user, and of a chat, is handled at a time. Its data is read before its handlers run, and written
+    when they have ended. An update that Telegram delivers again is dropped. ``update_interval`` remains for data that
+    jobs and ``block=False`` handlers have changed.
 
     ``storage``: a storage or its URL. ``namespace``: the namespace of the records, by default ``ptb:<bot id>``.
-    ``context_types``: pass the application's, if it has any.
+    ``context_types``: pass the application's, if it has any. ``wait`` and ``lease``: the seconds for which an update
+    waits for another one of the same user or chat, and after which the claim of a killed process ends.
     """
 
     @overload
@@ -43,6 +54,8 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         store_data: PersistenceInput | None = None,
         update_interval: float = 60,
         namespace: str | None = None,
+        wait: float = 60.0,
+        lease: float = 30.0,
     ) -> None: ...
     @overload
     def __init__(
@@ -53,6 +66,8 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         update_interval: float = 60,
         namespace: str | None = None,
         context_types: ContextTypes[Any, UD, CD, BD] | None = None,
+        wait: float = 60.0,
+        lease: float = 30.0,
     ) -> None: ...
     def __init__(
         self,
@@ -62,7 +77,11 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         update_interval: float = 60,
         namespace: str | None = None,
         context_types: ContextTypes[Any, UD, CD, BD] | None = None,
+        wait: float = 60.0,
+        lease: float = 30.0,
     ) -> None:
+        if not lease > 0 or wait < 0:
+            raise InvalidOption(f"lease must be above 0 and wait not negative, got lease={lease!r}, wait={wait!r}")
         super().__init__(store_data=store_data, update_interval=update_interval)
         self.storage: Storage = as_storage(storage)
         self.context_types: ContextTypes[Any, UD, CD, BD] = cast(
@@ -71,7 +90,14 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         self._given_namespace = namespace
         #: True if the storage was made from a URL or opened by its first use here: ``flush()`` then closes it.
         self._owned: bool | None = True if isinstance(storage, str) else None
-        self._entries = EntryRecords(self.storage, lambda: self.namespace)
+        self.wait: float = wait
+        self.lease: float = lease
+        #: The entries of users, chats and the bot.
+        self.entries: EntryRecords = EntryRecords(self.storage, lambda: self.namespace)
+        #: The updates of this process that hold a record, by the key of the record.
+        self.held: dict[Any, UpdateClaim] = {}
+        #: Handles the updates of the application.
+        self.updates: ClaimedUpdates | None = None
         self._keyboards = EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")
 
     @property
@@ -92,12 +118,12 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
 
     async def get_bot_data(self) -> BD:
         """Return the data of the bot."""
-        await self._open()
-        return cast("BD", await self._entries.load(BOT, BOT, self.context_types.bot_data))
+        self._use()
+        return cast("BD", await self.entries.load(BOT, BOT, self.context_types.bot_data))
 
     async def get_callback_data(self) -> _CallbackData | None:
         """Return the callback data of all keyboards; ``None`` if there is none."""
-        await self._open()
+        self._use()
         found = await self._keyboards.load_all(KEYBOARD, dict)
         if not found:
             return None
@@ -108,12 +134,12 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
 
     async def get_conversations(self, name: str) -> dict[ConversationKey, object]:
         """Return the states of all conversations of a handler."""
-        await self._open()
+        self._use()
         field, found = field_of(name), {}
-        async for address, stored in self._entries.records():
+        async for address, stored in self.entries.records():
             if field in stored.fields:
                 states = self.storage.seal(address).data({field: stored.fields[field]})[field]
-                found.update({key: open_state(state) for key, state in states.items()})
+                found.update({decode_key(text): open_state(state) for text, state in states.items()})
         return found
 
     async def update_user_data(self, user_id: int, data: UD) -> None:
@@ -130,7 +156,7 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
 
     async def update_callback_data(self, data: _CallbackData | None) -> None:
         """Write the keyboards that are new or were used, and delete those that are gone."""
-        await self._open()
+        self._use()
         keyboards, queries = data or ([], {})
         found: dict[str, dict[str, Any]] = {
             uuid: {"used": used, "buttons": buttons, "queries": set()} for uuid, used, buttons in keyboards
@@ -145,26 +171,26 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
 
     async def update_conversation(self, name: str, key: ConversationKey, new_state: object | None) -> None:
         """Write the state of a conversation; ``None`` ends it."""
-        await self._open()
+        self._use()
         state = None if new_state is None else pack_state(new_state)
 
-        def change(states: dict[ConversationKey, Any]) -> None:
+        def change(states: dict[str, Any]) -> None:
             if state is None:
-                states.pop(key, None)
+                states.pop(key_text(key), None)
             else:
-                states[key] = state
+                states[key_text(key)] = state
 
-        await self._entries.edit(home_of(key), field_of(name), change)
+        await self.entries.edit(home_of(key), field_of(name), change)
 
     async def drop_user_data(self, user_id: int) -> None:
         """Delete the data of a user."""
-        await self._open()
-        await self._entries.drop(USER, user_id)
+        self._use()
+        await self.entries.drop(USER, user_id)
 
     async def drop_chat_data(self, chat_id: int) -> None:
         """Delete the data of a chat."""
-        await self._open()
-        await self._entries.drop(CHAT, chat_id)
+        self._use()
+        await self.entries.drop(CHAT, chat_id)
 
     async def refresh_user_data(self, user_id: int, user_data: UD) -> None:
         """Add the changes of other processes to the data of a user."""
@@ -180,26 +206,35 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
 
     async def flush(self) -> None:
         """Close the storage, unless it was already open when it was first used here. All data is written before."""
+        if self.updates is not None:
+            await self.updates.stop()
         if self._owned:
             await self.storage.close()
             # An application may be started again.
             self.storage.allow_reopen()
 
-    async def _open(self) -> None:
+    def _use(self) -> None:
         if self._owned is None:
             self._owned = not self.storage.is_open
 
     async def _all(self, kind: str, make: type[Any]) -> dict[int, Any]:
-        await self._open()
-        return await self._entries.load_all(kind, make)
+        self._use()
+        return await self.entries.load_all(kind, make)
 
     async def _save(self, kind: str, key: Any, data: Any) -> None:
-        await self._open()
-        await self._entries.save(kind, key, data)
+        self._use()
+        if key in self.held:
+            # The update writes it when its handlers end.
+            return
+        await self.entries.save(kind, key, data)
 
     async def _refresh(self, kind: str, key: Any, live: Any) -> None:
-        await self._open()
-        await self._entries.refresh(kind, key, live)
+        self._use()
+        claim = self.held.get(key)
+        if claim is None:
+            await self.entries.refresh(kind, key, live)
+        else:
+            claim.refresh(kind, key, live)
 
     async def _forget_keyboard(self, uuid: str) -> None:
         # Another process may use it.

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, TypeAlias
 
+from stepwell.codec import encode_key
 from stepwell.codec.types import PACKERS
 from stepwell.errors import StoredDataError
 
-__all__ = ["ConversationKey", "field_of", "home_of", "open_state", "pack_state"]
+__all__ = ["ConversationKey", "field_of", "home_of", "key_text", "open_state", "pack_state"]
 
 #: The ids of chat, user and message, as far as a conversation is separate for each of them.
 ConversationKey: TypeAlias = tuple[int | str, ...]
@@ -18,8 +19,13 @@ _ENUM = "enum"
 
 
 def field_of(name: str) -> str:
-    """Return the field with the states of one handler; its value is a dict of keys and states."""
+    """Return the field with the states of one handler; its value is a dict of states by the texts of their keys."""
     return f"conversation.{name}"
+
+
+def key_text(key: ConversationKey) -> str:
+    """Return a conversation's key as it is written in the fields of its record."""
+    return encode_key(key)
 
 
 def home_of(key: ConversationKey) -> Any:

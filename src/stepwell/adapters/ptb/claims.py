@@ -1,0 +1,248 @@
+"""The claim of one update: the records of its user and chat, held while its handlers run, written when they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from telegram import Update, ext
+
+from stepwell.adapters.ptb import fields
+from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
+from stepwell.adapters.ptb.entries import BOT, CHAT, USER, KnownFields, tags_of
+from stepwell.adapters.ptb.held_conversation import HeldConversation
+from stepwell.adapters.ptb.pending import PendingHandlers
+from stepwell.adapters.ptb.persistence import StepwellPersistence
+from stepwell.adapters.ptb.states import ConversationKey
+from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
+from stepwell.adapters.retry import retry_until_free
+from stepwell.errors import EncodeError, VersionChanged
+from stepwell.fsm.duplicates import HandledUpdates, token_of
+from stepwell.record import KEEP, Keep
+from stepwell.slot import Changes, Slot
+
+__all__ = ["UpdateClaim"]
+
+
+class UpdateClaim:
+    """The records of an update.
+
+    ``enter()`` claims them, in an order that all processes use. ``finish()`` writes the changes in one batch, with the
+    id of the update in the first record; ``abandon()`` writes nothing and restores the data. ``close()`` follows both.
+    """
+
+    def __init__(
+        self,
+        persistence: StepwellPersistence[Any, Any, Any],
+        application: ext.Application[Any, Any, Any, Any, Any, Any],
+        update: Update,
+        pending: PendingHandlers,
+        *,
+        once: bool = True,
+    ) -> None:
+        self._persistence = persistence
+        self._pending = pending
+        self._once = once
+        self._entries = persistence.entries
+        self._application = application
+        self._update = update
+        self.task: asyncio.Task[Any] | None = asyncio.current_task()
+        #: By the keys of their records.
+        self.slots: dict[Any, Slot] = {}
+        self.conversations: list[HeldConversation] = []
+        self._handled: HandledUpdates | None = None
+        #: When the records were claimed, on the monotonic clock.
+        self._entered = 0.0
+        stored = persistence.store_data
+        #: The entries in the memory of the application, for each kind that is stored.
+        self._kinds: dict[str, Mapping[int, Any]] = {}
+        if stored.user_data:
+            self._kinds[USER] = application.user_data
+        if stored.chat_data:
+            self._kinds[CHAT] = application.chat_data
+        #: The entries that were in memory while the records were held.
+        self._seen: set[tuple[str, Any]] = set()
+
+    async def enter(self) -> bool:
+        """Claim the records and load the states; return whether the update was handled before."""
+        update, held = self._update, self._persistence.held
+        found: list[HeldConversation] = []
+        for handler in conversations_in(self._application):
+            conversation_key = handler.key_of(update)
+            if conversation_key is not None:
+                found.append(HeldConversation.of(handler, conversation_key))
+        for key in self._keys(found):
+            holder = held.get(key)
+            # A handler may process another update: the records that its own update holds are shared.
+            if holder is None or holder.task is not self.task:
+                self.slots[key] = await retry_until_free(partial(self._claim, key))
+                held[key] = self
+        self._entered = monotonic()
+        first = next(iter(self.slots.values()), None)
+        # Telegram's ids are positive. Others come from tests, which often use the same one.
+        if first is not None and self._once and update.update_id > 0:
+            self._handled = HandledUpdates(first)
+            if self._handled.has(token_of(update.update_id), update.update_id):
+                await first.confirm()
+                return True
+        for each in found:
+            await each.load(self.slot(each.record), self._pending, self._persistence.namespace)
+            self.conversations.append(each)
+        for kind, entries in self._kinds.items():
+            self._seen.update([(kind, key) for key in self.slots if key in entries])
+        return False
+
+    def refresh(self, kind: str, key: Any, live: Any) -> None:
+        """Add the changes of other processes to the data of a user or chat."""
+        slot = self.slots[key]
+        self._entries.sync(kind, key, live, slot.version, slot.texts)
+        self._seen.add((kind, key))
+
+    def touch(self, handler: ConversationHandler, key: ConversationKey, context: Any) -> None:
+        """Note that a handler handles the update."""
+        for each in self.conversations:
+            if each.handler is handler and each.key == key:
+                each.context = context
+
+    def conversation(self, handler: ConversationHandler, key: ConversationKey) -> HeldConversation:
+        """Return a conversation of this update."""
+        return next(each for each in self.conversations if each.handler is handler and each.key == key)
+
+    def slot(self, key: Any) -> Slot:
+        """Return a record that this update holds, or the update whose handler processes this one."""
+        return self.slots.get(key) or self._persistence.held[key].slots[key]
+
+    def seconds_until(self, at: float, key: Any) -> float:
+        """Return the seconds until a time on the backend's clock."""
+        return at - self.slot(key).now - (monotonic() - self._entered)
+
+    async def finish(self) -> None:
+        """Write all changes."""
+        for each in self.conversations:
+            if each.starts_pending:
+                await self._pending.begin(self._persistence.namespace)
+            now = self.slot(each.record).now + monotonic() - self._entered
+            each.store(self.slot(each.record), self._pending.process, self._update, now)
+        changes = {key: await self._changes(key, slot) for key, slot in self.slots.items()}
+        changed = [key for key, slot in self.slots.items() if _is_changed(slot, changes[key])]
+        writes: list[Coroutine[Any, Any, object]] = []
+        bot_data = self._application.bot_data
+        if self._persistence.store_data.bot_data and self._entries.is_changed(BOT, BOT, bot_data):
+            writes.append(self._entries.save(BOT, BOT, bot_data))
+        # The first record has the id of the update, and is written last.
+        for number, key in reversed([*enumerate(self.slots)]):
+            if key in changed or (number == 0 and (changed or writes) and self._handled is not None):
+                writes.append(self._commit(key, changes[key], first=number == 0))
+            else:
+                self._remember(key, changes[key])
+        if len(writes) == 1:
+            await writes[0]
+        elif writes:
+            # Writes that are requested together are one batch.
+            await asyncio.gather(*writes)
+
+    def abandon(self) -> None:
+        """Restore the data and the states as they were before the update."""
+        for key, slot in self.slots.items():
+            data = self._entries.storage.seal(slot.address).data(slot.texts)
+            for kind, entries in self._kinds.items():
+                if key in entries:
+                    fields.restore(kind, entries[key], data)
+                    self._entries.remember(kind, key, KnownFields(slot.version, slot.texts))
+        for each in self.conversations:
+            each.restore()
+
+    async def close(self) -> None:
+        """Release the records."""
+        for key in self.slots:
+            del self._persistence.held[key]
+        # The stack releases every slot, even if this task is cancelled meanwhile.
+        async with AsyncExitStack() as stack:
+            for slot in self.slots.values():
+                stack.push_async_exit(slot)
+
+    async def _claim(self, key: Any) -> Slot:
+        persistence = self._persistence
+        slot = Slot(persistence.storage, persistence.namespace, key, wait=persistence.wait, lease=persistence.lease)
+        return await slot.__aenter__()
+
+    def _keys(self, conversations: list[HeldConversation]) -> list[Any]:
+        """Return the keys of the records to claim: users before groups, so that no two updates wait for each other."""
+        update = self._update
+        keys = {each.record for each in conversations}
+        if USER in self._kinds and update.effective_user:
+            keys.add(update.effective_user.id)
+        if CHAT in self._kinds and update.effective_chat:
+            keys.add(update.effective_chat.id)
+        return sorted(keys, key=_order) if len(keys) > 1 else [*keys]
+
+    async def _changes(self, key: Any, slot: Slot) -> Changes:
+        """Put the entries of a record into its slot, and encode what has changed."""
+        found: list[tuple[str, Any]] = []
+        # An entry that is not in memory any more was dropped; one that never was is left as it is.
+        gone = [kind for kind, seen in self._seen if seen == key]
+        for kind, entries in self._kinds.items():
+            if key in entries:
+                found.append((kind, entries[key]))
+                self._entries.sync(kind, key, entries[key], slot.version, slot.texts)
+                gone.append(kind)
+        data = fields.without(gone, slot.data)
+        for kind, live in found:
+            data.update(fields.pack(kind, live))
+        slot.data = data
+        if not data:
+            slot.delete()
+        try:
+            return await slot.changes()
+        except EncodeError as error:
+            explained = [fields.explain(kind, key, live, self._entries.storage.limits) for kind, live in found]
+            raise next(filter(None, explained), error) from None
+
+    async def _commit(self, key: Any, changes: Changes, *, first: bool) -> None:
+        slot, created = self.slots[key], not self.slots[key].found
+        while True:
+            memo: Any = KEEP
+            if first and self._handled is not None:
+                memo = self._handled.with_update(token_of(self._update.update_id), None)
+            tags = KEEP if slot.tags else tags_of(key)
+            at = deadline_of(slot)
+            deadline: float | Keep | None = KEEP if at is None and slot.deadline is None else None
+            if at is not None:
+                deadline = max(self.seconds_until(at, key), 0.0) + GRACE
+            try:
+                await slot.commit(
+                    memo=memo, tags=tags, deadline=deadline, force=True, changes=changes, only_version=slot.version
+                )
+            except VersionChanged:
+                # A job or another task has written the entry without a claim.
+                await slot.reload()
+                for each in self.conversations:
+                    if each.record == key:
+                        each.store(slot, self._pending.process, self._update, slot.now)
+                changes = await self._changes(key, slot)
+            else:
+                break
+        self._remember(key, changes, behind=created)
+
+    def _remember(self, key: Any, changes: Changes, *, behind: bool = False) -> None:
+        """Remember what the entries are equal to now."""
+        slot = self.slots[key]
+        texts = slot.texts
+        if changes.unset:
+            texts = {name: text for name, text in texts.items() if name not in changes.unset}
+        known = KnownFields(slot.version, {**texts, **changes.set}, behind)
+        for kind, entries in self._kinds.items():
+            if key in entries:
+                self._entries.remember(kind, key, known)
+
+
+def _is_changed(slot: Slot, changes: Changes) -> bool:
+    return bool(changes.set or changes.unset or (slot.deleted and slot.found))
+
+
+def _order(key: Any) -> tuple[int, int, str]:
+    return (0, -key, "") if type(key) is int else (1, 0, str(key))
