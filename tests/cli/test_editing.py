@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import open_storage
+from stepwell import Log, open_storage
 from stepwell.cli.output import span
 from stepwell.errors import VersionChanged
 from stepwell.fsm import FSM
@@ -124,6 +124,16 @@ async def test_forget_deletes_all_records_of_a_user(url: str, command: Command) 
     assert (await command("forget", "shop", "43", "--yes", "--json")).json["forgotten"] is True
     assert [each["key"] for each in (await command("ls", "shop", "--json")).json["records"]] == ["(44,44)"]
     assert (await command("forget", "--user", "42", "--yes", "--json")).json == {"forgotten": 0, "records": {}}
+
+
+async def test_forget_deletes_the_logs_of_a_user(url: str, command: Command) -> None:
+    async with open_storage(url) as storage:
+        await Log(storage, "shop", 42, tags=("user:42",)).append("secret")
+    dry = (await command("forget", "--user", "42", "--dry-run", "--json")).json
+    assert dry["records"] == {"shop": ["(42,42)", '("shop",42)']}
+    assert (await command("forget", "--user", "42", "--yes", "--json")).json["forgotten"] == 2
+    async with open_storage(url) as storage:
+        assert await Log(storage, "shop", 42).read() == []
 
 
 class Terminal(io.StringIO):

@@ -17,13 +17,14 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable
+from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable, TooLarge
 from stepwell.record import Address, Change, Queue
 from stepwell.slot import Slot
-from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_path
 from stepwell.storage.postgres.client import PostgresConnection
+from stepwell.storage.postgres.rows import columns
 from stepwell.storage.postgres.schema import migrations
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
@@ -161,6 +162,32 @@ async def test_records_of_a_schema_without_queues_enter_queues_after_the_migrati
         applied = await storage.perform(Apply(address, Change(write="x", queue=Queue("q", 2)), returning=True))
         assert (applied.version.number, applied.record.queue) == (6, Queue("q", 2))
         assert await storage.queued("bot", "q") == [address]
+
+
+async def test_the_size_of_parts_of_an_earlier_release_is_found_out_when_it_is_needed(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        address = storage.address("bot", 1)
+        await storage.perform(Apply(address, Change(write="w", parts={"a": "x" * 50, "b": "x" * 50})))
+        # The column was added later. The bound of the size may be too high.
+        await admin.execute(f"update {name}.records set parts_size = null, size = 1000")
+        with pytest.raises(TooLarge, match="takes 133 bytes"):
+            await storage.perform(Apply(address, Change(write="x", parts={"c": "x" * 30}, limit=120)))
+        await storage.perform(Apply(address, Change(write="x", parts={"a": "x" * 10}, limit=120)))
+        assert await admin.fetchval(f"select parts_size from {name}.records") == 62
+        await storage.perform(Apply(address, Change(write="y", drop=Range("b"))))
+        assert tuple(await admin.fetchrow(f"select parts_size, size from {name}.records")) == (11, 11)
+
+
+async def test_processes_of_an_earlier_release_call_the_function_without_ranges(admin: Any) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name) as storage:
+        address = storage.address("bot", 1)
+        write = Apply(address, Change(write="w", parts={"a": "x"}))
+        arguments = (None, 0, None, None, *columns([write]))[:-1]
+        parameters = ", ".join(f"${number + 1}" for number in range(len(arguments)))
+        await admin.fetch(f"select * from {name}.run_batch({parameters})", *arguments)
+        assert (await storage.perform(Get(address, Range("a")))).parts == {"a": "x"}
 
 
 async def test_a_schema_of_a_newer_release_is_refused(admin: Any) -> None:

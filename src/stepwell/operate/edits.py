@@ -16,9 +16,10 @@ from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.history import HISTORY, with_entry
+from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing
-from stepwell.record import KEEP, Address, Change, Head, Keep, Place, Stored, Version
+from stepwell.record import KEEP, LOGS, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
 
@@ -112,8 +113,10 @@ async def forget(storage: Storage, address: Address, *, version: Version, who: s
 
 
 async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int | None, limit: int) -> list[Address]:
-    """Return the addresses of a user or a chat, with those of deleted records that left a trace."""
-    return await storage.traces(encode_namespace(bot, storage.limits), _tag(user, chat), limit=limit)
+    """Return the addresses of a user or a chat, with those of logs, and of deleted records that left a trace."""
+    tag = _tag(user, chat)
+    found = await storage.traces(encode_namespace(bot, storage.limits), tag, limit=limit)
+    return found + await storage.traces(LOGS, log_tag(bot, tag), limit=limit - len(found))
 
 
 async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:

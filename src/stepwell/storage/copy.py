@@ -61,7 +61,8 @@ async def copy_records(
     wait: float = 60.0,
     progress: Callable[[Copied], None] | None = None,
 ) -> Copied:
-    """Copy all records, or those of some bots: ``namespaces`` are bots' names, or ``record.RUNS`` for node runs.
+    """Copy all records, or those of some bots: ``namespaces`` are bots' names, ``record.RUNS`` for node runs, or
+    ``record.LOGS`` for all logs.
 
     It copies flow, state, revision, history, data, tags, deadline, expiry, queue, parts, and the memo of handled
     updates. It does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the

@@ -159,7 +159,7 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
   if old[1] then
     local next_version = whole(tonumber(version) + 1)
     unlist(prefix, name, old[6], old[8], old[9])
-    call('DEL', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
+    call('UNLINK', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
     version, writer, base = next_version, write, write
     if mode == 'delete' then
       call('HSET', key, '$v', version, '$w', writer, '$b', base, '$t', now_text)
@@ -327,7 +327,7 @@ local function write_record(key, prefix, name, at, given, held, old)
         end
       end
     end
-    call('DEL', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
+    call('UNLINK', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
     base = write
     put('$b', base)
   else

@@ -29,7 +29,7 @@ while swept[2] < most do
         swept[#swept + 1] = name
         swept[#swept + 1] = found[4]
       end
-      call('DEL', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
+      call('UNLINK', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
       if found[2] and memo_till > now then
         -- The memo must still be found by its tags when a user's data is deleted.
         call('HSET', key, '$g', found[2])
