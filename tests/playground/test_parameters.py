@@ -138,7 +138,7 @@ class Forum:
     async def send(self, method: str, params: dict[str, Any]) -> Any:
         """Return the result of a call in a form, with all files."""
         if method == "sendInvoice" and "reply_markup" in params:
-            params = {**params, "reply_markup": {"inline_keyboard": [[{"text": "Pay", "pay": True}]]}}
+            params = {**params, "reply_markup": {"inline_keyboard": [[{"text": "Pay 1 €", "pay": True}]]}}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in params.items()}
         files = {name: (f"{name}.bin", name.encode()) for name in FILES if f"attach://{name}" in str(params)}
         body = (await self.call.http.post(method, data={"chat_id": FORUM, **data}, files=files or None)).json()

@@ -22,6 +22,7 @@ async def test_stars_are_paid_and_refunded(call: Client, chat: Person) -> None:
     assert sent["invoice"] == {
         "title": "Tea", "description": "A cup of tea", "start_parameter": "", "currency": "XTR", "total_amount": 30,
     }  # fmt: skip
+    assert chat.buttons == ["Pay"]
     query_id = await chat.pay()
     query = chat.updates[-1]["pre_checkout_query"]
     assert (query["id"], query["from"]["id"], query["total_amount"]) == (query_id, 42, 30)

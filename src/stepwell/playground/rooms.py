@@ -11,10 +11,17 @@ __all__ = ["people_json", "room_json"]
 
 #: The most messages of a chat that are shown.
 MESSAGES = 200
-_MEDIA = ("photo", "document", "video", "audio", "voice", "animation", "sticker", "contact", "location", "dice", "poll")
+_MEDIA = (
+    "photo", "document", "video", "video_note", "audio", "voice", "animation", "sticker", "contact", "venue",
+    "location", "dice", "poll", "invoice",
+)  # fmt: skip
 _SERVICE = {
     "new_chat_members": "joined",
     "left_chat_member": "left",
+    "new_chat_title": "renamed the chat",
+    "pinned_message": "pinned a message",
+    "successful_payment": "paid",
+    "refunded_payment": "refunded a payment",
     "forum_topic_created": "opened the topic",
     "forum_topic_edited": "renamed the topic",
     "forum_topic_closed": "closed the topic",
@@ -55,6 +62,9 @@ def room_json(room: Room) -> dict[str, Any]:
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     sender = message.get("from", {})
     service = next((words for name, words in _SERVICE.items() if name in message), None)
+    left = message.get("left_chat_member", sender)
+    if left.get("id") != sender.get("id"):
+        service = f"removed {_name(left)}"
     topic = message.get("forum_topic_created", message.get("forum_topic_edited", {})).get("name")
     return {
         "id": message["message_id"],
@@ -71,7 +81,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_INSIDE = ("member", "administrator", "creator")
+_INSIDE = ("member", "administrator", "creator", "restricted")
 
 
 def _name(user: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ _FOUND = re.compile(
 
 def utf16_length(text: str) -> int:
     """Return the length of a text in UTF-16 code units."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def find_entities(text: str) -> list[Entity]:

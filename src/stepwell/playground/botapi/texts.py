@@ -56,14 +56,18 @@ def formatted_text(
     text, given = _trimmed(text, given)
     if utf16_length(text) > limit:
         raise bad_request(too_long)
+    if not given:
+        return text, find_entities(text)
     return text, sorted([*given, *_found(text, given)], key=lambda entity: (entity["offset"], -entity["length"]))
 
 
 def _trimmed(text: str, given: list[Entity]) -> tuple[str, list[Entity]]:
     """Remove spaces and line ends around a text as Telegram does: at its start only before the first entity."""
     text = text.rstrip()
-    first = min((each["offset"] for each in given), default=len(text))
-    removed = min(len(text) - len(text.lstrip(" \n")), max(first, 0))
+    if not given:
+        return text.lstrip(" \n"), []
+    first = max(min(each["offset"] for each in given), 0)
+    removed = min(len(text) - len(text.lstrip(" \n")), first)
     text, size = text[removed:], utf16_length(text) - removed
     moved = [{**each, "offset": each["offset"] - removed} for each in given]
     ended = [{**each, "length": min(each["length"], size - each["offset"])} for each in moved]
@@ -81,6 +85,8 @@ def _found(text: str, given: list[Entity]) -> list[Entity]:
 
 def link_preview(params: Params) -> dict[str, Any]:
     """Return the options of the link preview of a call."""
+    if "link_preview_options" not in params.given and "disable_web_page_preview" not in params.given:
+        return {}
     options = params.json("link_preview_options", dict, "link preview options")
     if options is None and params.flag("disable_web_page_preview"):
         options = {"is_disabled": True}

@@ -58,7 +58,8 @@ def send_invoice(call: Call) -> dict[str, Any]:
     markup = markup_of(call.params)
     if markup is not None and not _starts_with_pay(markup):
         raise bad_request("REPLY_MARKUP_BUY_EMPTY")
-    message = deliver(call, invoice=invoice.json)
+    button = {} if markup is not None else {"reply_markup": {"inline_keyboard": [[{"text": "Pay", "pay": True}]]}}
+    message = deliver(call, invoice=invoice.json, **button)
     call.room().invoices[message["message_id"]] = invoice
     return message
 

@@ -45,10 +45,10 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
     markup = markup_of(params)
     reply = reply_of(call, room)
     thread = params.number("message_thread_id", 0) or reply.get("reply_to_message", {}).get("message_thread_id", 0)
-    content = {**_thread(room, thread), **reply, **content}
+    content = {**(_thread(room, thread) if thread else {}), **reply, **content}
     if params.flag("protect_content"):
         content["has_protected_content"] = True
-    if params.has("message_effect_id"):
+    if params.given.get("message_effect_id"):
         content["effect_id"] = params.text("message_effect_id")
     if markup is not None and "inline_keyboard" in markup:
         content["reply_markup"] = markup
@@ -58,8 +58,6 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
 
 
 def _thread(room: Room, thread: int) -> dict[str, Any]:
-    if not thread:
-        return {}
     topic = room.topics.get(thread)
     if topic is None:
         raise bad_request("message thread not found")
