@@ -24,6 +24,7 @@ from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.runs import Runs
+from stepwell.playground.undo import step_back
 from stepwell.web.diagrams import describe_flow, describe_graph
 
 HERE = Path(__file__).parent
@@ -62,12 +63,58 @@ async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Pa
     async with playground(EXAMPLES / name, tmp_path) as play:
         person = play.person("42", 42)
         for said, answer in REGISTRATION:
-            assert await person.ask(said, timeout=30) == answer, play.output
+            assert await person.ask(said, timeout=60) == answer, play.output
             # aiogram's handlers answer before their state is written.
             async with asyncio.timeout(60):
                 while (await play.record(42) is None) != (said == "yes"):
                     await asyncio.sleep(0.02)
         assert [flow["name"] for flow in play.observer.machines.popitem()[1]["flows"]] == ["registration"]
+
+
+async def test_records_and_errors_of_aiograms_own_fsm_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    source = (EXAMPLES / "aiogram_states.py").read_text()
+    path.write_text(source.replace('await state.clear()\n        await message.answer("Cancelled.")', "1 / 0"))
+    async with playground(path, tmp_path) as play:
+        observer, person = play.observer, play.person("42", 42)
+        bot, key = f"aiogram:{play.bot.id}", '(42,42,None,None,"default")'
+
+        async def reach(state: str | None) -> None:
+            async with asyncio.timeout(60):
+                while (shown := observer.records.get(bot, key)) is None or (shown.record or {}).get("state") != state:
+                    await asyncio.sleep(0.01)
+
+        for said, answer in REGISTRATION[:2]:
+            assert await person.ask(said, timeout=60) == answer, play.output
+        await reach("get_email")
+        assert await play.record(42) == observer.records.get(bot, key).record  # type: ignore[union-attr]
+        assert observer.places.owner(bot, key) == (42, 42)
+        (flow,) = observer.machines[bot]["flows"]
+        assert (flow["name"], flow["states"], flow["edges"]) == (
+            "Registration", ["get_name", "get_email"], [["get_name", "get_email"]],
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            while not all(group.writes for group in observer.timeline.groups):
+                await asyncio.sleep(0.01)
+        assert [group.key for group in observer.timeline.groups] == [key, key]
+        assert (await step_back(play, bot, key)).title == "Alice"
+        await reach("get_name")
+        assert (await step_back(play, bot, key)).title == "/register"
+        await reach(None)
+        assert await person.ask("/register", timeout=60) == "What's your name?"
+        await reach("get_name")
+        assert await person.ask("Bob", timeout=60) == "Got it, Bob! What's your email?"
+        await reach("get_email")
+        shown = observer.records.get(bot, key)
+        assert shown is not None
+        assert shown.record is not None
+        await observer.edit(bot, key, version=shown.record["version"], state="confirm", data='{"name": "Carol"}')
+        await person.send("/cancel")
+        assert await person.ask("yes", timeout=60) == "Registered! Welcome, Carol!"
+        await reach(None)
+        (failed,) = [group for group in observer.timeline.groups if group.error is not None]
+        assert (failed.title, failed.error) == ("/cancel", "ZeroDivisionError: division by zero")
+        assert "1 / 0" in str(failed.json()["events"])
 
 
 async def test_any_program_that_takes_its_bot_api_from_the_environment_runs(tmp_path: Path) -> None:
@@ -86,8 +133,8 @@ async def test_the_first_example_of_the_readme_runs_as_it_is(tmp_path: Path) -> 
     path.write_text(readme.split("```python\n", 1)[1].split("```", 1)[0])
     async with playground(path, tmp_path) as play:
         person = play.person("42", 42)
-        assert await person.ask("/register", timeout=30) == "What's your name?", play.output
-        assert await person.ask("Alice", timeout=30) == "Got it, Alice! What's your email?", play.output
+        assert await person.ask("/register", timeout=60) == "What's your name?", play.output
+        assert await person.ask("Alice", timeout=60) == "Got it, Alice! What's your email?", play.output
         record = await play.record(42)
         assert record is not None
         assert (record["state"], record["data"]) == ("get_email", {"name": "Alice"})
@@ -124,7 +171,7 @@ async def fill(ctx):
     ctx.answer(f"{ctx.data_as(Cart)} in {__name__}")
 """)
     async with playground(path, tmp_path) as play:
-        assert await play.person("42", 42).ask("tea", timeout=30) == "Cart(item=Item(name='tea')) in bot"
+        assert await play.person("42", 42).ask("tea", timeout=60) == "Cart(item=Item(name='tea')) in bot"
 
 
 async def test_a_program_that_ends_without_a_router_says_what_is_needed(tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_a_repeated_update_is_a_group_of_its_own_and_says_that_it_was_handled_be
     assert play.titles == [["sendMessage: hello"], ["sendMessage: hello"]]
 
 
+def test_claims_of_a_framework_tell_which_update_is_handled(play: Play) -> None:
+    play.update(1)
+    play.update(2)
+    for number in (1, 2):
+        play.now += 0.001
+        play.timeline.claimed(play.report(ids=[42]))
+        play.now += 0.001
+        play.call(chat_id=42, text=str(number))
+        play.now += 0.001
+        play.timeline.written(play.report(ids=[42]), f"state {number}", {}, None)
+    assert play.titles == [["sendMessage: 1", "state 1"], ["sendMessage: 2", "state 2"]]
+
+
 def test_an_error_is_at_its_update_with_its_traceback(play: Play) -> None:
     play.update(1)
     play.update(2)

@@ -21,7 +21,16 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 from stepwell.web.display import as_json
 
-__all__ = ["ReadRecord", "clear_record", "edit_record", "read_record", "restore_record", "time_out_now"]
+__all__ = [
+    "ReadRecord",
+    "clear_record",
+    "edit_record",
+    "read_record",
+    "restore_record",
+    "shown_record",
+    "snapshot_of",
+    "time_out_now",
+]
 
 #: Seconds to wait for a handler that holds the record.
 PATIENCE = 4.0
@@ -37,7 +46,11 @@ class ReadRecord(NamedTuple):
 
 async def read_record(storage: Storage, address: Address) -> ReadRecord:
     """Return the record at an address."""
-    stored: Stored | None = await storage.perform(Get(address))
+    return shown_record(storage, address, await storage.perform(Get(address)))
+
+
+def shown_record(storage: Storage, address: Address, stored: Stored | None) -> ReadRecord:
+    """Return a stored record."""
     if stored is None:
         return ReadRecord(None, {})
     shown = view(storage, address, stored)
@@ -53,7 +66,14 @@ async def read_record(storage: Storage, address: Address) -> ReadRecord:
         "profile": as_json(shown.profile),
         "error": "; ".join(shown.damage) or None,
     }
-    snapshot = {
+    return ReadRecord(record, snapshot_of(stored))
+
+
+def snapshot_of(stored: Stored | None) -> dict[str, Any]:
+    """Return a record as JSON, for ``restore_record``."""
+    if stored is None:
+        return {}
+    return {
         "head": stored.head,
         "fields": dict(stored.fields),
         "tags": list(stored.tags),
@@ -61,7 +81,6 @@ async def read_record(storage: Storage, address: Address) -> ReadRecord:
         "expires_at": stored.expires_at,
         "deadline": stored.deadline,
     }
-    return ReadRecord(record, snapshot)
 
 
 async def edit_record(storage: Storage, address: Address, request: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from stepwell.errors import UsageError
@@ -115,6 +116,10 @@ class BotObserver:
             timeline.failed(report)
         elif kind == "fired":
             timeline.fired(report)
+        elif kind == "used":
+            self._used(report)
+        elif kind == "logged":
+            timeline.logged(report)
         elif kind == "record":
             timeline.written(report, *self._written(report["bot"], report["key"], report))
         else:
@@ -126,6 +131,37 @@ class BotObserver:
                 timeline.note(title, report["update_id"])
             self.show("runs")
 
+    def _used(self, report: dict[str, Any]) -> None:
+        """Show a record that no machine has."""
+        bot, key, record = report["bot"], report["key"], report["record"]
+        chat, user = self.places.add(bot, key, report["ids"]) or (None, None)
+        known = self.records.get(bot, key)
+        if record is not None:
+            # A framework may store no history.
+            seen = [] if known is None or known.flow != record["flow"] else known.path
+            record["history"] = record["history"] or seen[: -1 if seen and seen[-1] == record["state"] else None]
+            self._draw(bot, record)
+        if report["written"]:
+            written = self._written(bot, key, report)
+            self.timeline.written({**report, "chat": chat, "user": user, "duration": 0.0}, *written)
+        else:
+            self.timeline.claimed({**report, "chat": chat, "user": user})
+            self.records.found(bot, key, record, report["snapshot"])
+            self.show("records", "places")
+
+    def _draw(self, bot: str, record: dict[str, Any]) -> None:
+        """Add the state of a record to the diagram of the states seen so far."""
+        machine = self.machines.setdefault(bot, {"kind": "machine", "bot": bot, "flows": []})
+        name, path = record["flow"] or "states", [*record["history"], record["state"]]
+        flow = next((each for each in machine["flows"] if each["name"] == name), None)
+        if flow is None:
+            flow = {"name": name, "states": [], "start": path[0], "edges": [], "ends": [], "timeouts": {}, "seen": True}
+            machine["flows"].append(flow)
+        flow["states"] += [each for each in dict.fromkeys(path) if each is not None and each not in flow["states"]]
+        steps = [list(each) for each in pairwise(path) if None not in each]
+        flow["edges"] += [each for each in steps if each not in flow["edges"]]
+        self.show("machines")
+
     def _written(self, bot: str, key: str, read: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
         """Show a written record; return a title, the change, and the snapshot of the record before."""
         known = self.records.get(bot, key)
@@ -134,7 +170,10 @@ class BotObserver:
         where = f"{record['flow']} / {record['state']}" if record else "The record was deleted"
         change = {"key": key, "changed": [*new.changed, *(f"data.{name}" for name in new.fields)], "record": record}
         self.show("records", "places")
-        return where, change, None if known is None else known.snapshot
+        before: dict[str, Any] | None = read.get("before")
+        if before is None and known is not None:
+            before = known.snapshot
+        return where, change, before
 
     def _edited(self, bot: str, key: str, read: dict[str, Any]) -> None:
         self.timeline.edited(bot, key, *self._written(bot, key, read), owner=self.places.owner(bot, key))

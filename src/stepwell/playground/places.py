@@ -24,6 +24,8 @@ class Places:
         self._records = records
         self._changed = changed
         self._found: dict[str, list[dict[str, Any]]] = {}
+        #: Records that no machine has, by place.
+        self._others: dict[str, list[dict[str, Any]]] = {}
 
     async def locate(self) -> None:
         """Look up the record of every user in every chat and topic."""
@@ -39,23 +41,23 @@ class Places:
         """Return the record of a user in a chat."""
         name = f"{room.id}/{user}/0"
         await self._locate(name, _update_from(room, self._world.users[user], None))
-        found = self._found.get(name)
-        return found[0]["record"] if found else None
+        known = [self._records.get(each["bot"], each["key"]) for each in self._all().get(name, []) if each["key"]]
+        return next((each.record for each in known if each is not None and each.record is not None), None)
 
     def shown(self, chat: int, user: int, thread: int | None) -> Shown | None:
         """Return the record that the page shows for a user in a chat, if there is one machine."""
-        found = self._found.get(f"{chat}/{user}/{thread or 0}", [])
+        found = self._all().get(f"{chat}/{user}/{thread or 0}", [])
         known = [self._records.get(each["bot"], each["key"]) for each in found if each["key"] is not None]
         return known[0] if len(known) == 1 else None
 
     def keys_of(self, chat: int) -> list[tuple[str, str]]:
         """Return the machine and key of each record of a chat."""
-        found = [each for name, records in self._found.items() if name.startswith(f"{chat}/") for each in records]
+        found = [each for name, records in self._all().items() if name.startswith(f"{chat}/") for each in records]
         return list(dict.fromkeys((each["bot"], each["key"]) for each in found if each["key"] is not None))
 
     def owner(self, bot: str, key: str) -> tuple[int, int] | None:
         """Return the chat and the user of a record."""
-        for name, found in self._found.items():
+        for name, found in self._all().items():
             if any((each["bot"], each["key"]) == (bot, key) for each in found):
                 chat, user, _ = name.split("/")
                 return int(chat), int(user)
@@ -64,8 +66,27 @@ class Places:
     def json(self) -> dict[str, Any]:
         """Return the machine and key of each record, by place."""
         return {
-            name: [{"bot": each["bot"], "key": each["key"]} for each in found] for name, found in self._found.items()
+            name: [{"bot": each["bot"], "key": each["key"]} for each in found] for name, found in self._all().items()
         }
+
+    def add(self, bot: str, key: str, ids: list[int]) -> tuple[int, int | None] | None:
+        """Add a record without a machine by the numbers in its key; return its chat and user, if it has them."""
+        world = self._world
+        users = [each for each in ids if each in world.users]
+        room = next((each for each in world.rooms.values() if each.id in ids), None)
+        if room is None:
+            return None
+        user = next((each for each in users if each in room.members), None)
+        thread = next((each for each in ids if each in room.topics), 0)
+        for member in room.members if user is None else [user]:
+            places = self._others.setdefault(f"{room.id}/{member}/{thread}", [])
+            if {"bot": bot, "key": key} not in places:
+                places.append({"bot": bot, "key": key})
+        return room.id, user
+
+    def _all(self) -> dict[str, list[dict[str, Any]]]:
+        names = self._found | self._others
+        return {name: [*self._found.get(name, []), *self._others.get(name, [])] for name in names}
 
     async def _locate(self, name: str, update: dict[str, Any]) -> None:
         found: list[dict[str, Any]] = []

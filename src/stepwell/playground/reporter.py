@@ -1,7 +1,7 @@
 """In the bot's process: reports its machines, and what they do with each update, to the playground.
 
-``install`` is called before the bot's own code. A reporter runs on the event loop of its machine, because the
-storage does too.
+Records that no machine writes, such as those of aiogram's own FSM, are reported too. ``install`` is called before the
+bot's own code. A reporter runs on the event loop of its machine, because the storage does too.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import traceback
+import time
 from contextvars import ContextVar
-from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
-from stepwell.codec import decode_key
+from stepwell.codec import decode_key, decode_namespace
 from stepwell.errors import StepwellError
 from stepwell.fsm import (
     FSM,
@@ -28,11 +26,22 @@ from stepwell.fsm import (
     TimerFired,
     Update,
     UpdateReceived,
-    keys,
     subscribe,
 )
-from stepwell.playground.bot_records import clear_record, edit_record, read_record, restore_record, time_out_now
+from stepwell.playground.bot_records import (
+    clear_record,
+    edit_record,
+    read_record,
+    restore_record,
+    shown_record,
+    time_out_now,
+)
+from stepwell.playground.event_reports import report_of
+from stepwell.playground.record_watch import RecordWatch, watch_storages
 from stepwell.playground.report_server import LONGEST_LINE
+from stepwell.record import Address, ReservedNamespace, Stored
+from stepwell.storage import Storage
+from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 from stepwell.web.diagrams import describe_flow
 
 __all__ = ["handled_update", "install"]
@@ -44,42 +53,61 @@ handled_update: ContextVar[int | None] = ContextVar("stepwell_playground_update"
 _REPORTED = (
     MachineReady, UpdateReceived, DuplicateReceived, Committed, HandlerFailed, TimerFired, ConversationExpired
 )  # fmt: skip
-#: The most characters of a traceback; its end is kept.
-MAX_TRACEBACK = 8000
 _EDITS = {"edit": edit_record, "clear": clear_record, "restore": restore_record}
-_OWN_CODE = str(Path(__file__).parents[1])
 
 
 class _Observed(NamedTuple):
-    """An event, and the update that caused it."""
+    """An event, the update that caused it, and the record before its write."""
 
     event: FSMEvent
+    update_id: int | None
+    before: dict[str, Any] | None
+
+
+class _Used(NamedTuple):
+    """A record that was read or written without a machine, and the update that caused it."""
+
+    storage: Storage
+    address: Address
+    #: The record that was read; ``None`` also for a write.
+    stored: Stored | None
+    written: bool
+    before: dict[str, Any] | None
+    at: float
     update_id: int | None
 
 
 def install(address: str) -> None:
-    """Report every machine of this process to ``host:port:secret`` from now on."""
+    """Report every machine and every record of this process to ``host:port:secret`` from now on."""
     host, port, secret = address.split(":")
     reporters: dict[asyncio.AbstractEventLoop, Reporter] = {}
+
+    def reporter() -> Reporter:
+        loop = asyncio.get_running_loop()
+        if loop not in reporters:
+            reporters[loop] = Reporter(host, int(port), secret)
+        return reporters[loop]
 
     def report(event: FSMEvent) -> None:
         if isinstance(event, _REPORTED):
             if isinstance(event, UpdateReceived):
                 handled_update.set(event.update.update_id)
-            loop = asyncio.get_running_loop()
-            if loop not in reporters:
-                reporters[loop] = Reporter(host, int(port), secret)
-            reporters[loop].observe(event, handled_update.get())
+            reporter().observe(event, handled_update.get())
 
     subscribe(report)
+    watch_storages(lambda storage, operation, result: reporter().use(storage, operation, result))
 
 
 class Reporter:
     """One connection to the playground, with one JSON object per line."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
-        self._events: asyncio.Queue[_Observed] = asyncio.Queue()
+        self._events: asyncio.Queue[_Observed | _Used] = asyncio.Queue()
         self._machines: dict[str, FSM] = {}
+        #: The storages of records without a machine, by namespace.
+        self._storages: dict[str, Storage] = {}
+        self._seen: set[Address] = set()
+        self._watch = RecordWatch()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._reporting = asyncio.create_task(self._report(host, port, secret), name="stepwell-playground")
@@ -89,30 +117,41 @@ class Reporter:
         if isinstance(event, MachineReady) and isinstance(event.fsm, FSM):
             # Known before the connection, because requests may arrive at once.
             self._machines[event.bot] = event.fsm
-        self._events.put_nowait(_Observed(event, update_id))
+        before = self._watch.before(event.address) if isinstance(event, Committed) and event.address else None
+        self._events.put_nowait(_Observed(event, update_id, before))
+
+    def use(self, storage: Storage, operation: Operation, result: Result) -> None:
+        """Note an operation. Report a record that no machine has when it is first used, claimed or written."""
+        if asyncio.current_task() in (self._reporting, self._reading):
+            return
+        self._watch.performed(operation, result)
+        address, written = operation.address, isinstance(operation, Apply)
+        namespace = decode_namespace(address.namespace)
+        if (
+            namespace in self._machines
+            or isinstance(namespace, ReservedNamespace)
+            or isinstance(operation, Release)
+            or (address in self._seen and not written and not isinstance(operation, Claim))
+        ):
+            return
+        if isinstance(operation, Claim) and (operation.renew or not isinstance(result, Claimed)):
+            return
+        self._storages[namespace] = storage
+        self._seen.add(address)
+        stored = result.record if isinstance(result, Claimed) else result if isinstance(result, Stored) else None
+        before = self._watch.before(address) if written else None
+        self._events.put_nowait(_Used(storage, address, stored, written, before, time.time(), handled_update.get()))
 
     async def _report(self, host: str, port: int, secret: str) -> None:
         reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
         self._send({"secret": secret})
         self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
         while True:
-            event, update_id = await self._events.get()
-            fsm = event.fsm
-            assert isinstance(fsm, FSM)
-            if isinstance(event, MachineReady):
-                flows = [describe_flow(flow) for flow in fsm.flows.values()]
-                self._send({"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__})
-                continue
-            report = _about(fsm, event, update_id)
-            if isinstance(event, Committed):
-                assert event.address is not None
-                try:
-                    # Read again: the page shows what is stored.
-                    report |= (await read_record(fsm.storage, event.address))._asdict()
-                except StepwellError as error:
-                    logger.warning("the record at %s could not be read: %s", event.address.text, error)
-                    continue
-            self._send(report)
+            observed = await self._events.get()
+            try:
+                self._send(await _report_of(observed))
+            except StepwellError as error:
+                logger.warning("an event could not be shown in the playground: %s", error)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -126,15 +165,17 @@ class Reporter:
     async def _answer(self, request: dict[str, Any]) -> Any:
         if request["do"] == "place":
             return {"records": [await _placed(fsm, request["update"]) for fsm in self._machines.values()]}
-        fsm = self._machines.get(request["bot"])
-        if fsm is None:
-            # A program may have several loops, each with machines of its own.
-            return None
+        bot, key = request["bot"], decode_key(request["key"])
+        fsm = self._machines.get(bot)
         if request["do"] == "time out":
-            return {"fired": await time_out_now(fsm, decode_key(request["key"]))}
-        address = fsm.storage.address(fsm.bot, decode_key(request["key"]))
-        await _EDITS[request["do"]](fsm.storage, address, request)
-        return (await read_record(fsm.storage, address))._asdict()
+            return None if fsm is None else {"fired": await time_out_now(fsm, key)}
+        storage = self._storages.get(bot) if fsm is None else fsm.storage
+        if storage is None:
+            # A program may have several loops, each with machines and storages of its own.
+            return None
+        address = storage.address(bot, key)
+        await _EDITS[request["do"]](storage, address, request)
+        return (await read_record(storage, address))._asdict()
 
     def _send(self, line: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -142,43 +183,31 @@ class Reporter:
             self._writer.write(json.dumps(line).encode() + b"\n")
 
 
-def _about(fsm: FSM, event: FSMEvent, update_id: int | None) -> dict[str, Any]:
-    """Return the report of an event, without a record."""
-    parts = keys.parts_of(fsm.key, event.key)
-    where = keys.answer_to_key(fsm.key, event.key)
-    report: dict[str, Any] = {
-        "bot": event.bot,
-        "key": None if event.address is None else event.address.key,
-        "user": parts.user if type(parts.user) is int else None,
-        "chat": where[0] if where else None,
-        "at": event.at,
-        "duration": getattr(event, "duration", 0.0),
-        "update_id": update_id,
-    }
-    error: BaseException | None = getattr(event, "error", None)
-    report["error"] = None if error is None else f"{type(error).__name__}: {error}"[:500]
-    report["traceback"] = None if error is None else _traceback(error)
-    match event:
-        case UpdateReceived():
-            return {"kind": "received", **report}
-        case DuplicateReceived():
-            return {"kind": "duplicate", **report}
-        case HandlerFailed():
-            return {"kind": "failed", **report}
-        case TimerFired() | ConversationExpired():
-            what = "timer fired" if isinstance(event, TimerFired) else "conversation expired"
-            return {"kind": "fired", "what": what, "flow": event.flow, "state": event.state, **report}
-        case _:
-            return {"kind": "record", **report}
+async def _report_of(observed: _Observed | _Used) -> dict[str, Any]:
+    if isinstance(observed, _Used):
+        storage, address, stored, written, before, at, update_id = observed
+        about = {"bot": decode_namespace(address.namespace), "key": address.key, "ids": _ids(decode_key(address.key))}
+        record = await read_record(storage, address) if written else shown_record(storage, address, stored)
+        what = {"kind": "used", "written": written, "before": before, "at": at, "update_id": update_id}
+        return {**what, **about, **record._asdict()}
+    event, fsm = observed.event, observed.event.fsm
+    assert isinstance(fsm, FSM)
+    if isinstance(event, MachineReady):
+        flows = [describe_flow(flow) for flow in fsm.flows.values()]
+        return {"kind": "machine", "bot": fsm.bot, "flows": flows, "storage": type(fsm.storage).__name__}
+    report = report_of(fsm, event, observed.update_id)
+    if isinstance(event, Committed):
+        assert event.address is not None
+        # Read again: the page shows what is stored.
+        report |= {"before": observed.before, **(await read_record(fsm.storage, event.address))._asdict()}
+    return report
 
 
-def _traceback(error: BaseException) -> str:
-    """Return a traceback that begins with the bot's own code."""
-    begin: TracebackType | None = error.__traceback__
-    while begin is not None and begin.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
-        begin = begin.tb_next
-    text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
-    return text if len(text) <= MAX_TRACEBACK else f"…{text[-MAX_TRACEBACK:]}"
+def _ids(key: Any) -> list[int]:
+    """Return the numbers in a key, among which are its user, chat and topic."""
+    if isinstance(key, tuple):
+        return [each for part in key for each in _ids(part)]
+    return [key] if type(key) is int and abs(key) < 2**53 else []
 
 
 async def _placed(fsm: FSM, update: dict[str, Any]) -> dict[str, Any]:

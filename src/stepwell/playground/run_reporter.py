@@ -16,24 +16,27 @@ from stepwell.playground.reporter import handled_update
 from stepwell.web.diagrams import describe_graph
 from stepwell.web.display import as_json
 
-__all__ = ["install"]
+__all__ = ["RunReporter", "install"]
 
 
-def install(address: str) -> None:
+def install(address: str) -> RunReporter:
     """Report every run of this process to ``host:port:secret``."""
     host, port, secret = address.split(":")
-    subscribe(_RunReporter(host, int(port), secret).report)
+    reporter = RunReporter(host, int(port), secret)
+    subscribe(reporter.report)
+    return reporter
 
 
-class _RunReporter:
-    """A connection that only sends."""
+class RunReporter:
+    """A connection that only sends, from any thread."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
         self._socket = socket.create_connection((host, port), timeout=5)
         self._lock = threading.Lock()
-        self._send({"secret": secret, "listens": False})
+        self.send({"secret": secret, "listens": False})
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a report."""
         # Without the playground the run continues.
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -43,8 +46,8 @@ class _RunReporter:
         if event.kind.startswith("item."):
             return
         if event.graph is not None:
-            self._send({"kind": "graph", "graph": describe_graph(event.flow, event.graph)})
-        self._send(
+            self.send({"kind": "graph", "graph": describe_graph(event.flow, event.graph)})
+        self.send(
             {
                 "kind": "run",
                 "event": event.kind,
@@ -59,4 +62,4 @@ class _RunReporter:
         )
         if (parked := event.parked) is not None:
             about = {"id": event.flow_id, "node": parked.node, "question": as_json(parked.question)}
-            self._send({"kind": "question", **about, "deadline": parked.deadline})
+            self.send({"kind": "question", **about, "deadline": parked.deadline})

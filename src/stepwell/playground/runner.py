@@ -20,7 +20,7 @@ from stepwell import open_storage
 from stepwell.botfile import defines_router, load_router
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
-from stepwell.playground import reporter, run_reporter
+from stepwell.playground import error_reporter, reporter, run_reporter
 from stepwell.telegram import BotClient, run_polling
 
 __all__ = ["main"]
@@ -34,7 +34,7 @@ def main() -> None:
     sys.path[0] = str(path.parent)
     if address := os.environ.pop("STEPWELL_PLAYGROUND", None):
         reporter.install(address)
-        run_reporter.install(address)
+        error_reporter.install(run_reporter.install(address))
     try:
         if defines_router(path):
             asyncio.run(_poll(load_router(path, os.environ["STEPWELL_STORAGE"])))

@@ -80,8 +80,18 @@ class Timeline:
         known = list(self._with_update(report["update_id"]))
         # Of repeated deliveries, the first one that was not handled yet.
         group = next((each for each in reversed(known) if each.started is None), known[0] if known else None)
-        if group is None:
-            return
+        if group is not None:
+            self._begin(group, report)
+
+    def claimed(self, report: dict[str, Any]) -> None:
+        """Note that a framework has claimed a record: it handles the first update of that user, in order of arrival."""
+        for group in self.of_chat(report["chat"]):
+            waiting = group.update is not None and group.started is None and group.at <= report["at"]
+            if waiting and report["user"] in (None, group.user):
+                self._begin(group, report)
+                return
+
+    def _begin(self, group: EventGroup, report: dict[str, Any]) -> None:
         group.started, group.bot, group.key = report["at"], report["bot"], report["key"]
         self._announce(group)
         # Calls that arrived before this report may belong to this update.
@@ -107,12 +117,24 @@ class Timeline:
         about = {"error": report["error"], "traceback": report["traceback"]}
         self._put(group, "error", report["error"], about, at=report["at"], failed=True)
 
+    def logged(self, report: dict[str, Any]) -> None:
+        """Add an error that the bot has logged, to the update that it names, else to the one that is handled."""
+        known = [] if report["update_id"] is None else list(self._with_update(report["update_id"]))
+        group = known[0] if known else self._group_of_call({}, report["at"])
+        about = {"error": report["error"], "traceback": report["traceback"]}
+        self._put(group, "error", report["error"], about, at=report["at"], failed=True)
+
     def written(
         self, report: dict[str, Any], title: str, change: dict[str, Any], before: dict[str, Any] | None
     ) -> None:
         """Add a written record."""
-        group = self._reported(report) or self._job(report)
-        self._put(group, "record", title, change, at=report["at"], before=before)
+        group = self._reported(report)
+        if group is None and "ids" in report:
+            # A record that no machine has, like a Bot API call.
+            group = self._group_of_call({"chat_id": report["chat"]}, report["at"])
+            if group is not None and group.key is None:
+                group.bot, group.key = report["bot"], report["key"]
+        self._put(group or self._job(report), "record", title, change, at=report["at"], before=before)
 
     def edited(
         self,
@@ -200,9 +222,9 @@ class Timeline:
                         return each
         # The newest first, for those that were delivered at the same time.
         begun = [each for each in reversed(self.groups) if each.kind in _CAUSES and each.begin <= at]
-        latest = max(begun, key=lambda each: (each.begin, each.started is not None), default=None)
+        latest = max(begun, key=lambda each: (each.started is not None, each.begin), default=None)
         here = [each for each in begun if str(each.chat) == str(call.get("chat_id"))]
-        own = max(here, key=lambda each: (each.begin, each.started is not None), default=None)
+        own = max(here, key=lambda each: (each.started is not None, each.begin), default=None)
         if own is None or latest is None:
             return latest
         # A call to a chat that has been quiet follows from an update of another chat.

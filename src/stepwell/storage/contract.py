@@ -24,6 +24,7 @@ from stepwell.storage.facade import Facade
 from stepwell.storage.lane import Batch, Lane, retrieve
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.notices import NoticeChannel, Outbox
+from stepwell.storage.observers import storage_observers
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
@@ -89,6 +90,8 @@ class Storage(Facade):
         #: Exchanges notices with other processes. Set by backends with a server.
         self._channel: NoticeChannel | None = None
         self._outbox = Outbox()
+        for observer in storage_observers:
+            observer(self)
 
     #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True

@@ -52,7 +52,7 @@ export function renderFlow(app, now) {
   const current = here ? now?.record?.state ?? null : null;
   const path = here ? now?.path ?? [] : [];
   draw(box, chosen.flow, { current, path, ended: path.length > 0 && !current },
-    chosen.flow.open ? el("p", { class: "note" }, "This flow allows every transition.") : "");
+    chosen.flow.open ? el("p", { class: "note" }, "This flow allows every transition.") : chosen.flow.seen ? el("p", { class: "note" }, "The states seen so far.") : "");
 }
 
 export function renderTimer(app, now) {
