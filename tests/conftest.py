@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from stepwell.testing import Clock
 from tests import backends
+
+# The modules of all tests live to the end. Collecting garbage while they are imported finds nothing and takes long.
+gc.disable()
 
 # A shell starts background jobs with SIGINT ignored, and all processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,6 +40,12 @@ ABOVE_STORAGE = tuple(
         "testing",
     )
 )
+
+
+def pytest_collection_finish() -> None:
+    """Leave everything that was imported out of all garbage collections from now on."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
