@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from stepwell.testing import Clock
 from tests import backends
+from tests.reliability.dose import dose
 
 # The modules of all tests live to the end. Collecting garbage while they are imported finds nothing and takes long.
 gc.disable()
@@ -20,7 +21,12 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine any example may take long.
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy machine",
+    deadline=None,
+    max_examples=dose("EXAMPLES", 50, 1000),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy machine")
 
 #: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -24,17 +25,21 @@ KNOWN = calls.FIGURES.get(sys.version_info[:2])
 async def test_calls_do_not_grow(kind: type[Backend], tmp_path: Path) -> None:
     assert KNOWN is not None
     update, node = KNOWN[kind.name]
+    most = 1 + calls.GROWTH
     backend = kind(tmp_path)
     counter = calls.Counter()
     counter.start()
     try:
         async with open_storage(backend.place(), sweep_every=None) as storage:
             # Threads and sockets may take a few calls more under load, so the lowest of three figures counts.
-            updates = min([await calls.updates(counter, storage, 1) for _ in range(3)])
-            nodes = min([await calls.nodes(counter, storage) for _ in range(3)])
+            updates = nodes = math.inf
+            for _ in range(3):
+                if updates > update * most:
+                    updates = min(updates, await calls.updates(counter, storage, 1))
+                if nodes > node * most:
+                    nodes = min(nodes, await calls.nodes(counter, storage))
     finally:
         counter.stop()
         await backend.close()
-    most = 1 + calls.GROWTH
     assert updates <= update * most, f"one update makes {updates:.1f} calls, before {update}; see benchmarks/calls.py"
     assert nodes <= node * most, f"one durable node makes {nodes:.1f} calls, before {node}; see benchmarks/calls.py"

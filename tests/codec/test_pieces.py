@@ -33,7 +33,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_FEW", 3)
 
 
-@settings(max_examples=dose("TREES", 150, 2000))
+@settings(max_examples=dose("TREES", 60, 2000))
 @given(TREES)
 def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     text = values.to_json(tree)
@@ -41,7 +41,7 @@ def test_a_tree_is_the_same_in_pieces_and_at_once(tree: Any) -> None:
     assert pieces.load(text.decode(), 500) == tree
 
 
-@settings(max_examples=dose("VALUES", 150, 1000))
+@settings(max_examples=dose("VALUES", 60, 1000))
 @given(EVERYTHING)
 def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     text = values.encode(value, Limits(), large=True)
@@ -49,7 +49,7 @@ def test_every_value_is_the_same_in_pieces_and_at_once(value: Any) -> None:
     assert same(values.decode(text.decode()), value)
 
 
-@settings(max_examples=dose("DAMAGED_TEXTS", 150, 2000))
+@settings(max_examples=dose("DAMAGED_TEXTS", 60, 2000))
 @given(TREES, st.data())
 def test_a_damaged_text_is_refused_in_pieces_and_at_once(tree: Any, data: st.DataObject) -> None:
     text = values.to_json(tree).decode()
@@ -98,12 +98,12 @@ def test_large_sets_have_one_text() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"]} for n in range(100_000)],
-        lambda: [[1, 2]] * 500_000,
-        lambda: {"a": {"b": [list(range(700_000))]}},
-        lambda: {f"k{n}": n for n in range(300_000)},
-        lambda: {f"id{n}" for n in range(200_000)},
-        lambda: ["word, [word]"] * 300_000,
+        lambda: [{"id": n, "name": f"Ann {n}", "tags": ["a", "b"]} for n in range(50_000)],
+        lambda: [[1, 2]] * 250_000,
+        lambda: {"a": {"b": [list(range(350_000))]}},
+        lambda: {f"k{n}": n for n in range(150_000)},
+        lambda: {f"id{n}" for n in range(100_000)},
+        lambda: ["word, [word]"] * 150_000,
     ],
     ids=["records", "pairs", "nested", "dict", "set", "strings"],
 )

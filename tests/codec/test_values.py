@@ -16,6 +16,7 @@ from stepwell.codec import Seal, address_of, pieces, values
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, StoredDataError, TooLarge, UnknownType
 from stepwell.record import Limits
 from stepwell.testing.contract.values import same
+from tests.reliability.dose import dose
 
 LIMITS = Limits()
 
@@ -54,7 +55,7 @@ EVERYTHING = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=dose("VALUES", 150, 4000))
 @given(EVERYTHING)
 def test_every_supported_value_is_decoded_equal_and_of_the_same_type(value: Any) -> None:
     assert same(there_and_back(value), value)
@@ -256,7 +257,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=dose("TREES", 100, 3000))
 @given(TREES, st.integers(1, 12))
 def test_the_depth_of_a_stored_text_is_counted_without_its_strings(tree: Any, limit: int) -> None:
     text = values.to_json(tree).decode()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stepwell.fsm import Update, keys
 from tests.fsm.updates import CASES
+from tests.reliability.dose import dose
 
 STRATEGIES = [
     keys.ChatUser(),
@@ -92,7 +93,7 @@ def read_all(given: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=400)
+@settings(max_examples=dose("UPDATES", 150, 4000))
 @given(damaged())
 def test_the_key_of_a_damaged_update_has_only_its_own_ids_or_is_none(update: Any) -> None:
     own = numbers(update) | {0}
@@ -100,7 +101,7 @@ def test_the_key_of_a_damaged_update_has_only_its_own_ids_or_is_none(update: Any
         assert key is None or (isinstance(key, tuple) and all(type(part) is int and part in own for part in key))
 
 
-@settings(max_examples=150)
+@settings(max_examples=dose("UPDATES", 50, 1000))
 @given(damaged())
 def test_a_damaged_update_that_a_framework_accepts_can_be_read(update: Any) -> None:
     for parse in (aiogram.types.Update.model_validate, telegram.Update.de_json, telebot.types.Update.de_json):
@@ -111,7 +112,7 @@ def test_a_damaged_update_that_a_framework_accepts_can_be_read(update: Any) -> N
         read_all(parsed)
 
 
-@settings(max_examples=200)
+@settings(max_examples=dose("UPDATES", 50, 2000))
 @given(st.recursive(JUNK, lambda inner: st.dictionaries(NAMES, inner) | st.lists(inner)))
 def test_every_field_of_any_value_can_be_read(value: Any) -> None:
     read_all(value)

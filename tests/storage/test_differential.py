@@ -13,7 +13,7 @@ from stepwell.storage import ANY, Apply, Claim, Claimed, Get, Guard, Operation, 
 from stepwell.testing import Clock
 from tests.backends import Backend
 
-ROUNDS, STEPS = (200, 400) if os.environ.get("STEPWELL_DOSE") == "large" else (6, 150)
+ROUNDS, STEPS = (200, 400) if os.environ.get("STEPWELL_DOSE") == "large" else (3, 150)
 
 ADDRESSES = [Address(namespace, key) for namespace in ("a", 'b\\"é/') for key in ("(1,1)", '"k"', '("x",None)')]
 NAMES = ["count", "größe", "$[1]", "long", "x" * 40]

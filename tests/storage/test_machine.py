@@ -18,7 +18,7 @@ from stepwell.storage import Apply, Claim, Claimed, Guard, Release, Taken
 from stepwell.testing import Clock
 from tests.backends import Backend
 
-EXAMPLES, STEPS = (1000, 50) if os.environ.get("STEPWELL_DOSE") == "large" else (20, 30)
+EXAMPLES, STEPS = (1000, 50) if os.environ.get("STEPWELL_DOSE") == "large" else (10, 30)
 
 BOTS = st.sampled_from(["a", "b:c"])
 KEYS = st.sampled_from([(1, 1), (1, "1"), "k"])

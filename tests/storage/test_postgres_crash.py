@@ -19,7 +19,7 @@ from tests.servers.proxy import Proxy
 
 LARGE_DOSE = os.environ.get("STEPWELL_DOSE") == "large"
 KILLS = 30 if LARGE_DOSE else 2
-CUTS = 5000 if LARGE_DOSE else 100
+CUTS = 5000 if LARGE_DOSE else 50
 
 
 async def test_killing_the_server_under_load_loses_no_acknowledged_write() -> None:

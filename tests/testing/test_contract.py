@@ -29,7 +29,18 @@ def test_a_failing_assertion_shows_its_values(tmp_path: Path, module: str) -> No
     path = tmp_path / "test_forgetful.py"
     path.write_text(FAILING.format(line=f"from {module} import StorageContract"))
     name = "test_a_record_without_data_has_empty_data"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", name, str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:langsmith_plugin",
+        "-k",
+        name,
+        str(path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "assert {'forgot': 'everything'} == {}" in done.stdout
