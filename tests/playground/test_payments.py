@@ -40,6 +40,16 @@ async def test_stars_are_paid_and_refunded(call: Client, chat: Person) -> None:
     assert await call("refundStarPayment", **charge) == (400, "Bad Request: CHARGE_ALREADY_REFUNDED")
 
 
+async def test_a_copy_of_an_invoice_is_not_paid(call: Client, chat: Person) -> None:
+    number = (await call("sendInvoice", chat_id=42, **INVOICE))["message_id"]
+    await call("forwardMessage", chat_id=42, from_chat_id=42, message_id=number)
+    with pytest.raises(UsageError, match="a copy of an invoice"):
+        await chat.pay()
+    await chat.press("Pay")
+    await call("deleteMessage", chat_id=42, message_id=number)
+    assert chat.room.invoices == {}
+
+
 async def test_a_payment_is_declined(call: Client, chat: Person) -> None:
     keyboard = {"inline_keyboard": [[{"text": "Pay 30", "pay": True}]]}
     await call("sendInvoice", chat_id=42, **INVOICE, reply_markup=keyboard)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from stepwell.playground.botapi.bots import Bot
+
 __all__ = ["Invite", "PendingInvoice", "Room", "StoredFile", "Topic"]
 
 
@@ -34,6 +36,8 @@ class StoredFile:
 class PendingInvoice:
     """An invoice that users can pay."""
 
+    #: The bot that gets the queries and the payment.
+    bot: Bot
     #: The Invoice object.
     json: dict[str, Any]
     payload: str

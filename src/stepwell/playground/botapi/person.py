@@ -122,7 +122,7 @@ class Person(ChatHistory):
             await self._type(pressed)
             return None
         if pressed.raw.get("pay"):
-            return await self.pay(self.room.invoices[message["message_id"]])
+            return await self.pay(self._invoice_of(message))
         if pressed.data is None:
             raise UsageError(f"the button {pressed.text!r} opens a page and sends the bot no update")
         query = {
@@ -180,7 +180,7 @@ class Person(ChatHistory):
         given = {**_ORDER, "name": str(self.me["first_name"]), **(order_info or {})}
         info = {part: given[part] for part in invoice.needs}
         total = invoice.json["total_amount"] + tip
-        return start_payment(self.world, Payment(self.bot, self.room, self.me, invoice, total, info))
+        return start_payment(self.world, Payment(self.room, self.me, invoice, total, info))
 
     async def add_photo(self, content: bytes) -> None:
         """Set a new profile photo; ``getUserProfilePhotos`` returns it first."""
@@ -196,6 +196,7 @@ class Person(ChatHistory):
 
     async def join(self, link: str | None = None) -> None:
         """Join the group, with a service message. An invite link may require an approval of the bot."""
+        self._check_not_banned()
         if link is not None:
             join_by_link(self.world, self.room, self.me, link)
             return
@@ -226,10 +227,16 @@ class Person(ChatHistory):
             if link not in self.world.invoices:
                 raise UsageError(f"there is no invoice link {link!r}; createInvoiceLink returns one")
             return self.world.invoices[link]
-        sent = [self.room.invoices[each] for each in self.room.messages if each in self.room.invoices]
-        if not sent:
+        message = next((each for each in reversed(self._answers()) if "invoice" in each), None)
+        if message is None:
             raise UsageError("the bot sent no invoice here; sendInvoice sends one")
-        return sent[-1]
+        return self._invoice_of(message)
+
+    def _invoice_of(self, message: dict[str, Any]) -> PendingInvoice:
+        invoice = self.room.invoices.get(message["message_id"])
+        if invoice is None:
+            raise UsageError("this message is a copy of an invoice, or from an earlier start, and cannot be paid")
+        return invoice
 
     def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:
         messages = [self._answered(on)] if on is not None else list(reversed(self._answers()))
@@ -256,10 +263,14 @@ class Person(ChatHistory):
     def _set_status(self, user_id: int, status: str) -> None:
         change_member(self.world, self.room, user_id, status, by=self.me)
 
-    def _check_allowed(self) -> None:
+    def _check_not_banned(self) -> dict[str, Any]:
         member = member_of(self.world, self.room, self.id)
         if member["status"] == "kicked":
             raise UsageError(f"user {self.id} is banned from this chat; unbanChatMember ends the ban")
+        return member
+
+    def _check_allowed(self) -> None:
+        member = self._check_not_banned()
         if not member.get("can_send_messages", True):
             raise UsageError(f"user {self.id} is restricted and sends no messages here; restrictChatMember allows it")
 

@@ -160,6 +160,8 @@ class World:
         """Delete a message; bots get no update."""
         if message_id in room.pins:
             room.pins.remove(message_id)
+        for table in (room.votes, room.reactions, room.invoices):
+            table.pop(message_id, None)
         self.publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
 
     def sender(self, message: dict[str, Any]) -> Bot | None:

@@ -75,7 +75,11 @@ def get_administrators(call: Call) -> list[dict[str, Any]]:
 
 def get_member_count(call: Call) -> int:
     room = call.room()
-    return sum(member_of(call.world, room, user_id)["status"] not in _OUTSIDE for user_id in list(room.members))
+    return sum(_is_inside(member_of(call.world, room, user_id)) for user_id in list(room.members))
+
+
+def _is_inside(member: dict[str, Any]) -> bool:
+    return bool(member.get("is_member", member["status"] not in _OUTSIDE))
 
 
 def ban(call: Call) -> bool:
@@ -83,7 +87,7 @@ def ban(call: Call) -> bool:
     if room.type == "private":
         raise bad_request("can't ban members in private chats")
     _check_target(call, room, user_id)
-    was_inside = room.members.get(user_id, "left") not in _OUTSIDE
+    was_inside = _is_inside(member_of(call.world, room, user_id))
     _change(call, user_id, "kicked", {"until_date": _until(call)})
     if call.params.flag("revoke_messages"):
         theirs = [each for each in room.messages.values() if each.get("from", {}).get("id") == user_id]
@@ -113,7 +117,7 @@ def restrict(call: Call) -> bool:
     if all(allowed.values()):
         _change(call, user_id, "member", None)
     else:
-        inside = room.members.get(user_id, "left") not in _OUTSIDE
+        inside = _is_inside(member_of(call.world, room, user_id))
         _change(call, user_id, "restricted", {"is_member": inside, **allowed, "until_date": _until(call)})
     return True
 

@@ -7,7 +7,6 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepwell.playground.botapi.bots import Bot
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.keyboards import markup_of
 from stepwell.playground.botapi.methods.sending import deliver
@@ -34,7 +33,6 @@ _NEEDS = {
 class Payment:
     """A payment of a user that the bot has not confirmed yet."""
 
-    bot: Bot
     room: Room
     user: dict[str, Any]
     invoice: PendingInvoice
@@ -88,6 +86,7 @@ def _invoice(call: Call) -> PendingInvoice:
         raise bad_request("CURRENCY_TOTAL_AMOUNT_INVALID")
     about = {"title": title, "description": description, "start_parameter": params.text("start_parameter")}
     return PendingInvoice(
+        call.bot,
         {**about, "currency": currency, "total_amount": total},
         payload,
         tuple(part for name, part in _NEEDS.items() if params.flag(name)),
@@ -124,11 +123,11 @@ def start_payment(world: World, payment: Payment) -> str:
         "invoice_payload": payment.invoice.payload,
         "shipping_address": payment.order_info.get("shipping_address", {}),
     }
-    return world.ask(payment.bot, "shipping_query", query, payment)
+    return world.ask(payment.invoice.bot, "shipping_query", query, payment)
 
 
 def _check_out(world: World, payment: Payment) -> str:
-    return world.ask(payment.bot, "pre_checkout_query", {"from": dict(payment.user), **payment.json()}, payment)
+    return world.ask(payment.invoice.bot, "pre_checkout_query", {"from": dict(payment.user), **payment.json()}, payment)
 
 
 def answer_shipping(call: Call) -> bool:
@@ -169,7 +168,12 @@ def _finish(world: World, payment: Payment) -> None:
     if payment.invoice.subscription:
         expires = int(world.clock()) + payment.invoice.subscription
         paid |= {"subscription_expiration_date": expires, "is_recurring": True, "is_first_recurring": True}
-    world.payments[charge] = {"bot": payment.bot.id, "user": payment.user["id"], "paid": paid, "refunded": False}
+    world.payments[charge] = {
+        "bot": payment.invoice.bot.id,
+        "user": payment.user["id"],
+        "paid": paid,
+        "refunded": False,
+    }
     world.post(payment.room, payment.user, successful_payment=paid)
 
 
