@@ -299,7 +299,7 @@ def test_the_link_of_the_demo_opens_the_page_and_link_prints_another(tmp_path: P
     with httpx.Client() as browser:
         assert browser.get(address.partition("?")[0]).status_code == 401
         assert browser.get(address).status_code == 200
-        assert "Stepwell playground" in browser.get(address.partition("?")[0]).text
+        assert "playground</span>" in browser.get(address.partition("?")[0]).text
     terminal.expect("you   ")
     terminal.type("/link\n")
     terminal.expect("  http://")

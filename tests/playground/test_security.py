@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from stepwell.playground.timeline import MAX_GROUPS
 from stepwell.web import serving
 from stepwell.web.auth import HEADERS
 from stepwell.web.display import as_json
+from stepwell.web.files import content_of
+from tests.web.access import METHODS, AccessTests, Guarded, browsing, status
 
 BOT = Path(__file__).parent / "cafe.py"
 HOST = "127.0.0.1:8642"
@@ -32,7 +33,7 @@ PAGE = Path(FILES["/index.html"]).parent
 ROUTES = [
     *[("GET", path) for path in ("/", *FILES, "/events", "/nothing", "/api/send")],
     *[("POST", f"/api/{name}") for name in (*ACTIONS, "nothing")],
-    *[(method, "/") for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH")],
+    *METHODS,
 ]
 
 
@@ -57,93 +58,21 @@ def allowed(method: str) -> dict[str, str]:
     return writes if method not in ("GET", "HEAD") else {}
 
 
-async def status(client: httpx.AsyncClient, route: tuple[str, str], **headers: str) -> int:
-    method, path = route
-    response = await client.request(method, path, headers={**allowed(method), **headers})
-    for name, value in HEADERS.items():
-        assert response.headers[name] == value
-    return response.status_code
-
-
 # Access
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_a_request_without_a_token(play: Playground, route: tuple[str, str]) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
-        assert await status(stranger, route) == 401
+@pytest.fixture
+def guarded(play: Playground) -> Guarded:
+    return Guarded(play.auth, HOST, play.auth.token, ROUTES, FILES)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_a_wrong_token(play: Playground, route: tuple[str, str]) -> None:
-    method, path = route
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
-        for wrong in ("wrong", "", play.auth.token[:-1], f"{play.auth.token}x", "é"):
-            assert await status(stranger, (method, f"{path}?token={wrong}")) == 401
-        for cookie in ("wrong", "", play.auth.token, "a=b; \x7f", '"'):
-            assert await status(stranger, route, Cookie=f"stepwell-8642={cookie}") == 401
-        assert "set-cookie" not in (await stranger.get("/?token=wrong")).headers
-
-
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_a_foreign_host(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
-    method, _ = route
-    for host in (
-        "evil.example",
-        "evil.example:8642",
-        "127.0.0.1",
-        "127.0.0.1:80",
-        "localhost",
-        "127.0.0.1.evil.example:8642",
-        "",
-    ):
-        assert await status(http, route, Host=host, **({"Origin": f"http://{host}"} if method != "GET" else {})) == 403
-
-
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_a_foreign_origin(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
-    for origin in (
-        "http://evil.example",
-        "https://127.0.0.1:8642",
-        "http://127.0.0.1:8643",
-        "http://localhost:8642",
-        "null",
-        "",
-    ):
-        assert await status(http, route, Origin=origin) == 403
-
-
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-async def test_a_route_refuses_another_content_type(http: httpx.AsyncClient, route: tuple[str, str]) -> None:
-    for kind in (
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "application/jsonp",
-        "",
-    ):
-        assert await status(http, route, **{"Content-Type": kind}) == 415
-
-
-async def test_a_write_needs_an_origin_and_a_content_type(http: httpx.AsyncClient) -> None:
-    assert (
-        await http.post("/api/send", content=b"{}", headers={"Content-Type": "application/json"})
-    ).status_code == 403
-    assert (await http.post("/api/send", content=b"{}", headers={"Origin": f"http://{HOST}"})).status_code == 415
-
-
-async def test_the_token_opens_a_session_with_an_http_only_strict_cookie(
-    play: Playground,
-) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as browser:
-        answer = await browser.get(f"/?token={play.auth.token}")
-        cookie = answer.headers["set-cookie"].lower()
-        assert "httponly" in cookie
-        assert "samesite=strict" in cookie
-        assert play.auth.token.lower() not in cookie
-        assert play.auth.token not in answer.text
-        assert 'content="0;url=/"' in answer.text
-        assert (await browser.get("/")).status_code == 200
+class TestAccess(AccessTests):
+    async def test_another_port_or_scheme_is_refused(self, guarded: Guarded) -> None:
+        async with browsing(guarded, guarded.token) as client:
+            for route in guarded.routes:
+                for host in ("127.0.0.1", "127.0.0.1:80", "localhost"):
+                    assert await status(client, route, Host=host, Origin=f"http://{host}") == 403
+                assert await status(client, route, Origin=f"https://{HOST}") == 403
 
 
 async def test_a_link_works_in_one_browser(play: Playground) -> None:
@@ -153,7 +82,7 @@ async def test_a_link_works_in_one_browser(play: Playground) -> None:
         assert (await first.get(address)).status_code == 200
         for _ in range(2):
             # The browser with the session may load the link again.
-            assert (await first.get(address)).content == FILES["/index.html"].read_bytes()
+            assert (await first.get(address)).content == content_of(FILES["/index.html"])
             async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as other:
                 answer = await other.get(address)
                 assert answer.status_code == 401
@@ -175,20 +104,6 @@ async def test_a_used_link_is_replaced_by_a_new_one(tmp_path: Path) -> None:
         assert play.url not in used
         used.add(play.url)
     assert len(links) == 3
-
-
-async def test_a_head_request_does_not_use_the_token(play: Playground) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as client:
-        assert (await client.head(f"/?token={play.auth.token}")).status_code == 401
-        assert (await client.get(f"/?token={play.auth.token}")).status_code == 200
-
-
-async def test_the_token_opens_the_page_only(play: Playground) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=httpx.ASGITransport(app=play.auth)) as stranger:
-        assert (await stranger.get(f"/events?token={play.auth.token}")).status_code == 401
-        headers = allowed("POST")
-        assert (await stranger.post(f"/api/restart?token={play.auth.token}", headers=headers)).status_code == 401
-        assert (await stranger.post(f"/?token={play.auth.token}", headers=headers)).status_code == 401
 
 
 def test_the_token_is_random_and_long(tmp_path: Path) -> None:
@@ -308,44 +223,11 @@ async def test_a_response_may_take_longer_than_the_request_timeout(
 # Responses
 
 
-async def test_no_response_allows_another_origin_to_read_it(http: httpx.AsyncClient) -> None:
-    for method, path in ROUTES:
-        if path != "/events":
-            answer = await http.request(method, path, headers={**allowed(method), "Origin": f"http://{HOST}"})
-            assert not [name for name in answer.headers if name.startswith("access-control-")]
-
-
 def test_the_policy_allows_nothing_but_the_pages_own_files() -> None:
     policy = HEADERS["Content-Security-Policy"].split("; ")
     assert policy[0] == "default-src 'none'"
     assert {each.partition(" ")[2] for each in policy} == {"'none'", "'self'"}
     assert "script-src 'self'" in policy
-
-
-def test_the_page_has_no_inline_script_or_style_and_no_external_requests() -> None:
-    for path in FILES.values():
-        text = path.read_text()
-        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r"(?m)^\s*//.*$", "", text)))
-        assert addresses <= {"http://www.w3.org/2000/svg"}
-    page = FILES["/index.html"].read_text()
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
-
-
-def test_no_script_turns_a_value_into_markup() -> None:
-    for name, path in FILES.items():
-        if name.endswith(".js"):
-            assert not re.search(
-                r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|DOMParser", path.read_text()
-            )
-
-
-async def test_only_the_pages_own_files_are_served(http: httpx.AsyncClient) -> None:
-    for path in ("/../pages.py", "/%2e%2e/pages.py", "/page/index.html", "/pages.py", "//etc/passwd", "/..%2fpages.py"):
-        assert (await http.get(path)).status_code == 404
-    for path in FILES:
-        answer = await http.get(path)
-        assert answer.status_code == 200
-        assert answer.content == FILES[path].read_bytes()
 
 
 def test_the_files_of_the_page_are_in_the_package() -> None:

@@ -163,21 +163,6 @@ function navigate() {
   load();
 }
 
-// Theme: as the system, or the one that was chosen in this browser.
-function theme(name) {
-  if (name) document.documentElement.dataset.theme = name;
-  const dark = name ? name === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  byId("theme").textContent = dark ? "Light" : "Dark";
-  byId("theme").setAttribute("aria-label", dark ? "Switch to light colours" : "Switch to dark colours");
-  return dark;
-}
-let dark = theme(localStorage.getItem("stepwell-theme"));
-byId("theme").addEventListener("click", () => {
-  const name = dark ? "light" : "dark";
-  localStorage.setItem("stepwell-theme", name);
-  dark = theme(name);
-});
-
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("content").focus(); });
 addEventListener("hashchange", navigate);
 addEventListener("resize", () => { clearTimeout(app.resizing); app.resizing = setTimeout(load, 200); });

@@ -147,4 +147,5 @@ byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "
 const resized = new ResizeObserver(() => app.render());
 for (const id of ["diagram", "run-diagram"]) resized.observe(byId(id));
 setInterval(() => { if (app.active) renderTimer(app, currentRecord(app, app.active.place)); }, 200);
+document.title = "Stepwell playground";
 listen();
