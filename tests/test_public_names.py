@@ -144,7 +144,7 @@ def test_a_third_party_package_is_imported_in_one_module_only() -> None:
     for package, module in imports():
         if package not in STANDARD and not module.startswith("testing/"):
             # These frameworks have one package each.
-            found = re.match("adapters/(aiogram|ptb|langgraph)(?=/)", module)
+            found = re.match("adapters/(aiogram|ptb|telebot|langgraph)(?=/)", module)
             home = module if found is None else found[0]
             homes.setdefault(package, set()).add(home)
     assert {package: modules for package, modules in homes.items() if len(modules) > 1} == {}
@@ -177,6 +177,7 @@ def test_importing_stepwell_loads_no_driver_and_no_framework() -> None:
         "aiogram",
         "httpx",
         "telegram",
+        "telebot",
         "pytest",
         "hypothesis",
     }

@@ -7,6 +7,7 @@ import sys
 
 import stepwell.adapters.aiogram
 import stepwell.adapters.ptb
+import stepwell.adapters.telebot
 import stepwell.playground.botapi
 
 
@@ -18,6 +19,10 @@ def test_the_aiogram_adapter_exports_just_these_names() -> None:
 
 def test_the_adapter_of_python_telegram_bot_exports_just_these_names() -> None:
     assert sorted(stepwell.adapters.ptb.__all__) == ["ConversationHandler", "StepwellPersistence"]
+
+
+def test_the_adapter_of_telebot_exports_just_these_names() -> None:
+    assert sorted(stepwell.adapters.telebot.__all__) == ["AsyncStepwellStateStorage", "StepwellStateStorage"]
 
 
 def test_the_local_bot_api_exports_just_these_names() -> None:

@@ -1,0 +1,18 @@
+"""telebot (pyTelegramBotAPI): keep its states in a Stepwell storage.
+
+Keep an existing bot as it is, and change only where its states are stored::
+
+    bot = TeleBot(token, state_storage=StepwellStateStorage("sqlite:///bot.db"))
+    bot = AsyncTeleBot(token, state_storage=AsyncStepwellStateStorage("sqlite:///bot.db"))
+"""
+
+from stepwell._optional import require
+
+#: The oldest supported release of pyTelegramBotAPI.
+MINIMUM = "4.26"
+# Before the modules below, which import telebot.
+require("telebot", "telebot", distribution="pyTelegramBotAPI", minimum=MINIMUM)
+
+from stepwell.adapters.telebot.storage import AsyncStepwellStateStorage, StepwellStateStorage  # noqa: E402
+
+__all__ = ["AsyncStepwellStateStorage", "StepwellStateStorage"]

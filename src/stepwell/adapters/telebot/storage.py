@@ -1,0 +1,290 @@
+"""telebot's states in a Stepwell storage, for ``TeleBot`` and for ``AsyncTeleBot``."""
+
+# telebot passes these arguments by position and by name.
+# ruff: noqa: PLR0917
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from telebot import asyncio_storage
+from telebot import storage as sync_storage
+
+from stepwell._portal import sync
+from stepwell.adapters.telebot.records import RecordKey, Snapshot, StateRecords
+from stepwell.storage import Storage
+from stepwell.storage.urls import as_storage
+
+__all__ = ["AsyncInteractiveData", "AsyncStepwellStateStorage", "InteractiveData", "StepwellStateStorage"]
+
+
+class StepwellStateStorage(sync_storage.StateStorageBase):
+    """telebot's states and data in a Stepwell storage, for ``TeleBot(token, state_storage=...)``.
+
+    Bot, chat, user, topic and business connection are always part of the key. A bot's records are in the namespace
+    ``"<name>:<bot id>"``; a group of states is the flow. Every method is atomic.
+    """
+
+    def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
+        super().__init__()
+        self._records = StateRecords(as_storage(storage), name)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that holds the records."""
+        return self._records.storage
+
+    def set_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        state: object,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        sync(self._records.set_state(key, state))
+        return True
+
+    def get_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> str | int | None:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return sync(self._records.state(key))
+
+    def delete_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return sync(self._records.delete(key))
+
+    def set_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        key: Any,
+        value: Any,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        if not sync(self._records.set_field(record, key, value)):
+            raise _no_record(record)
+        return True
+
+    def get_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> dict[Any, Any]:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return sync(self._records.data(key))
+
+    def reset_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        return self.save(chat_id, user_id, {}, business_connection_id, message_thread_id, bot_id)
+
+    def get_interactive_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> InteractiveData:
+        """Return the data for a ``with`` block, which writes the changed fields at its end."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return InteractiveData(self._records, key)
+
+    def save(
+        self,
+        chat_id: int,
+        user_id: int,
+        data: Mapping[Any, Any],
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return sync(self._records.set_data(key, data))
+
+
+class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
+    """telebot's states and data in a Stepwell storage, for ``AsyncTeleBot(token, state_storage=...)``.
+
+    The records are those of ``StepwellStateStorage``.
+    """
+
+    def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
+        super().__init__()
+        self._records = StateRecords(as_storage(storage), name)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that holds the records."""
+        return self._records.storage
+
+    async def set_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        state: object,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        await self._records.set_state(key, state)
+        return True
+
+    async def get_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> str | int | None:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return await self._records.state(key)
+
+    async def delete_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return await self._records.delete(key)
+
+    async def set_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        key: Any,
+        value: Any,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        if not await self._records.set_field(record, key, value):
+            raise _no_record(record)
+        return True
+
+    async def get_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> dict[Any, Any]:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return await self._records.data(key)
+
+    async def reset_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        return await self.save(chat_id, user_id, {}, business_connection_id, message_thread_id, bot_id)
+
+    def get_interactive_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> AsyncInteractiveData:
+        """Return the data for an ``async with`` block, which writes the changed fields at its end."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return AsyncInteractiveData(self._records, key)
+
+    async def save(
+        self,
+        chat_id: int,
+        user_id: int,
+        data: Mapping[Any, Any],
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> bool:
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return await self._records.set_data(key, data)
+
+
+class InteractiveData:
+    """The data of a ``with`` block. A block that raises changes nothing."""
+
+    def __init__(self, records: StateRecords, key: RecordKey) -> None:
+        self._records = records
+        self._key = key
+        self._before = sync(records.snapshot(key))
+        #: The data; telebot offers it before the block, too.
+        self.data: dict[Any, Any] = self._before.data
+
+    def __enter__(self) -> dict[Any, Any]:
+        return self.data
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            sync(self._records.merge(self._key, self._before, self.data))
+
+
+class AsyncInteractiveData:
+    """The data of an ``async with`` block. A block that raises changes nothing."""
+
+    def __init__(self, records: StateRecords, key: RecordKey) -> None:
+        self._records = records
+        self._key = key
+        self._before: Snapshot | None = None
+        #: The data, from the beginning of the block.
+        self.data: dict[Any, Any] | None = None
+
+    async def __aenter__(self) -> dict[Any, Any]:
+        self._before = await self._records.snapshot(self._key)
+        self.data = self._before.data
+        return self.data
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._before is not None:
+            await self._records.merge(self._key, self._before, self._before.data)
+
+
+def _no_record(key: RecordKey) -> RuntimeError:
+    return RuntimeError(
+        f"chat {key.chat_id} and user {key.user_id} have no state, so no data can be added; call set_state() first"
+    )
