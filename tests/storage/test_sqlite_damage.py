@@ -208,6 +208,31 @@ async def test_a_sweep_removes_sound_records_and_keeps_damaged_ones(path: str, c
             await storage.get_data(BOT, KEY)
 
 
+async def test_many_damaged_records_do_not_stop_the_sweep(path: str, clock: Clock) -> None:
+    async with SQLiteStorage(path, clock=clock, sweep_every=None) as storage:
+        await storage.init(BOT, ttl=10)
+        for key in range(8):
+            await storage.set_data(BOT, key, {"a": key})
+        clock.advance(1)
+        for key in range(8, 16):
+            await storage.set_data(BOT, key, {"a": key})
+    damage(path, "UPDATE record SET base = 'other' WHERE CAST(key AS INTEGER) < 8")
+    clock.advance(20)
+    async with SQLiteStorage(path, clock=clock, sweep_every=None) as storage:
+        assert (await storage.sweep(3)).removed == 3
+        assert (await storage.sweep(3)).removed == 3
+        # It is removed later, before the place where the last sweep ended.
+        late = await storage.perform(Claim(storage.address(BOT, 14), "A", 5.0))
+        assert isinstance(late, Claimed)
+        assert (await storage.sweep(1)).removed == 1
+        await storage.perform(Release(storage.address(BOT, 14), "A"))
+        assert (await storage.sweep(100)).removed == 1
+        assert (await storage.sweep(100)).removed == 0
+        for key in range(8):
+            with pytest.raises(CorruptRecord):
+                await storage.get_data("bot", key)
+
+
 async def test_a_damaged_schema_gives_damaged_storage(tmp_path: Path) -> None:
     path = tmp_path / "bot.db"
     async with SQLiteStorage(str(path)) as storage:

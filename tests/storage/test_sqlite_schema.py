@@ -221,7 +221,7 @@ def test_reading_and_writing_a_record_searches_by_its_key() -> None:
 
 def plan(connection: apsw.Connection, query: str) -> list[str]:
     bindings = {"namespace", "after", "now", "limit", "flow", "state", "tag", "any_flow", "any_state", "before"}
-    bindings |= {"after_deadline", "after_key", "lease_now"}
+    bindings |= {"after_expiry", "after_row", "after_deadline", "after_key", "lease_now"}
     named = dict.fromkeys(bindings) if ":limit" in query or ":namespace" in query else (None,) * query_bindings(query)
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", named)]
 

@@ -16,9 +16,14 @@ __all__ = ["Listing"]
 
 #: Memos that one sweep checks. Memos of existing records have no index, so each sweep checks the next ones.
 MEMOS_A_SWEEP = 500
+#: How often one sweep reads more expired rows if some of them are damaged.
+READS_A_SWEEP = 10
 #: A list by flow or by state alone merges the keys of up to this many flows and states. With more of them, it reads all
 #: records of the namespace.
 MOST_PLACES = 1000
+
+#: The position before all expired rows.
+_START: tuple[Any, int] = (float("-inf"), 0)
 
 
 class Listing:
@@ -29,6 +34,8 @@ class Listing:
         self._rows = rows
         self._clock = clock
         self._memos_seen = ("", "")
+        #: The last expired row that a sweep has read. Damaged rows stay, so the next sweep continues behind them.
+        self._expired_seen: tuple[Any, int] = _START
 
     def page(self, query: Query, after: str | None, limit: int) -> Page:
         """Return records in the order of their keys; ``after`` is the last key of the previous page."""
@@ -146,26 +153,53 @@ class Listing:
         """Remove up to ``limit`` expired records, tombstones and leases that are not held."""
         expired: list[tuple[Address, str | None]] = []
         removed, now = 0, self._clock()
-        times = {"now": now, "lease_now": self._rows.lease_clock(), "limit": limit}
-        for namespace, key, memo_until, *columns in self._rows.read(QUERIES["expired"], times):
-            address, row = Address(namespace, key), Row._make(columns)
-            if not is_sound(address, row):
-                # Its time of expiry may be damaged too. A reader gets CorruptRecord.
-                continue
-            remembered = type(memo_until) is float and memo_until > now
-            if row.alive:
-                expired.append((address, row.head))
-                self._rows.drop_contents(address)
-            if remembered:
-                # A memo is kept for a day, even after its record has expired.
-                self._rows.put(address, row, sealed(address, Row(tags=row.tags, expires_at=memo_until)))
-            else:
-                self._execute(QUERIES["drop_record"], address)
-                self._execute(QUERIES["drop_memo"], address)
-                self._rows.retag(address, row.tags, ())
-            self._execute(QUERIES["drop_lease"], address)
-            removed += 1 if row.alive or not remembered else 0
+        from_start = self._expired_seen == _START
+        for _ in range(READS_A_SWEEP):
+            wanted = limit - removed
+            found = self._next_expired(now, wanted)
+            for address, memo_until, row in found:
+                if not is_sound(address, row):
+                    # Its time of expiry may be damaged too. A reader gets CorruptRecord.
+                    continue
+                remembered = type(memo_until) is float and memo_until > now
+                if row.alive:
+                    expired.append((address, row.head))
+                self._remove(address, row, memo_until if remembered else None)
+                removed += 1 if row.alive or not remembered else 0
+            if removed == limit or (len(found) < wanted and from_start):
+                break
+            # At the end, read the rows before the first one of this sweep too.
+            from_start = from_start or len(found) < wanted
         return Swept(expired, removed + self._sweep_leases_and_memos(limit - removed, now))
+
+    def _next_expired(self, now: float, limit: int) -> list[tuple[Address, Any, Row]]:
+        """Return expired rows behind those that were returned before. Fewer than ``limit`` are the last ones."""
+        after_expiry, after_row = self._expired_seen
+        bindings = {
+            "now": now,
+            "lease_now": self._rows.lease_clock(),
+            "after_expiry": after_expiry,
+            "after_row": after_row,
+            "limit": limit,
+        }
+        found = [
+            (rowid, Address(namespace, key), memo_until, Row._make(columns))
+            for rowid, namespace, key, memo_until, *columns in self._rows.read(QUERIES["expired"], bindings)
+        ]
+        self._expired_seen = (found[-1][3].expires_at, found[-1][0]) if len(found) == limit else _START
+        return [(address, memo_until, row) for _, address, memo_until, row in found]
+
+    def _remove(self, address: Address, row: Row, memo_until: float | None) -> None:
+        """Remove an expired row. A memo is kept for a day, even after its record has expired."""
+        if row.alive:
+            self._rows.drop_contents(address)
+        if memo_until is not None:
+            self._rows.put(address, row, sealed(address, Row(tags=row.tags, expires_at=memo_until)))
+        else:
+            self._execute(QUERIES["drop_record"], address)
+            self._execute(QUERIES["drop_memo"], address)
+            self._rows.retag(address, row.tags, ())
+        self._execute(QUERIES["drop_lease"], address)
 
     def _sweep_leases_and_memos(self, limit: int, now: float) -> int:
         removed = 0

@@ -274,17 +274,17 @@ WITH RECURSIVE found (queue) AS (
 SELECT substr(queue, 1, instr(queue, char(10)) - 1) FROM found WHERE substr(queue, 1, length(?3)) = ?3 LIMIT ?5;
 
 -- name: expired
-SELECT record.namespace, record.key, memo.until,
+SELECT record.rowid, record.namespace, record.key, memo.until,
        @columns@
 FROM record
 LEFT JOIN memo ON memo.namespace = record.namespace AND memo.key = record.key
-WHERE expires_at IS NOT NULL AND expires_at <= :now
+WHERE expires_at IS NOT NULL AND expires_at <= :now AND (expires_at, record.rowid) > (:after_expiry, :after_row)
   AND NOT EXISTS (
       SELECT 1 FROM lease
       WHERE lease.namespace = record.namespace AND lease.key = record.key
         AND lease.until > :lease_now AND lease.until <= :lease_now + lease.length
   )
-ORDER BY expires_at LIMIT :limit;
+ORDER BY expires_at, record.rowid LIMIT :limit;
 
 -- name: drop_lease
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
