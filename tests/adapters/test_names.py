@@ -18,7 +18,10 @@ def test_the_aiogram_adapter_exports_just_these_names() -> None:
 
 
 def test_the_adapter_of_python_telegram_bot_exports_just_these_names() -> None:
-    assert sorted(stepwell.adapters.ptb.__all__) == ["ConversationHandler", "StepwellPersistence"]
+    assert sorted(stepwell.adapters.ptb.__all__) == [
+        "ConversationFilter", "ConversationHandler", "StepwellPersistence", "confirm_handled", "fsm_flow",
+        "fsm_in_flow", "fsm_of", "fsm_state", "setup",
+    ]  # fmt: skip
 
 
 def test_the_adapter_of_telebot_exports_just_these_names() -> None:

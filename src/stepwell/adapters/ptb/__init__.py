@@ -1,9 +1,11 @@
-"""python-telegram-bot 22: keep the data of its bots in a Stepwell storage.
+"""python-telegram-bot 22: keep its conversations and data in a Stepwell storage, or use Stepwell's conversations.
 
-Keep an existing bot as it is, and change only where its data is stored::
+Keep an existing bot as it is, import ``ConversationHandler`` from here, and change where its data is stored::
 
     persistence = StepwellPersistence("sqlite:///bot.db")
     application = ApplicationBuilder().token(token).persistence(persistence).build()
+
+Or use Stepwell's conversations: call ``setup(application, fsm)``, and ``ctx = fsm_of(context)`` in a handler.
 """
 
 from stepwell._optional import require
@@ -14,9 +16,22 @@ MINIMUM, BELOW = "22.0", "23"
 require("telegram", "ptb", distribution="python-telegram-bot", minimum=MINIMUM, below=BELOW)
 
 from stepwell.adapters.ptb.application import install  # noqa: E402
+from stepwell.adapters.ptb.confirmation import confirm_handled  # noqa: E402
 from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
+from stepwell.adapters.ptb.conversations import fsm_of, setup  # noqa: E402
+from stepwell.adapters.ptb.filters import ConversationFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.ptb.persistence import StepwellPersistence  # noqa: E402
 
-__all__ = ["ConversationHandler", "StepwellPersistence"]
+__all__ = [
+    "ConversationFilter",
+    "ConversationHandler",
+    "StepwellPersistence",
+    "confirm_handled",
+    "fsm_flow",
+    "fsm_in_flow",
+    "fsm_of",
+    "fsm_state",
+    "setup",
+]
 
 install()

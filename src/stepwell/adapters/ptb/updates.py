@@ -62,18 +62,20 @@ class ClaimedUpdates:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def process(self, update: Update, process: Callable[[], Awaitable[None]]) -> None:
-        """Let the handlers of an update run, with its records claimed."""
+    async def process(self, update: Update, process: Callable[[], Awaitable[None]]) -> Exception | None:
+        """Let the handlers of an update run, with its records claimed; return the error if they were not written."""
 
         async def work(claim: UpdateClaim) -> None:
             await process()
 
-        await self._run(update, work, once=True)
+        return await self._run(update, work, once=True)
 
-    async def _run(self, update: Update, work: Callable[[UpdateClaim], Awaitable[None]], *, once: bool = False) -> None:
+    async def _run(
+        self, update: Update, work: Callable[[UpdateClaim], Awaitable[None]], *, once: bool = False
+    ) -> Exception | None:
         """Call ``work`` with the records of an update claimed, and write the changes.
 
-        Errors of the storage are passed to the error handlers of the application.
+        If that fails, the error is passed to the error handlers of the application, and returned.
         """
         application = self.application
         claim = UpdateClaim(self.persistence, application, update, self._pending, once=once)
@@ -81,10 +83,10 @@ class ClaimedUpdates:
             try:
                 if await claim.enter():
                     logger.info("update %d was delivered again and is dropped", update.update_id)
-                    return
+                    return None
             except Exception as error:  # noqa: BLE001 it is passed to the error handlers
                 await application.process_error(update=update, error=error)
-                return
+                return error
             try:
                 await work(claim)
                 try:
@@ -92,7 +94,7 @@ class ClaimedUpdates:
                 except Exception as error:  # noqa: BLE001 it is passed to the error handlers
                     claim.abandon()
                     await application.process_error(update=update, error=error)
-                    return
+                    return error
             except BaseException:
                 claim.abandon()
                 raise
@@ -100,6 +102,7 @@ class ClaimedUpdates:
             await claim.close()
         for conversation in claim.conversations:
             self._follow(update, conversation, claim)
+        return None
 
     def _follow(self, update: Update, each: HeldConversation, claim: UpdateClaim) -> None:
         """Set the timer of a conversation, and wait for its pending handler."""

@@ -1,0 +1,169 @@
+"""Stepwell's conversations in the handlers of python-telegram-bot: one claim and one commit for each update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+from telegram import Bot, Update
+from telegram.ext import Application, CallbackContext
+
+from stepwell.adapters.retry import retry_until_free
+from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
+from stepwell.fsm import FSM, Context
+from stepwell.fsm.conversation import Conversation
+
+__all__ = ["ApplicationConversations", "conversations_of", "current_context", "fsm_of", "setup"]
+
+_Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
+
+
+class _Current(NamedTuple):
+    """The conversation of the update that is being handled."""
+
+    application: _Application
+    update: Update
+    conversation: Conversation
+    ctx: Context[Any]
+    #: The task in which the handlers run.
+    task: asyncio.Task[Any] | None
+
+
+def setup(application: _Application, fsm: FSM) -> None:
+    """Let the handlers of an application use conversations: ``ctx = fsm_of(context)``.
+
+    Each update makes one claim and one commit. If a handler raises, the changes that the update has made so far are
+    discarded before the error handlers are called. Timers run from ``initialize()`` to ``shutdown()`` of the
+    application, and answer through its bot.
+    """
+    if not isinstance(application, Application):
+        raise InvalidOption(f"setup(application, fsm) takes an Application, got {application!r}")
+    if not isinstance(fsm, FSM):
+        raise InvalidOption(f"setup(application, fsm) takes an FSM, got {fsm!r}")
+    if application in _conversations:
+        raise UsageError("setup() was already called for this application; put all flows in one FSM(flows=[...])")
+    _conversations[application] = ApplicationConversations(fsm)
+
+
+def fsm_of(context: CallbackContext[Any, Any, Any, Any]) -> Context[Any]:
+    """Return the conversation of the update that the handler gets."""
+    if not isinstance(context, CallbackContext):
+        raise InvalidOption(f"fsm_of(context) takes the second argument of a handler, got {context!r}")
+    return current_context("fsm_of(context)")
+
+
+def current_context(what: str) -> Context[Any]:
+    """Return the conversation of the update that is being handled; ``what`` names the caller in errors."""
+    current = _current.get()
+    if current is None:
+        raise UsageError(
+            f"{what}: no conversation is open; call setup(application, fsm) first, and use "
+            "'async with fsm.conversation(key=...)' outside of handlers, such as in a job"
+        )
+    if current.task is not asyncio.current_task():
+        raise UsageError(
+            f"{what} is not available in a block=False handler or in another task, because the conversation is "
+            "written when the update ends, which may be earlier; remove block=False, or call it in the handler itself"
+        )
+    return current.ctx
+
+
+def conversations_of(application: _Application) -> ApplicationConversations | None:
+    """Return the conversations of an application, if ``setup`` was called for it."""
+    return _conversations.get(application)
+
+
+class ApplicationConversations:
+    """The conversations of one application."""
+
+    def __init__(self, fsm: FSM) -> None:
+        self.fsm: FSM = fsm
+        self._running = False
+
+    async def start(self, application: _Application) -> None:
+        """Open the storage and start the timers."""
+        if not self._running:
+            if self.fsm.send is None:
+                self.fsm.send = partial(call_bot, application.bot)
+            await self.fsm.__aenter__()
+            self._running = True
+
+    async def stop(self) -> None:
+        """Stop the timers, and close the storage if ``start()`` opened it."""
+        if self._running:
+            self._running = False
+            await self.fsm.__aexit__(None, None, None)
+
+    async def process(
+        self, application: _Application, update: Update, process: Callable[[], Awaitable[Exception | None]]
+    ) -> Exception | None:
+        """Let the handlers of an update run in its conversation, and make its calls.
+
+        Return the error if the update could not be claimed or written; it was passed to the error handlers.
+        """
+        if not self._running:
+            await self.start(application)
+        conversation: Conversation | None = None
+
+        def enter() -> Awaitable[Context[Any]]:
+            nonlocal conversation
+            conversation = Conversation(self.fsm, update, collects=True, enters=self.fsm.duplicates.choice == "enter")
+            return conversation.__aenter__()
+
+        try:
+            ctx = await retry_until_free(enter)
+        except DuplicateUpdate as duplicate:
+            # The first delivery may have ended before it made its calls.
+            return await self._call_all(application, update, duplicate.calls)
+        except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+            await application.process_error(update=update, error=error)
+            return error
+        assert conversation is not None
+        token = _current.set(_Current(application, update, conversation, ctx, asyncio.current_task()))
+        try:
+            failed = await process()
+        except BaseException as error:
+            await conversation.__aexit__(type(error), error, error.__traceback__)
+            raise
+        finally:
+            _current.reset(token)
+        calls = ctx.calls
+        try:
+            await conversation.__aexit__(type(failed) if failed else None, failed, None)
+        except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+            await application.process_error(update=update, error=error)
+            return error
+        return failed or await self._call_all(application, update, calls)
+
+    async def _call_all(
+        self, application: _Application, update: Update, calls: list[dict[str, Any]]
+    ) -> Exception | None:
+        for call in calls:
+            try:
+                await call_bot(application.bot, call)
+            except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+                await application.process_error(update=update, error=error)
+        return None
+
+
+async def discard_changes(application: _Application, update: object, error: Exception) -> None:
+    """Discard the changes of a conversation whose handler has raised."""
+    current = _current.get()
+    # A block=False handler has its own task and does not change the conversation.
+    if current is not None and current[:2] == (application, update) and current.task is asyncio.current_task():
+        await current.conversation.rollback(error)
+
+
+async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
+    """Make a Bot API call that is given as a dict."""
+    params = dict(call)
+    # Unlike bot.do_api_request, this does not warn that the bot has a method of that name.
+    return await bot._post(params.pop("method"), params)
+
+
+_conversations: WeakKeyDictionary[_Application, ApplicationConversations] = WeakKeyDictionary()
+_current: ContextVar[_Current | None] = ContextVar("stepwell_ptb_conversation", default=None)
