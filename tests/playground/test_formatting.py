@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -131,3 +133,14 @@ def test_the_limit_counts_the_parsed_text(name: str, limit: int) -> None:
     )
     with pytest.raises(Refusal, match="is too long"):
         text_of(Params({name: "x" * (limit + 1)}), name, fields[name])
+
+
+@pytest.mark.parametrize("unit", ["*_~", "[a]", "**>a\n", "||", "<b>", "a@", "_"])
+@pytest.mark.parametrize("mode", ["MarkdownV2", "Markdown", "HTML", ""])
+def test_the_work_of_parsing_is_bounded(mode: str, unit: str) -> None:
+    began = time.process_time()
+    for size in (4096, 60_000):
+        with contextlib.suppress(Refusal):
+            parsed(unit * (size // len(unit)), mode)
+    # Quadratic work takes a minute.
+    assert time.process_time() - began < 10

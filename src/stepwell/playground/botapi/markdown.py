@@ -14,7 +14,10 @@ _MARKS = {"__": "underline", "||": "spoiler", "*": "bold", "_": "italic", "~": "
 #: For error messages.
 _NAMES = {"text_link": "TextUrl", "custom_emoji": "CustomEmoji", "blockquote": "BlockQuote", "pre": "PreCode"}
 _RESERVED = "_*[]()~`>#+-=|{}.!"
+#: Characters without a meaning. A line end may end a quote.
+_PLAIN = re.compile(rf"([^\\\n{re.escape(_RESERVED)}]+)")
 _ESCAPED = re.compile(r"\\([\x01-\x7e])")
+_PLAIN_V1 = re.compile(r"[^\\_*`\[]+")
 _CODE = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL)
 _CODE_BLOCK = re.compile(r"```((?:[^`\\]|\\.|`(?!``))*)```", re.DOTALL)
 _URL = re.compile(r"\(((?:[^)\\]|\\.)*)\)", re.DOTALL)
@@ -22,7 +25,7 @@ _URL = re.compile(r"\(((?:[^)\\]|\\.)*)\)", re.DOTALL)
 _LAST_LINE = re.compile(r"(\|\|)?(?:\n(?!>)|\Z)")
 _LANGUAGE = re.compile(r"(?:([^\s`]+)(?=\s))?\n?")
 #: A text that is a link by itself, as in ``[example.org]``.
-_LINK = re.compile(r"\w+://\S+|[\w-]+(?:\.[\w-]+)+\S*")
+_LINK = re.compile(r"\w+://\S+|[\w-]+\.\w\S*")
 _EMOJI = re.compile(r"tg://emoji\?id=(\d+)")
 
 
@@ -71,12 +74,17 @@ def parse_markdown(text: str) -> tuple[str, list[Entity]]:
     """Parse the older Markdown, which has no nested entities."""
     plain, at = _Plain(), 0
     while at < len(text):
+        run = _PLAIN_V1.match(text, at)
+        if run:
+            plain.add(run[0])
+            at = run.end()
+            continue
         char = text[at]
         if char == "\\" and text[at + 1 : at + 2] in ("_", "*", "`", "["):
             plain.add(text[at + 1])
             at += 2
             continue
-        if char not in "_*`[":
+        if char == "\\":
             plain.add(char)
             at += 1
             continue
@@ -114,13 +122,15 @@ class _V2:
         self.at = 0
         self.plain = _Plain()
         self.open: list[_Opened] = []
+        #: Whether a block quote is open.
+        self.quoted = False
 
     def parse(self) -> tuple[str, list[Entity]]:
         while self.at < len(self.text):
-            escaped = _ESCAPED.match(self.text, self.at)
-            if escaped:
-                self.plain.add(escaped[1])
-                self.at = escaped.end()
+            plain = _PLAIN.match(self.text, self.at) or _ESCAPED.match(self.text, self.at)
+            if plain:
+                self.plain.add(plain[1])
+                self.at = plain.end()
             elif not (self._quote() or self._code() or self._link() or self._mark()):
                 self._character()
         if self._inside() == "blockquote":
@@ -132,19 +142,20 @@ class _V2:
     def _quote(self) -> bool:
         """Start a block quote, or continue one; end it before a line without ``>``."""
         text, at = self.text, self.at
-        quoted = any(each.kind == "blockquote" for each in self.open)
         if text[at] == ">" and self._at_line_start():
             self.at += 1
-            if not quoted:
+            if not self.quoted:
+                self.quoted = True
                 self._start("blockquote", at)
             return True
-        if not quoted:
+        if not self.quoted:
             return False
         last = _LAST_LINE.match(text, at)
         if last is None or (last[1] and self._inside() != "blockquote"):
             return False
         if self._inside() != "blockquote":
             raise self._endless(self.open[-1])
+        self.quoted = False
         # The mark || at the end of the last line makes the quote expandable.
         self._close("expandable_blockquote" if last[1] else "blockquote")
         self.plain.add(text[at + len(last[1] or "") : last.end()])
