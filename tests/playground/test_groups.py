@@ -36,6 +36,7 @@ async def test_a_group_has_users_and_bots(api: BotAPI, call: Client, chat: Perso
     await bob.join()
     assert chat.updates[-1]["message"]["new_chat_members"][0]["id"] == 7
     assert await call("leaveChat", chat_id=-5) is True
+    assert chat.updates[-1]["my_chat_member"]["new_chat_member"]["status"] == "left"
     code, why = await call("sendMessage", chat_id=-5, text="x")
     assert (code, why) == (403, "Forbidden: bot is not a member of the group chat")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
+from stepwell.playground.botapi.methods.members import change_member
 from stepwell.playground.botapi.methods.rights import PERMISSIONS, permissions_of
 from stepwell.playground.botapi.objects import Room
 from stepwell.playground.botapi.refusal import bad_request
@@ -31,7 +32,7 @@ def get_chat(call: Call) -> dict[str, Any]:
 
 
 def leave_chat(call: Call) -> bool:
-    call.room().members[call.bot.id] = "left"
+    change_member(call.world, call.room(), call.bot.id, "left", by=call.bot.user)
     return True
 
 
