@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from stepwell._optional import require
@@ -132,7 +132,7 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     ``models``, ``event_stream_handler`` and ``name``: as for the other durability capabilities of pydantic-ai.
     """
 
-    engine_spec = DurabilityEngineSpec(
+    engine_spec: ClassVar[DurabilityEngineSpec] = DurabilityEngineSpec(
         engine_name="Stepwell",
         durable_unit_noun="operation",
         durable_container_noun="node",
