@@ -1,0 +1,242 @@
+"""Stepwell's conversations in telebot's handlers: one claim and one commit for each update.
+
+telebot has no hook around the handlers of an update, and its middlewares do not see ``update_id``. So ``setup``
+replaces methods of the bot object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from telebot import TeleBot
+from telebot.async_telebot import AsyncTeleBot
+
+from stepwell._portal import call as call_in_thread
+from stepwell._portal import sync
+from stepwell.adapters.retry import retry_until_free
+from stepwell.adapters.telebot import filters
+from stepwell.adapters.telebot.calls import async_call_bot, call_bot
+from stepwell.adapters.telebot.current import HandledEvent, remember
+from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
+from stepwell.fsm import FSM, Context
+from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.update import Update
+
+__all__ = ["BotConversations", "setup"]
+
+
+def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
+    """Let the handlers of a bot use conversations: ``ctx = fsm_of(message)``.
+
+    Each update makes one claim and one commit. A handler that raises changes nothing. Handlers take the filters
+    ``fsm_state=``, ``fsm_flow=`` and ``fsm_in_flow=``. Timers answer through the bot. They run from the first poll or
+    update until ``stop_bot()``, or until the polling of an ``AsyncTeleBot`` ends.
+    """
+    if not isinstance(bot, TeleBot | AsyncTeleBot):
+        raise InvalidOption(f"setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {bot!r}")
+    if not isinstance(fsm, FSM):
+        raise InvalidOption(f"setup(bot, fsm) takes an FSM, got {fsm!r}")
+    if hasattr(bot, _MARK):
+        raise UsageError("setup() was already called for this bot; put all flows in one FSM(flows=[...])")
+    if isinstance(bot, TeleBot):
+        _replace_methods(bot, BotConversations(bot, fsm, lambda call: call_in_thread(call_bot, bot.token, call)))
+    else:
+        _replace_async_methods(bot, BotConversations(bot, fsm, lambda call: async_call_bot(bot.token, call)))
+
+
+class BotConversations:
+    """The conversations of one bot."""
+
+    def __init__(self, bot: Any, fsm: FSM, send: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+        self.fsm: FSM = fsm
+        #: Whether the timers run.
+        self.running: bool = False
+        self._bot = bot
+        self._send = send
+        self._starting = asyncio.Lock()
+        self._handling: set[HandledEvent] = set()
+        self._idle = asyncio.Event()
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Check the filters, open the storage and start the timers."""
+        async with self._starting:
+            if not self.running:
+                filters.check_flows(self._bot, self.fsm)
+                if self.fsm.send is None:
+                    self.fsm.send = self._send
+                await self.fsm.__aenter__()
+                self.running = True
+
+    async def stop(self) -> None:
+        """Stop the timers when all handlers have ended, and close the storage if ``start()`` opened it."""
+        if _current.get() is not None:
+            # A handler stops its bot. Its conversation is written first.
+            task = asyncio.get_running_loop().create_task(self._stop())
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+        else:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        async with self._starting:
+            while self._handling:
+                self._idle.clear()
+                await self._idle.wait()
+            if self.running:
+                self.running = False
+                await self.fsm.__aexit__(None, None, None)
+
+    async def handle(self, event: Any, handlers: Callable[[HandledEvent], Awaitable[None]]) -> None:
+        """Call the handlers of an event in its conversation, and make its calls."""
+        if not self.running:
+            await self.start()
+        handled = remember(event)
+        self._handling.add(handled)
+        try:
+            calls = await self._commit(handled, handlers)
+            for call in calls:
+                await self._send(call)
+        finally:
+            self._handling.discard(handled)
+            if not self._handling:
+                self._idle.set()
+
+    async def _commit(
+        self, handled: HandledEvent, handlers: Callable[[HandledEvent], Awaitable[None]]
+    ) -> Iterable[dict[str, Any]]:
+        fsm = self.fsm
+        conversation: Conversation | None = None
+
+        def enter() -> Awaitable[Context[Any]]:
+            nonlocal conversation
+            conversation = Conversation(fsm, handled.update, collects=True, enters=fsm.duplicates.choice == "enter")
+            return conversation.__aenter__()
+
+        try:
+            handled.ctx = await retry_until_free(enter)
+        except DuplicateUpdate as duplicate:
+            # The first delivery may have ended before it made its calls.
+            return duplicate.calls
+        assert conversation is not None
+        try:
+            await handlers(handled)
+        except BaseException as error:
+            await conversation.__aexit__(type(error), error, error.__traceback__)
+            raise
+        caught = handled.error
+        calls = handled.ctx.calls if caught is None else []
+        await conversation.__aexit__(None if caught is None else type(caught), caught, None)
+        return calls
+
+
+def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
+    # Not typed in telebot.
+    methods: Any = bot
+    process, run, get_updates = (
+        methods.process_new_updates, methods._run_middlewares_and_handler, methods.get_updates
+    )  # fmt: skip
+    handle_exception, stop = methods._handle_exception, methods.stop_bot
+
+    def get_updates_and_start(*args: Any, **kwargs: Any) -> Any:
+        if not conversations.running:
+            sync(conversations.start())
+        return get_updates(*args, **kwargs)
+
+    def process_new_updates(updates: Any) -> None:
+        _remember_all(updates)
+        process(updates)
+
+    def run_in_conversation(message: Any, *args: Any, **kwargs: Any) -> None:
+        def handlers(handled: HandledEvent) -> None:
+            token = _current.set(handled)
+            try:
+                run(message, *args, **kwargs)
+            finally:
+                _current.reset(token)
+
+        sync(conversations.handle(message, lambda handled: call_in_thread(handlers, handled)))
+
+    def note_exception(exception: Exception) -> Any:
+        _note(exception)
+        return handle_exception(exception)
+
+    def stop_bot() -> None:
+        stop()
+        sync(conversations.stop())
+
+    _set(bot, conversations, get_updates=get_updates_and_start, process_new_updates=process_new_updates)
+    _set(bot, conversations, _run_middlewares_and_handler=run_in_conversation, _handle_exception=note_exception)
+    _set(bot, conversations, stop_bot=stop_bot)
+    for each in filters.CONDITIONS:
+        bot.add_custom_filter(filters.BotFilter(each))
+
+
+def _replace_async_methods(bot: AsyncTeleBot, conversations: BotConversations) -> None:
+    # Not typed in telebot.
+    methods: Any = bot
+    process, run, get_updates = (
+        methods.process_new_updates, methods._run_middlewares_and_handlers, methods.get_updates
+    )  # fmt: skip
+    handle_exception, close = methods._handle_exception, methods.close_session
+
+    async def get_updates_and_start(*args: Any, **kwargs: Any) -> Any:
+        if not conversations.running:
+            await conversations.start()
+        return await get_updates(*args, **kwargs)
+
+    async def process_new_updates(updates: Any) -> None:
+        _remember_all(updates)
+        await process(updates)
+
+    async def run_in_conversation(message: Any, *args: Any, **kwargs: Any) -> None:
+        async def handlers(handled: HandledEvent) -> None:
+            token = _current.set(handled)
+            try:
+                await run(message, *args, **kwargs)
+            finally:
+                _current.reset(token)
+
+        await conversations.handle(message, handlers)
+
+    async def note_exception(exception: Exception) -> Any:
+        _note(exception)
+        return await handle_exception(exception)
+
+    async def close_session() -> None:
+        await conversations.stop()
+        await close()
+
+    _set(bot, conversations, get_updates=get_updates_and_start, process_new_updates=process_new_updates)
+    _set(bot, conversations, _run_middlewares_and_handlers=run_in_conversation, _handle_exception=note_exception)
+    _set(bot, conversations, close_session=close_session)
+    for each in filters.CONDITIONS:
+        bot.add_custom_filter(filters.AsyncBotFilter(each))
+
+
+def _set(bot: object, conversations: BotConversations, **methods: Any) -> None:
+    setattr(bot, _MARK, conversations)
+    for name, method in methods.items():
+        setattr(bot, name, method)
+
+
+def _remember_all(updates: Iterable[Any]) -> None:
+    for each in updates:
+        update = Update(each)
+        if update.event is not None:
+            remember(update.event, update)
+
+
+def _note(exception: Exception) -> None:
+    """Mark the update that is being handled as failed: telebot itself catches the exception."""
+    handled = _current.get()
+    if handled is not None:
+        handled.error = exception
+
+
+#: The attribute of a bot that ``setup`` was called for.
+_MARK = "_stepwell_conversations"
+_current: ContextVar[HandledEvent | None] = ContextVar("stepwell_telebot_event", default=None)

@@ -1,0 +1,46 @@
+"""The conversation of an event, for its handlers and filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwell.errors import UsageError
+from stepwell.fsm import Context
+from stepwell.fsm.update import Update
+
+__all__ = ["HandledEvent", "fsm_of", "remember"]
+
+#: The attribute of an event: handlers get the message or query without its update.
+_ATTRIBUTE = "_stepwell"
+
+
+class HandledEvent:
+    """A message, query or other event, and its conversation while its handlers run."""
+
+    __slots__ = ("ctx", "error", "update")
+
+    def __init__(self, update: Update) -> None:
+        self.update: Update = update
+        self.ctx: Context[Any] | None = None
+        #: The error of a handler.
+        self.error: Exception | None = None
+
+
+def remember(event: Any, update: Update | None = None) -> HandledEvent:
+    """Return the object of an event, made with its first call. An event that is handled again gets a new one."""
+    known: HandledEvent | None = vars(event).get(_ATTRIBUTE)
+    if known is None or known.ctx is not None or update is not None:
+        known = HandledEvent(update or (Update(event) if known is None else known.update))
+        setattr(event, _ATTRIBUTE, known)
+    return known
+
+
+def fsm_of(event: Any) -> Context[Any]:
+    """Return the conversation of the message, query or other event that a handler gets as its first argument."""
+    handled: HandledEvent | None = getattr(event, _ATTRIBUTE, None)
+    if handled is None or handled.ctx is None:
+        raise UsageError(
+            f"fsm_of() has no conversation for this {type(event).__name__}; call setup(bot, fsm) first, and pass the "
+            "first argument of a handler. Handlers of register_next_step_handler() have no conversation: use states"
+        )
+    return handled.ctx

@@ -1,0 +1,70 @@
+"""Filters on the conversation: ``@bot.message_handler(fsm_state=Registration.get_name)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from telebot import asyncio_filters, custom_filters
+
+from stepwell.adapters.telebot.current import fsm_of
+from stepwell.errors import UnknownFlowError
+from stepwell.fsm import FSM
+from stepwell.fsm import filters as conditions
+
+__all__ = ["CONDITIONS", "AsyncBotFilter", "BotFilter", "check_flows"]
+
+
+def _in_flow(given: Any) -> conditions.Filter:
+    return conditions.fsm_in_flow() if given else ~conditions.fsm_in_flow()
+
+
+#: The arguments of a handler, and the condition for one value.
+CONDITIONS: dict[str, Callable[[Any], conditions.Filter]] = {
+    "fsm_flow": conditions.fsm_flow,
+    "fsm_state": conditions.fsm_state,
+    "fsm_in_flow": _in_flow,
+}
+
+
+class BotFilter(custom_filters.AdvancedCustomFilter):
+    """A filter of ``TeleBot`` on the conversation. With a list, one value of it has to match."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def check(self, message: Any, text: Any) -> bool:
+        return _matches(self.key, message, text)
+
+
+class AsyncBotFilter(asyncio_filters.AdvancedCustomFilter):
+    """A filter of ``AsyncTeleBot`` on the conversation. With a list, one value of it has to match."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    async def check(self, message: Any, text: Any) -> bool:
+        return _matches(self.key, message, text)
+
+
+def check_flows(bot: object, fsm: FSM) -> None:
+    """Raise ``UnknownFlowError`` if a handler of a bot has a filter on a flow that is not registered."""
+    for name, handlers in vars(bot).items():
+        if not name.endswith("_handlers") or not isinstance(handlers, list):
+            continue
+        for handler in handlers:
+            for key, given in handler.get("filters", {}).items():
+                for condition in _conditions(key, given) if key in CONDITIONS and given is not None else ():
+                    for flow in sorted(condition.flows):
+                        if flow not in fsm.flows:
+                            raise UnknownFlowError(flow, fsm.flows)
+
+
+def _matches(key: str, event: Any, given: Any) -> bool:
+    ctx = fsm_of(event)
+    return any(condition(ctx) for condition in _conditions(key, given))
+
+
+def _conditions(key: str, given: Any) -> Iterator[conditions.Filter]:
+    for value in given if isinstance(given, list) else [given]:
+        yield CONDITIONS[key](value)
