@@ -1,7 +1,7 @@
 // The flows: each diagram with the conversations in each state, or the runs at each node.
 import { el } from "./dom.js";
 import { drawFlow } from "./diagram.js";
-import { amount, card, isRemoved, link, list, stateOf, status } from "./parts.js";
+import { amount, card, inOrder, isRemoved, link, list, stateOf, status } from "./parts.js";
 import { moment, span } from "./times.js";
 
 // Seconds after which the state with the oldest conversation is marked.
@@ -32,9 +32,7 @@ function oldestOf(rows, ends) {
 }
 
 function conversations(app, flow, bot, found, width) {
-  // In the order of the flow; removed states are last.
-  const place = (row) => (flow.states.includes(row.state) ? flow.states.indexOf(row.state) : flow.states.length);
-  const rows = found.toSorted((one, two) => place(one) - place(two));
+  const rows = inOrder(app, found);
   const removed = rows.filter((row) => isRemoved(app, flow.name, row.state)).map((row) => row.state);
   const oldest = oldestOf(rows, flow.ends);
   const to = (row, more = {}) => link("records", { bot, flow: flow.name, state: row.state, ...more });

@@ -21,7 +21,7 @@ export function records(app, found, params) {
 }
 
 export function runs(app, found, params) {
-  return [card("Runs", params.status ? "" : "that have not ended", list(["run", "flow", "status", "node", "written", "why"], found.rows.map((row) => [
+  return [card("Runs", params.status ? "" : "that have not ended", list(["run", "flow", "status", "node", "written", "reason or question"], found.rows.map((row) => [
     el("a", { href: link("run", { id: row.flow_id }) }, row.flow_id), row.flow, status(row.status), row.node, moment(row.updated_at),
     row.why ?? (row.question === null || row.question === undefined ? null : text(row.question))]), "No run matches."), more(app, found, "runs", params))];
 }

@@ -7,7 +7,7 @@ import { overview } from "./overview.js";
 import { link } from "./parts.js";
 import { record } from "./record.js";
 import { run } from "./run.js";
-import { span } from "./times.js";
+import { renew, span } from "./times.js";
 
 const EVERY = 3000, ROWS = 50;
 const LINKS = [["overview", "Overview"], ["flows", "Flows"], ["records", "Conversations"], ["runs", "Runs"]];
@@ -94,6 +94,7 @@ async function load() {
     const found = answer[source];
     const as = JSON.stringify([page, params, found, byId("content").clientWidth]);
     if (as !== app.shown || page === "overview") show(draw(page, found, params));
+    else renew(byId("content"));
     app.shown = as;
     filters(page, params, found);
     banner("");
@@ -107,7 +108,7 @@ async function load() {
 
 function isCounting(answer) {
   const counts = answer.overview ?? answer.flow_counts;
-  return counts?.states === null || counts?.nodes === null;
+  return counts?.states === null || counts?.nodes === null || counts?.states?.some((row) => row.oldest === null);
 }
 
 // The ages to choose from, with the one in the address.
@@ -124,10 +125,10 @@ function field(name, label, value, props = {}) {
 }
 
 function filters(page, params, found) {
-  const form = byId("filter");
-  form.hidden = page !== "records" && page !== "runs";
+  const form = byId("filter"), box = byId("filters");
+  box.hidden = page !== "records" && page !== "runs";
   const as = JSON.stringify([page, params, found.bots]);
-  if (form.hidden || form.shownAs === as) return;
+  if (box.hidden || form.shownAs === as) return;
   form.shownAs = as;
   const fields = page === "records"
     ? [select("bot", "Bot", found.bots.map((bot) => [bot, bot]), found.bot), field("flow", "Flow", params.flow), field("state", "State", params.state), field("key", "Key", params.key),
@@ -163,6 +164,11 @@ function navigate() {
   load();
 }
 
+// On a phone the filter would fill the screen, so it is opened with a click.
+const narrow = matchMedia("(max-width: 719px)");
+const fold = () => { byId("filters").open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); byId("content").focus(); });
 addEventListener("hashchange", navigate);
 addEventListener("resize", () => { clearTimeout(app.resizing); app.resizing = setTimeout(load, 200); });

@@ -1,6 +1,6 @@
 // The overview: counts, processes, timers and schedules.
 import { el } from "./dom.js";
-import { amount, card, link, list, stateOf, status } from "./parts.js";
+import { amount, card, inOrder, link, list, stateOf, status } from "./parts.js";
 import { moment } from "./times.js";
 
 export function overview(app, found) {
@@ -9,7 +9,7 @@ export function overview(app, found) {
   const bots = [...new Set(found.states.map((row) => row.bot))];
   const pages = [summary(found)];
   for (const bot of bots) {
-    const rows = found.states.filter((row) => row.bot === bot);
+    const rows = inOrder(app, found.states.filter((row) => row.bot === bot));
     pages.push(card(bot, `${total(rows, "records")} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
       list(["flow", "state", "conversations", "oldest write"], rows.map((row) => [
         row.flow, stateOf(app, row.flow, row.state),

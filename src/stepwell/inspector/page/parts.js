@@ -42,6 +42,15 @@ export function isRemoved(app, flow, state) {
   return Boolean(known && state !== null && !known.states.includes(state));
 }
 
+// Rows of one bot in the order of the flows; removed and unknown states are last.
+export function inOrder(app, rows) {
+  const place = (row) => {
+    const at = app.flows.conversations.find((each) => each.name === row.flow)?.states.indexOf(row.state) ?? -1;
+    return at < 0 ? Infinity : at;
+  };
+  return rows.toSorted((one, two) => (one.flow === two.flow ? place(one) - place(two) || 0 : 0));
+}
+
 export function stateOf(app, flow, state) {
   if (state === null) return el("span", { class: "none" }, "no state");
   return el("span", {}, state, isRemoved(app, flow, state) ? el("span", { class: "mark bad" }, "not in the flow") : null);

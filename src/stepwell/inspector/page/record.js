@@ -1,10 +1,12 @@
 // One conversation.
 import { el } from "./dom.js";
-import { card, facts, link, list, stateOf } from "./parts.js";
-import { moment, span } from "./times.js";
+import { drawFlow } from "./diagram.js";
+import { card, facts, isRemoved, link, list, stateOf } from "./parts.js";
+import { lasting, moment, span } from "./times.js";
 import { tree } from "./tree.js";
 
-export function record(app, found) {
+export function record(app, found, params, width) {
+  const flow = app.flows.conversations.find((each) => each.name === found.flow);
   const button = (name, label, field) => (app.allowWrite ? el("button", { type: "button", class: "small", onclick: () => app.ask(name, found, field) }, label) : null);
   return [
     card(`${found.bot} ${found.key}`, app.allowWrite ? "" : "read-only",
@@ -22,6 +24,8 @@ export function record(app, found) {
       el("button", { type: "button", class: "quiet small", "aria-label": `Remove ${name}`, onclick: () => app.ask("remove_field", found, name) }, "Remove")) : null))),
     Object.keys(found.profile).length ? card("Profile", "kept when the conversation ends", tree(found.profile)) : null,
     card("History", found.history.length ? `the last ${found.history.length + 1} states, the newest first` : "",
+      flow && found.state !== null ? el("div", { class: "diagram" }, drawFlow(flow, { width, current: found.state, path: [...found.history, found.state],
+        marks: isRemoved(app, found.flow, found.state) ? { [found.state]: "bad" } : {} })) : null,
       list(["state", "entered", "stayed"], steps(app, found), "No state.")),
   ].filter(Boolean);
 }
@@ -32,5 +36,10 @@ function steps(app, found) {
   const states = [...found.history, found.state], at = found.entered_at;
   return states.map((state, index) => [
     index === states.length - 1 ? el("b", { "aria-current": "step" }, stateOf(app, found.flow, state)) : stateOf(app, found.flow, state),
-    moment(at[index]), at[index] === null || at[index + 1] === null ? null : span((at[index + 1] ?? Date.now() / 1000) - at[index])]).toReversed();
+    moment(at[index]), stayed(at[index], at[index + 1])]).toReversed();
+}
+
+function stayed(entered, left) {
+  if (entered === null || left === null) return null;
+  return left === undefined ? lasting(entered) : span(left - entered);
 }

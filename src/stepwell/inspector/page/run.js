@@ -10,6 +10,7 @@ export function run(app, found, params, width) {
   const button = (name, label, field) => el("button", { type: "button", class: "small", onclick: () => app.ask(name, found, field) }, label);
   const graph = app.flows.runs.find((each) => each.name === found.flow);
   const inside = (node) => graph?.states.find((state) => node === state || node?.startsWith(`${state}/`)) ?? null;
+  const marks = ["failed", "stuck"].includes(found.status) && found.node ? { [inside(found.node)]: "bad" } : {};
   const path = graph ? found.path.map(inside).filter(Boolean) : [];
   return [
     card(found.flow_id, app.allowWrite ? "" : "read-only",
@@ -23,14 +24,14 @@ export function run(app, found, params, width) {
       can("queued", "running", "parked", "sleeping", "paused", "failed", "stuck") ? el("p", { class: "actions" },
         can("failed", "stuck", "paused") ? button("retry", found.status === "paused" ? "Resume" : "Retry") : null, can("queued", "running", "parked", "sleeping") ? button("pause", "Pause") : null, button("cancel", "Cancel the run")) : null),
     found.waits.length ? card("Waits", "", found.answered ? el("p", { class: "warning" }, "An answer is stored. A worker continues the run.") : null, ...found.waits.map((wait) => el("div", { class: "wait", "data-wait": wait.id },
-      facts(["node", wait.node], ["question", wait.question === null ? null : text(wait.question)], ["until", wait.deadline === null ? null : moment(wait.deadline)],
+      facts(["node", wait.node], ["question", wait.question === null ? null : typeof wait.question === "object" && !Array.isArray(wait.question) ? tree(wait.question) : text(wait.question)], ["until", wait.deadline === null ? null : moment(wait.deadline)],
         ["child runs", wait.children.length ? el("span", {}, ...wait.children.flatMap((id) => [el("a", { href: link("run", { id }) }, id), " "])) : null]),
       wait.id && app.allowWrite && !found.answered ? el("p", { class: "actions" }, button("answer", "Answer", wait.id)) : null))) : null,
     found.errors.length ? card("Errors", "newest first", ...found.errors.map((error, at) => el("details", { class: "error", open: at === 0, "data-keep": `error ${error.at}` },
       el("summary", {}, el("b", {}, error.type), `: ${error.message} `, el("span", { class: "note" }, `at ${error.node}, attempt ${error.attempt}, `, moment(error.at))),
       error.traceback ? el("pre", { tabindex: "0" }, error.traceback) : el("p", { class: "empty" }, "No traceback was stored.")))) : null,
     card("Nodes", "the next one, and the last that completed",
-      graph ? el("div", { class: "diagram" }, drawFlow(graph, { width, path, current: inside(found.node), ended: found.status === "finished" })) : null,
+      graph ? el("div", { class: "diagram" }, drawFlow(graph, { width, path, current: inside(found.node), ended: found.status === "finished", marks })) : null,
       list(["node", "started", "duration", "attempts"], [...next(found), ...found.completed.toReversed().map((each) => [
         each.node, moment(each.started_at), duration(each.duration), each.started_at === null ? null : String(each.attempts)])], "No node has completed.")),
     card("Shared state", "", tree(found.shared)),

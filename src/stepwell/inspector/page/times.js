@@ -10,12 +10,27 @@ export function span(seconds) {
   return `${Math.floor(all / 86400)} days`;
 }
 
+function words(at) {
+  const left = at - Date.now() / 1000;
+  return left > 0 ? `in ${span(left)}` : `${span(left)} ago`;
+}
+
 export function moment(at, empty = "–") {
   if (at === null || at === undefined) return el("span", { class: "none" }, empty);
-  const left = at - Date.now() / 1000;
   const date = new Date(at * 1000);
   if (Number.isNaN(date.getTime())) return el("span", {}, String(at));
-  return el("time", { datetime: date.toISOString(), title: date.toISOString() }, left > 0 ? `in ${span(left)}` : `${span(left)} ago`);
+  return el("time", { datetime: date.toISOString(), title: date.toISOString(), "data-at": at }, words(at));
+}
+
+// The time since a moment, for something that still lasts.
+export function lasting(since) {
+  return el("span", { "data-since": since }, span(Date.now() / 1000 - since));
+}
+
+// Renews the texts of a page whose data has not changed.
+export function renew(box) {
+  for (const node of box.querySelectorAll("[data-at]")) node.textContent = words(Number(node.dataset.at));
+  for (const node of box.querySelectorAll("[data-since]")) node.textContent = span(Date.now() / 1000 - Number(node.dataset.since));
 }
 
 // The seconds that something took; null if they are not known.
