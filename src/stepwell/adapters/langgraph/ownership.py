@@ -20,8 +20,8 @@ __all__ = ["FencedWriter", "StaleWriter", "ThreadWriter", "WriteOwnership"]
 
 #: The field with the token of a thread's writer.
 OWNER: Final = "owner"
-#: The iterations of the event loop between the end of a node and the write of the next checkpoint are fewer.
-_LINGER: Final = 20
+#: Seconds that the writes of a task wait for the next checkpoint, which usually follows at once.
+_LINGER: Final = 0.005
 
 
 class StaleWriter(LeaseLost):
@@ -48,30 +48,32 @@ class ThreadWriter:
         self._limit = limit
         self._lock = asyncio.Lock()
         self._next: tuple[dict[str, str], asyncio.Task[None]] | None = None
-        self._hurry = False
+        self._hurry = asyncio.Event()
 
     async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
         """Write parts. Raises ``StaleWriter``.
 
-        ``linger``: wait a few iterations of the event loop for a write that does not linger, to share its commit. A
-        graph stores the writes of its tasks right before the next checkpoint.
+        ``linger``: wait a moment for a write that does not linger, to share its commit. A graph stores the writes of
+        its tasks right before the next checkpoint.
         """
         if self._next is None:
             gathered: dict[str, str] = {}
             self._next = gathered, asyncio.ensure_future(self._flush(gathered))
         gathered, task = self._next
         gathered.update(parts)
-        self._hurry = self._hurry or not linger
+        if not linger:
+            self._hurry.set()
         # A cancelled caller must not cancel the write of the others.
         await asyncio.shield(task)
 
     async def _flush(self, gathered: dict[str, str]) -> None:
         async with self._lock:
-            for _ in range(_LINGER):
-                if self._hurry:
-                    break
-                await asyncio.sleep(0)
-            self._next, self._hurry = None, False
+            if not self._hurry.is_set():
+                timer = asyncio.get_running_loop().call_later(_LINGER, self._hurry.set)
+                await self._hurry.wait()
+                timer.cancel()
+            self._next = None
+            self._hurry.clear()
             await self._apply(gathered)
 
     async def _apply(self, parts: Mapping[str, str]) -> None:
