@@ -40,6 +40,8 @@ _KIND: Final = "p"
 #: Longer strings have a part of their own, so that a constant one is not written with each checkpoint.
 _SHORT: Final = 64
 _INT64: Final = 1 << 63
+#: The kind of a text that is stored as it is. No serializer has a kind of this name.
+_TEXT: Final = "$text"
 
 
 def name(kind: str, *path: str) -> str:
@@ -116,7 +118,8 @@ class ThreadCodec:
             if channel in values and channel not in small
             for part in [name(VALUE, namespace, channel, str(version))]
         }
-        bare = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+        # The id is in the name.
+        bare = {key: value for key, value in checkpoint.items() if key not in ("channel_values", "id")}
         part = checkpoint_name(namespace, checkpoint["id"])
         try:
             parts[part] = self._sealed(part, {"c": bare, "m": metadata, "p": parent, "s": small})
@@ -128,7 +131,8 @@ class ThreadCodec:
         """Decode the part of a checkpoint."""
         body = self._opened(part, text)
         bare, metadata = self._value(body["t"]) if "t" in body else (body["c"], body["m"])
-        return Row(bare, metadata, body["p"], body["s"])
+        checkpoint = cast("Checkpoint", {**bare, "id": id_of(part)})
+        return Row(checkpoint, metadata, body["p"], body["s"])
 
     def writes(
         self, namespace: str, checkpoint_id: str, task_id: str, task_path: str, writes: Sequence[tuple[str, Any]]
@@ -140,7 +144,7 @@ class ThreadCodec:
             kind = "0" if index >= 0 else str(-index)
             kinds.setdefault(kind, []).append([index, channel, *self._typed(value)])
         return {
-            part: self._sealed(part, [task_id, task_path, rows])
+            part: self._sealed(part, [task_path, rows])
             for kind, rows in kinds.items()
             for part in [name(WRITES, namespace, checkpoint_id, task_id, kind)]
         }
@@ -149,7 +153,8 @@ class ThreadCodec:
         """Decode the writes of one checkpoint, in the order in which a graph applies them."""
         found = []
         for part, text in parts.items():
-            task_id, task_path, rows = self._opened(part, text)
+            task_path, rows = self._opened(part, text)
+            task_id = _unquoted(part.split("/")[3])
             for index, channel, kind, data in rows:
                 found.append((writes_sort_key(task_path, task_id, index), channel, kind, data))
         found.sort(key=lambda each: each[0])
@@ -190,11 +195,16 @@ class ThreadCodec:
         return self._seal.value(_KIND, part, text)
 
     def _typed(self, value: Any) -> list[str]:
+        if self._plain and type(value) is str and value.isascii():
+            # Base64 would make it a third larger.
+            return [_TEXT, value]
         kind, data = self._serde.dumps_typed(value)
         return [kind, b64encode(data).decode()]
 
     def _value(self, typed: Iterable[str]) -> Any:
         kind, data = typed
+        if kind == _TEXT:
+            return data
         return self._serde.loads_typed((kind, b64decode(data)))
 
 
