@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
+from stepwell.fsm import FSM
 from stepwell.nodes import worker
 from tests.inspector import shop
 
@@ -106,6 +107,11 @@ async def test_a_field_is_changed_with_the_keyboard_alone(visits: Any) -> None:
     change = visit.page.get_by_role("button", name="Change name")
     await change.focus()
     await visit.page.keyboard.press("Enter")
+    fsm = FSM("shop", storage=visit.storage, flows=[shop.Order], run_timers=False)
+    async with fsm.conversation(key=(42, 42)) as ctx:
+        ctx.update_data(gift=True)
+    # The page behind the dialog is shown again, with other buttons.
+    await expect(visit.page.locator("#content")).to_contain_text("gift")
     await visit.page.keyboard.press("Escape")
     await expect(visit.dialog).to_have_count(0)
     await expect(change).to_be_focused()

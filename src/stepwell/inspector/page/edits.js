@@ -103,5 +103,14 @@ export function ask(app, name, shown, field) {
     }
     problem.hidden = false;
   };
+  const opener = document.activeElement;
+  dialog.addEventListener("close", () => focusAgain(opener), { once: true });
   dialog.showModal();
+}
+
+// Focuses the button that opened a dialog, or its successor if the page was shown again meanwhile.
+function focusAgain(opener) {
+  const name = (button) => button.getAttribute("aria-label") ?? button.textContent;
+  const next = opener.isConnected ? opener : [...byId("content").querySelectorAll("button")].find((each) => name(each) === name(opener));
+  next?.focus();
 }
