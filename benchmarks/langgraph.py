@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +99,9 @@ async def on_sqlite(folder: Path) -> int:
     mine, peers = folder / "stepwell.db", folder / "langgraph.db"
 
     async def sizes() -> tuple[int, int]:
-        await theirs.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for path in (mine, peers):
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return mine.stat().st_size, peers.stat().st_size
 
     async with SQLiteStorage(str(mine)) as storage, AsyncSqliteSaver.from_conn_string(str(peers)) as theirs:
