@@ -45,10 +45,12 @@ GOOD = [
     ["migrate"],
     ["copy", "{url}", "{target}"],
 ]
-WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy"}
+WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy", "import-aiogram"}
 #: Commands that start something, or that need no storage.
 OTHERS = {"run", "play", "demo", "inspect", "diagram", "new", "completion"}
-COMMANDS = set(_parser()._subparsers._group_actions[0].choices) - OTHERS  # type: ignore[union-attr, call-overload]
+#: Commands that read a file or server of another framework, and create their storage.
+IMPORTS = {"import-aiogram"}
+COMMANDS = set(_parser()._subparsers._group_actions[0].choices) - OTHERS - IMPORTS  # type: ignore[union-attr, call-overload]
 
 
 class Fails(Node):
@@ -215,6 +217,10 @@ BAD: list[tuple[list[str], int, str]] = [
     (["copy", SQLITE, "sqlite:///{folder}/b.db", "--bot", "nobody"], 3, "no records of the bot 'nobody'"),
     (["copy", SQLITE, "sqlite:///{folder}/b.db", "--runs"], 2, "--runs needs --bot"),
     (["copy", SQLITE, "sqlite:///{folder}/no/b.db"], 1, "does not exist"),
+    (["import-aiogram", "redis+cluster://localhost", "--bot-id", "7"], 2, "give the URL of aiogram's Redis"),
+    (["import-aiogram", "redis://localhost:1"], 2, "give bot_id (--bot-id)"),
+    (["import-aiogram", "redis://localhost:1", "--keys", "fsm:{part}"], 2, "a pattern needs {chat_id}, {user_id}"),
+    (["import-aiogram", "redis://localhost:1", "--bot-id", "7"], 1, "Redis at localhost:1 cannot be reached"),
     (["diagram", "{folder}/no.py"], 1, "does not exist"),
     (["diagram", "{folder}/empty.py"], 1, "has no flows"),
     (["diagram", "{folder}/broken.py"], 1, "cannot import"),

@@ -177,6 +177,7 @@ def _add_operator_commands(commands: Any) -> None:
         diagram,
         doctor,
         edits,
+        imports,
         inspect,
         migrate,
         new,
@@ -187,6 +188,6 @@ def _add_operator_commands(commands: Any) -> None:
         timers,
     )
 
-    reading, changing = (records, timers, runs, doctor, inspect), (edits, run_edits, schedules, copy, migrate)
+    reading, changing = (records, timers, runs, doctor, inspect), (edits, run_edits, schedules, copy, imports, migrate)
     for module in (*reading, *changing, diagram, new, completion):
         module.add(commands)

@@ -11,8 +11,8 @@ from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType, StorageKey
 
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
+from stepwell.adapters.aiogram_records import address_of, place_of, state_name, tags_of
 from stepwell.errors import InvalidOption
-from stepwell.record import Place
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
 
@@ -39,19 +39,19 @@ class StepwellStorage(BaseStorage):
 
     async def set_state(self, key: StorageKey, state: StateType = None) -> None:
         name = state.state if isinstance(state, State) else state
-        await self._records.set_place(*self._at(key), _place(name), tags=_tags(key))
+        await self._records.set_place(*self._at(key), place_of(name), tags=tags_of(key))
 
     async def get_state(self, key: StorageKey) -> str | None:
-        return _state_name(await self._records.place(*self._at(key)))
+        return state_name(await self._records.place(*self._at(key)))
 
     async def set_data(self, key: StorageKey, data: Mapping[str, Any]) -> None:
-        await self._records.set_data(*self._at(key), _mapping(data), tags=_tags(key))
+        await self._records.set_data(*self._at(key), _mapping(data), tags=tags_of(key))
 
     async def get_data(self, key: StorageKey) -> dict[str, Any]:
         return await self._records.data(*self._at(key))
 
     async def update_data(self, key: StorageKey, data: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._records.update_data(*self._at(key), _mapping(data), tags=_tags(key))
+        return await self._records.update_data(*self._at(key), _mapping(data), tags=tags_of(key))
 
     async def close(self) -> None:
         """Close the storage, unless it was already open when it was first used here."""
@@ -63,7 +63,7 @@ class StepwellStorage(BaseStorage):
     def _at(self, key: StorageKey) -> tuple[str, Any]:
         if self._owned is None:
             self._owned = not self.storage.is_open
-        return _address(self._name, key)
+        return address_of(self._name, key)
 
 
 class StepwellIsolation(BaseEventIsolation):
@@ -96,7 +96,9 @@ class StepwellIsolation(BaseEventIsolation):
         """Return a context manager that claims a key: ``async with isolation.lock(key)``."""
         # A handler that raises one of these has not failed, so its writes are kept.
         commit_on = (SkipHandler, CancelHandler)
-        return self._records.claim(*_address(self._name, key), wait=self._wait, lease=self._lease, commit_on=commit_on)
+        return self._records.claim(
+            *address_of(self._name, key), wait=self._wait, lease=self._lease, commit_on=commit_on
+        )
 
     async def close(self) -> None:
         """Close the storage if it was made from a URL here. Claims end with their updates."""
@@ -108,29 +110,6 @@ class StepwellIsolation(BaseEventIsolation):
 def _records_in(storage: Storage | str) -> ClaimedRecords:
     # All destinies of a key, such as the history of scenes, are claimed by one handler.
     return ClaimedRecords(as_storage(storage), family=lambda key: key[:-1])
-
-
-def _address(name: str, key: StorageKey) -> tuple[str, Any]:
-    parts = (key.chat_id, key.user_id, key.thread_id, key.business_connection_id, key.destiny)
-    return f"{name}:{key.bot_id}", parts
-
-
-def _tags(key: StorageKey) -> tuple[str, ...]:
-    # Key strategies for a whole chat use the chat's id as user id.
-    user = (f"user:{key.user_id}",) if key.user_id > 0 else ()
-    return (*user, f"chat:{key.chat_id}")
-
-
-def _place(name: str | None) -> Place:
-    """Return flow ``Form`` and state ``name`` for ``"Form:name"``; a name without a group has no flow."""
-    if name is not None and not isinstance(name, str):
-        raise InvalidOption(f"a state must be a State, its name, or None, got {name!r}")
-    flow, colon, state = (name or "").rpartition(":")
-    return Place(flow if colon else None, None if name is None else state)
-
-
-def _state_name(place: Place) -> str | None:
-    return place.state if place.flow is None else f"{place.flow}:{place.state}"
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:
