@@ -33,8 +33,13 @@ from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellSaver"]
 
-#: The writers of the runners that a task or thread is part of, by saver and thread.
-_writers: ContextVar[dict[tuple[int, str], FencedWriter]] = ContextVar("stepwell_langgraph_writers")
+#: The writers of the runners that a task or thread is part of: by saver, thread, and whether a graph is running. A
+#: program may look at a thread, or change it, between two steps of a graph that it streams.
+_writers: ContextVar[dict[tuple[Threads, str, bool], FencedWriter]] = ContextVar("stepwell_langgraph_writers")
+#: A task that runs one thread after another keeps the writers of the last ones.
+_IN_CONTEXT: Final = 16
+#: LangGraph passes this key with the config of a graph that is running.
+_RUNTIME: Final = "__pregel_runtime"
 #: The writers that are found by their last checkpoint, and the runs whose mark is known to be stored.
 _REMEMBERED: Final = 10_000
 
@@ -327,11 +332,13 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         """Begin a runner that has read a thread. A nested graph is part of the runner of its parent."""
         ids = config["configurable"]
         thread_id, namespace = str(ids["thread_id"]), ids.get("checkpoint_ns", "")
-        if self.ownership is None or (namespace and self._current(config) is not None):
+        if self.ownership is None or (namespace and _RUNTIME in ids and self._current(config) is not None):
             return
         thread = self._thread(thread_id)
         writer = FencedWriter(self.storage, thread.address, thread.limit, version)
-        _writers.set({**_writers.get({}), (id(self.threads), thread_id): writer})
+        place = (self.threads, thread_id, _RUNTIME in ids)
+        others = [each for each in _writers.get({}).items() if each[0] != place]
+        _writers.set(dict([*others[1 - _IN_CONTEXT :], (place, writer)]))
         at = None if found is None else found.config["configurable"]["checkpoint_id"]
         _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
 
@@ -341,7 +348,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             return None
         ids = config["configurable"]
         thread_id = str(ids["thread_id"])
-        found = _writers.get({}).get((id(self.threads), thread_id))
+        found = _writers.get({}).get((self.threads, thread_id, _RUNTIME in ids))
         if found is not None:
             return found
         return self._by_checkpoint.get((thread_id, ids.get("checkpoint_ns", ""), get_checkpoint_id(config)))

@@ -1,0 +1,58 @@
+"""StepwellSaver with a fence: which reads and writes belong to one runner of a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+
+from stepwell.adapters.langgraph import StepwellSaver
+from stepwell.adapters.langgraph.saver import _writers
+from tests.adapters.test_langgraph_saver import THREAD, Chat, chat
+
+
+async def test_a_program_reads_the_thread_that_it_streams() -> None:
+    async def reply(state: Chat) -> Chat:
+        await asyncio.sleep(0.01)
+        return {"messages": ["answer"]}
+
+    builder = StateGraph(Chat)
+    builder.add_sequence([("first", reply), ("second", reply)])
+    builder.add_edge(START, "first")
+    graph = builder.compile(checkpointer=StepwellSaver("memory://", ownership="fence"))
+    for turn in range(2):
+        async for _ in graph.astream({"messages": ["hello"]}, THREAD):
+            assert (await graph.aget_state(THREAD)).values["messages"]
+            await asyncio.sleep(0.02)
+        assert len((await graph.aget_state(THREAD)).values["messages"]) == 3 * turn + 3
+
+
+async def test_a_nested_graph_is_updated_after_another_runner() -> None:
+    inner = StateGraph(Chat)
+    inner.add_node("ask", lambda _: {"messages": [interrupt("question")]})
+    inner.add_edge(START, "ask")
+    builder = StateGraph(Chat)
+    builder.add_node("inner", inner.compile())
+    builder.add_edge(START, "inner")
+    graph = builder.compile(checkpointer=StepwellSaver("memory://", ownership="fence"))
+    await graph.ainvoke({"messages": ["hello"]}, THREAD)
+    nested = (await graph.aget_state(THREAD, subgraphs=True)).tasks[0].state
+    assert not isinstance(nested, dict)
+    namespace = nested.config["configurable"]["checkpoint_ns"]
+    place: RunnableConfig = {"configurable": {**THREAD["configurable"], "checkpoint_ns": namespace}}
+    await graph.aupdate_state(place, {"messages": ["mine"]})
+    # A task of an empty context is another runner.
+    await asyncio.create_task(graph.aupdate_state(place, {"messages": ["theirs"]}), context=Context())
+    await graph.aupdate_state(place, {"messages": ["mine again"]})
+    found = await graph.aget_state(place)
+    assert found.values["messages"] == ["hello", "mine", "theirs", "mine again"]
+
+
+async def test_a_task_that_runs_many_threads_keeps_few_writers() -> None:
+    graph = chat(StepwellSaver("memory://", ownership="fence"))
+    for number in range(40):
+        await graph.aget_state({"configurable": {"thread_id": str(number)}})
+    assert len(_writers.get()) == 16
