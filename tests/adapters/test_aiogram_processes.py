@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import Bot, BotAPI, Person
-from stepwell.playground.botapi.webhook import WebhookInfo
-from tests.adapters.aiogram_worker import SECRET, Worker, close_nursery
+from stepwell.playground.botapi import BotAPI
+from tests.adapters.processes import PATIENCE, Bots, close_nursery
 from tests.backends import Backend
-from tests.servers.process import free_port
 
+MODULE = "tests.adapters.aiogram_worker"
 LARGE = os.environ.get("STEPWELL_DOSE") == "large"
 CONVERSATION = [
     ("/register", "What's your name?"),
@@ -26,39 +25,12 @@ CONVERSATION = [
 ]
 STYLES = {"ctx": "examples.aiogram_registration:make_dispatcher", "states": "examples.aiogram_states:make_dispatcher"}
 HASTY = "tests.adapters.walkers:make_hasty"
-#: Importing aiogram takes long on a busy machine.
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nursery() -> Iterator[None]:
     yield
-    close_nursery()
-
-
-class Bots:
-    """The workers of one bot, and their Bot API."""
-
-    def __init__(self, api: BotAPI, folder: Path, transport: str) -> None:
-        self.api, self.folder = api, folder
-        self.bot: Bot = api.bot("registration_bot")
-        self.transport = [transport] if transport == "poll" else [transport, str(free_port())]
-        self.workers: list[Worker] = []
-
-    def start(self, make: str, storage: str) -> Worker:
-        worker = Worker(self.folder, make, storage, self.api.url, self.bot.token, *self.transport)
-        self.workers.append(worker)
-        return worker
-
-    async def listen(self) -> None:
-        """Set the webhook, as a bot's owner does once."""
-        if self.transport[0] == "hook":
-            url = f"http://127.0.0.1:{self.transport[1]}/hook"
-            await self.api.webhooks.set(self.bot, WebhookInfo(url, SECRET, 40))
-
-    def log(self) -> str:
-        log = self.folder / "worker.log"
-        return log.read_text() if log.exists() else ""
+    close_nursery(MODULE)
 
 
 @pytest.fixture
@@ -69,17 +41,9 @@ async def api() -> AsyncIterator[BotAPI]:
 
 @pytest.fixture
 def bots(api: BotAPI, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bots]:
-    bots = Bots(api, tmp_path, request.param)
+    bots = Bots(MODULE, api, tmp_path, request.param)
     yield bots
-    for worker in bots.workers:
-        worker.kill()
-
-
-async def heard(chat: Person, bots: Bots) -> str:
-    try:
-        return await chat.answer(timeout=PATIENCE)
-    except TimeoutError:
-        raise AssertionError(f"no answer; the worker said:\n{bots.log()[-3000:]}") from None
+    bots.kill()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -94,24 +58,17 @@ async def test_a_bot_killed_between_messages_continues(api: BotAPI, bots: Bots, 
     for number, (said, _) in enumerate(CONVERSATION):
         if number in killed_before:
             # An answer is sent before the commit: between the two, it may be repeated.
-            await settled(bots)
+            await bots.settled()
             worker.kill()
         await chat.send(said)
         if number in killed_before:
             # Messages sent while the bot is down are answered when it is back.
             worker = bots.start(STYLES[style], storage)
-        answers.append(await heard(chat, bots))
+        answers.append(await bots.heard(chat))
     assert answers == [answer for _, answer in CONVERSATION]
-    await settled(bots)
+    await bots.settled()
     assert "Error" not in bots.log()
     assert bots.bot.token not in bots.log()
-
-
-async def settled(bots: Bots) -> None:
-    """Wait until every update is confirmed, which happens when it was handled."""
-    async with asyncio.timeout(PATIENCE):
-        while bots.bot.updates.pending:
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("bots", ["poll", "hook"], indirect=True)
@@ -129,7 +86,7 @@ async def test_a_bot_killed_at_any_moment_loses_no_answer(api: BotAPI, bots: Bot
         async with asyncio.timeout(PATIENCE):
             while chat.last != answer:
                 await chat.hear(timeout=PATIENCE)
-        await settled(bots)
+        await bots.settled()
     # At least once, and never anything else or out of order.
     said_by_bot = [message["text"] for message in chat.messages if message["from"]["is_bot"]]
     assert list(dict.fromkeys(said_by_bot)) == [answer for _, answer in CONVERSATION]
@@ -154,14 +111,10 @@ async def test_two_workers_behind_one_webhook_make_each_transition_once(
             if dice.random() < 0.05:
                 await chat.redeliver()
                 again.add(chat.id)
-    async with asyncio.timeout(PATIENCE):
-        # A connection stays with the worker that accepted it, so both must be running first.
-        while bots.log().count("listening") != 2:
-            await asyncio.sleep(0.02)
+    # A connection stays with the worker that accepted it, so both must be running first.
+    await bots.until_listening(2)
     await bots.listen()
-    async with asyncio.timeout(PATIENCE * 3):
-        while bots.bot.updates.pending:
-            await asyncio.sleep(0.02)
+    await bots.settled(PATIENCE * 3)
     storage = shared_backend.storage(url)
     workers: Counter[int] = Counter()
     for chat in chats:

@@ -15,6 +15,7 @@ from stepwell.adapters.ptb import StepwellPersistence, confirm_handled
 from stepwell.adapters.ptb.claims import UpdateClaim
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.playground.botapi import BotAPI, Person
+from tests.adapters.ptb_bots import builder, make_app, message
 from tests.servers.process import free_port
 
 
@@ -22,8 +23,8 @@ from tests.servers.process import free_port
 async def running(tmp_path: Path, transport: str, handler: Any) -> AsyncIterator[tuple[Application, Person]]:
     async with BotAPI(webhook_pause=0.02) as api:
         chat = api.chat(api.bot("my_bot"))
-        builder = ApplicationBuilder().token(chat.bot.token).base_url(f"{api.url}/bot")
-        application = builder.persistence(StepwellPersistence(f"sqlite:///{tmp_path}/bot.db")).build()
+        made = ApplicationBuilder().token(chat.bot.token).base_url(f"{api.url}/bot")
+        application = made.persistence(StepwellPersistence(f"sqlite:///{tmp_path}/bot.db")).build()
         application.add_handler(MessageHandler(filters.TEXT, handler))
         confirm_handled(application)
         async with application:
@@ -69,10 +70,9 @@ async def test_an_update_is_confirmed_when_it_is_handled(tmp_path: Path, transpo
         assert application.user_data[chat.id] == {"n": 2}
 
 
-@pytest.mark.parametrize("transport", ["poll", "hook"])
-async def test_an_update_that_could_not_be_written_is_delivered_again(
-    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first update fail to be written."""
     finish, failures = UpdateClaim.finish, iter(range(1))
 
     async def failing(self: UpdateClaim) -> None:
@@ -80,15 +80,54 @@ async def test_an_update_that_could_not_be_written_is_delivered_again(
             raise StorageUnavailable("away")
         await finish(self)
 
-    async def count(update: Any, context: Any) -> None:
-        context.user_data["n"] = context.user_data.get("n", 0) + 1
-
     monkeypatch.setattr(UpdateClaim, "finish", failing)
+
+
+async def count(update: Any, context: Any) -> None:
+    context.user_data["n"] = context.user_data.get("n", 0) + 1
+
+
+@pytest.mark.usefixtures("failing_once")
+@pytest.mark.parametrize("transport", ["poll", "hook"])
+async def test_an_update_that_could_not_be_written_is_delivered_again(tmp_path: Path, transport: str) -> None:
     async with running(tmp_path, transport, count) as (application, chat):
         await chat.send("one")
         await chat.send("two")
         await until_confirmed(chat)
         assert application.user_data[chat.id] == {"n": 2}
+
+
+@pytest.mark.usefixtures("failing_once")
+@pytest.mark.parametrize("concurrent", [True, False])
+async def test_the_queue_goes_on_after_an_update_that_could_not_be_written(concurrent: bool) -> None:
+    errors: list[Exception] = []
+
+    async def on_error(update: Any, context: Any) -> None:
+        errors.append(context.error)
+
+    application = builder(StepwellPersistence("memory://")).concurrent_updates(concurrent).build()
+    application.add_handler(MessageHandler(filters.TEXT, count))
+    application.add_error_handler(on_error)
+    async with application:
+        await application.start()
+        for text in ("one", "two"):
+            await application.update_queue.put(message(application, text))
+            await application.update_queue.join()
+        await application.stop()
+        assert application.user_data[42] == {"n": 1}
+    assert [type(error) for error in errors] == [StorageUnavailable]
+
+
+@pytest.mark.usefixtures("failing_once")
+async def test_a_webhook_of_your_own_gets_the_error() -> None:
+    application = make_app(StepwellPersistence("memory://"))
+    application.add_handler(MessageHandler(filters.TEXT, count))
+    async with application:
+        update = message(application, "one")
+        with pytest.raises(StorageUnavailable):
+            await application.process_update(update)
+        await application.process_update(update)
+        assert application.user_data[42] == {"n": 1}
 
 
 async def test_an_application_without_an_updater_is_refused() -> None:

@@ -439,7 +439,9 @@ async def test_errors_of_the_commit_and_of_calls_go_to_the_error_handlers(fsm: F
             application.add_handler(CommandHandler(name, handler))
         await say(application, "/undeclared")
         await storage.update_data("my_bot", (42, 42), {"a": 1})
-        await say(application, "/replaced")
+        # Also to the caller: the update may be handled again.
+        with pytest.raises(RecordReplaced):
+            await say(application, "/replaced")
 
         async def refused(*args: Any, **kwargs: Any) -> tuple[int, bytes]:
             return 400, b'{"ok": false, "error_code": 400, "description": "Bad Request: no"}'

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
 from telegram import Update
 from telegram.ext import Application
 
-from stepwell.adapters.ptb.confirmation import confirm_update
+from stepwell.adapters.ptb.confirmation import TEMPORARY, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import conversations_of, discard_changes
 from stepwell.adapters.ptb.filters import filters_in
@@ -34,6 +35,7 @@ def install() -> None:
     """Wrap the methods of ``Application``."""
     initialize, shutdown = Application.initialize, Application.shutdown
     process_update, process_error = Application.process_update, Application.process_error
+    update_fetcher = Application._update_fetcher
 
     @wraps(initialize)
     async def initialize_and_start(self: _Application) -> None:
@@ -50,16 +52,22 @@ def install() -> None:
         finally:
             await shutdown(self)
 
+    @wraps(update_fetcher)
+    async def fetch_updates(self: _Application) -> None:
+        _from_queue.set(True)
+        await update_fetcher(self)
+
     @wraps(process_update)
     async def process_with_claims(self: _Application, update: object) -> None:
         error: Exception | None = None
         try:
             error = await _process(self, update, partial(process_update, self, update))
-        except BaseException as raised:
-            error = raised if isinstance(raised, Exception) else None
-            raise
         finally:
             confirm_update(update, error)
+        # The error handlers were called. A webhook that calls this method must fail, so that Telegram delivers the
+        # update again; the task that handles the queue must not, because it would end.
+        if isinstance(error, TEMPORARY) and not _from_queue.get():
+            raise error
 
     @wraps(process_error)
     async def roll_back_and_process_error(
@@ -70,6 +78,7 @@ def install() -> None:
 
     Application.initialize = initialize_and_start  # type: ignore[method-assign]
     Application.shutdown = stop_and_shut_down  # type: ignore[method-assign]
+    Application._update_fetcher = fetch_updates  # type: ignore[method-assign]
     Application.process_update = process_with_claims  # type: ignore[method-assign]
     Application.process_error = roll_back_and_process_error  # type: ignore[method-assign]
 
@@ -109,3 +118,7 @@ async def _process(
     if conversations is None:
         return await process_claimed()
     return await conversations.process(application, update, process_claimed)
+
+
+#: True in the task that handles the updates of the queue, and in those that it starts.
+_from_queue: ContextVar[bool] = ContextVar("stepwell_from_queue", default=False)

@@ -8,9 +8,12 @@ from typing import Any, TypeAlias
 from telegram.error import TelegramError
 from telegram.ext import Application
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import Conflict, InvalidOption, StorageError
 
-__all__ = ["confirm_handled", "confirm_update"]
+__all__ = ["TEMPORARY", "confirm_handled", "confirm_update"]
+
+#: Errors that the update did not cause. Other errors would occur again with every delivery.
+TEMPORARY = (Conflict, StorageError)
 
 _Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
 
@@ -23,7 +26,7 @@ def confirm_handled(application: _Application) -> None:
 
     python-telegram-bot confirms an update when it arrives. Call this before ``run_polling`` or ``run_webhook``.
     A webhook is then answered when its update is handled. Polling handles updates one after the other, also with
-    ``concurrent_updates``. If an update could not be written, it is delivered again too.
+    ``concurrent_updates``. If the storage is unavailable or a lease was lost, the update is delivered again too.
     """
     if application.updater is None:
         raise InvalidOption(
@@ -58,7 +61,7 @@ def confirm_update(update: object, error: Exception | None) -> None:
     """Note that an update was handled, or that it could not be written."""
     handled = _waiting.get(id(update))
     if handled is not None and not handled.done():
-        if error is None:
-            handled.set_result(None)
-        else:
+        if isinstance(error, TEMPORARY):
             handled.set_exception(NotHandled(f"the update could not be written: {error}"))
+        else:
+            handled.set_result(None)
