@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-import pytest
 from playwright.async_api import Page
 
 __all__ = ["problems"]
@@ -13,7 +12,6 @@ __all__ = ["problems"]
 
 @cache
 def _source() -> str:
-    pytest.importorskip("axe_playwright_python", reason="axe-core is in axe-playwright-python, of the group dev")
     return (files("axe_playwright_python") / "axe.min.js").read_text()
 
 
