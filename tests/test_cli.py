@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from examples import registration
+from stepwell.cli import main
 from stepwell.cli.demo import bot, script
 from stepwell.cli.storage_url import place_of
 from tests.backends import Backend
@@ -32,9 +33,26 @@ ANSWERS = [
 ]
 
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def stepwell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stepwell", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, **options)
+
+
+@pytest.fixture
+def called(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process, which is faster."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return call
 
 
 # Without a terminal
@@ -64,7 +82,7 @@ def test_a_bot_process_is_killed_halfway_and_another_continues() -> None:
     assert ANSWERS[2] in after
 
 
-async def test_the_script_runs_on_every_storage_and_leaves_no_records(shared_backend: Backend) -> None:
+async def test_the_script_runs_on_a_given_storage_and_leaves_no_records(shared_backend: Backend) -> None:
     url = shared_backend.place()
     done = await asyncio.to_thread(stepwell, "demo", "--storage", url)
     assert (done.returncode, done.stderr) == (0, "")
@@ -97,16 +115,16 @@ def test_a_closed_pipe_prints_no_traceback() -> None:
 # Errors
 
 
-def test_a_wrong_url_prints_one_clear_line() -> None:
-    done = stepwell("demo", "--storage", "nowhere://")
+def test_a_wrong_url_prints_one_clear_line(called: Command) -> None:
+    done = called("demo", "--storage", "nowhere://")
     assert done.returncode == 2
     assert done.stderr.startswith("stepwell: no storage is installed for 'nowhere'")
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_arguments_print_the_commands() -> None:
+def test_wrong_arguments_print_the_commands(called: Command) -> None:
     for arguments in ([], ["dance"], ["demo", "--speed"]):
-        done = stepwell(*arguments)
+        done = called(*arguments)
         assert done.returncode == 2
         assert "see stepwell" in done.stderr
 
@@ -353,9 +371,10 @@ def test_play_prints_links_and_the_output_of_the_bot(tmp_path: Path, terminals: 
     "command", [["demo"], ["play", str(ROOT / "examples" / "registration.py")]], ids=lambda it: it[0]
 )
 def test_an_invalid_storage_prints_one_clear_line_before_the_bot_starts(
-    command: list[str], url: str, said: str, tmp_path: Path
+    command: list[str], url: str, said: str, tmp_path: Path, called: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = stepwell(*command, "--storage", url, cwd=tmp_path, timeout=60)
+    monkeypatch.chdir(tmp_path)
+    done = called(*command, "--storage", url)
     assert (done.returncode, done.stdout) == (1 if "nodir" in url else 2, "")
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
@@ -371,22 +390,22 @@ def test_an_invalid_storage_prints_one_clear_line_in_a_terminal(tmp_path: Path, 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http", "²"])
 @pytest.mark.parametrize("command", [["demo"], ["play", "bot.py"]], ids=lambda it: it[0])
-def test_an_invalid_port_is_refused_by_the_parser(command: list[str], port: str) -> None:
-    done = stepwell(*command, f"--port={port}")
+def test_an_invalid_port_is_refused_by_the_parser(command: list[str], port: str, called: Command) -> None:
+    done = called(*command, f"--port={port}")
     assert done.returncode == 2
     assert f"a port must be a number from 0 to 65535, got {port!r}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_help_of_a_command_is_a_sentence() -> None:
-    assert "\nRun a bot without Telegram, chat" in stepwell("play", "--help").stdout
-    assert "\nChat with a registration bot" in stepwell("demo", "--help").stdout
+def test_the_help_of_a_command_is_a_sentence(called: Command) -> None:
+    assert "\nRun a bot without Telegram, chat" in called("play", "--help").stdout
+    assert "\nChat with a registration bot" in called("demo", "--help").stdout
 
 
-def test_play_prints_clear_errors() -> None:
-    done = stepwell("play", "nowhere.py", "--storage", "memory://")
+def test_play_prints_clear_errors(called: Command) -> None:
+    done = called("play", "nowhere.py", "--storage", "memory://")
     assert (done.returncode, done.stderr) == (1, "stepwell: file nowhere.py does not exist\n")
-    done = stepwell(
+    done = called(
         "play",
         str(ROOT / "examples" / "registration.py"),
         "--storage",
