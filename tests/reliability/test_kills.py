@@ -43,7 +43,7 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial
             unanswered += number - acknowledged.get(key, 0)
             acknowledged[key] = number
     print(f"{kills} kills, {writes} acknowledged writes, {unanswered} applied without an answer")
-    assert writes >= 5 * kills
+    assert writes >= kills
 
 
 async def whole(storage: Storage, key: int) -> int:

@@ -52,8 +52,14 @@ async def admin() -> AsyncIterator[Any]:
 
 
 class TestPostgresStorage(JournaledStorageContract):
+    @pytest.fixture(autouse=True)
+    async def _backend(self, tmp_path: Path) -> AsyncIterator[None]:
+        self.backend = Postgres(tmp_path)
+        yield
+        await self.backend.close()
+
     def open_storage(self, clock: Clock) -> Storage:
-        self.url = fresh()
+        self.url = self.backend.place()
         return open_storage(self.url, clock=clock)
 
     def reopen(self, storage: Storage) -> Storage:
