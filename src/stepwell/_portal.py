@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["call", "settle", "sync"]
+__all__ = ["background_loop", "call", "settle", "sync"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def sync(awaitable: Awaitable[T]) -> T:
         raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
     ended = threading.Event()
     caller = _Caller()
-    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended, caller), _background_loop())
+    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended, caller), background_loop())
     future.add_done_callback(caller.done)
     try:
         caller.work()
@@ -188,7 +188,8 @@ def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None
 _callers: ContextVar[_Caller | None] = ContextVar("stepwell_caller", default=None)
 
 
-def _background_loop() -> asyncio.AbstractEventLoop:
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return the running background loop. The first call in a process starts it."""
     global _loop
     with _lock:
         if _loop is None or not _loop.is_running():

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,13 @@ from telebot.asyncio_storage import StateMemoryStorage as AsyncStateMemoryStorag
 from telebot.states import State, StatesGroup
 from telebot.storage import StateMemoryStorage
 
-from stepwell import Storage, open_storage, sync
+from stepwell import MemoryStorage, Storage, open_storage, sync
 from stepwell.adapters.telebot import AsyncStepwellStateStorage, StepwellStateStorage
-from stepwell.errors import EncodeError, InsideLoop, InvalidOption
+from stepwell.errors import CorruptRecord, EncodeError, InsideLoop, InvalidOption
+from stepwell.record import QUARANTINE
+from stepwell.storage import Operation
 from tests.backends import Backend
+from tests.backends.sqlite import SQLite
 
 AT = {"chat_id": 42, "user_id": 42, "bot_id": 7}
 STEPS = ["set_state", "set_data", "edit", "get_data", "delete_state", "reset_data", "save"]
@@ -262,6 +266,56 @@ def test_threads_that_set_different_fields_lose_none(states: StepwellStateStorag
     for thread in threads:
         thread.join()
     assert states.get_data(**AT) == {f"{kind}{number}": number for kind in ("set", "with") for number in range(8)}
+
+
+def test_a_slow_operation_does_not_block_other_threads() -> None:
+    slow, quick = threading.Event(), threading.Event()
+
+    class Slow(MemoryStorage):
+        async def perform(self, operation: Operation) -> Any:
+            if "1" in operation.address.key:
+                slow.set()
+                await asyncio.to_thread(quick.wait)
+                raise ValueError("too slow")
+            return await super().perform(operation)
+
+    storage = Slow()
+    states = StepwellStateStorage(storage)
+    errors: list[str] = []
+
+    def read_slow() -> None:
+        try:
+            states.get_state(1, 1)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=read_slow)
+    thread.start()
+    slow.wait()
+    assert states.get_state(2, 2) is None
+    assert not errors
+    quick.set()
+    thread.join()
+    assert errors == ["too slow"]
+    sync(storage.close())
+
+
+def test_damaged_data_is_named_and_copied_to_quarantine(tmp_path: Path) -> None:
+    backend = SQLite(tmp_path)
+    url = backend.place()
+    states = StepwellStateStorage(url)
+    states.set_state(**AT, state="x")
+    states.set_data(**AT, key="a", value=1)
+    address = states.storage.address("telebot:7", (42, 42, None, None))
+    sync(backend.corrupt(url, address, "field", "a", lambda text: text[:-1]))
+    with pytest.raises(CorruptRecord, match="telebot:7"):
+        states.get_data(**AT)
+    assert list(sync(_all(states.storage, QUARANTINE)))
+    sync(states.storage.close())
+
+
+async def _all(storage: Storage, namespace: str) -> list[Any]:
+    return [entry.key async for entry in storage.scan(namespace)]
 
 
 async def test_the_sync_class_refuses_to_block_an_event_loop(backend: Backend) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from stepwell.codec import Seal
+from stepwell._portal import sync
+from stepwell.adapters.telebot.operations import OperationQueue
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, VersionChanged
 from stepwell.record import Address, Change, Place, Stored
-from stepwell.storage import Apply, Get, Guard, Storage
+from stepwell.storage import Apply, Get, Guard, Operation, Storage
 
-__all__ = ["RecordKey", "Snapshot", "StateRecords"]
+__all__ = ["BlockingRecords", "RecordKey", "Snapshot", "StateRecords"]
+
+T = TypeVar("T")
 
 
 class RecordKey(NamedTuple):
@@ -47,8 +50,8 @@ class StateRecords:
     async def state(self, key: RecordKey) -> str | int | None:
         """Return the state; ``None`` if there is no record."""
         address = self._address(key)
-        stored: Stored | None = await self.storage.perform(Get(address))
-        return None if stored is None else _state_of(await self.storage.read_place(address, stored))
+        stored: Stored | None = await self._perform(Get(address))
+        return None if stored is None else _state_of(await self._place(address, stored))
 
     async def set_state(self, key: RecordKey, state: object) -> None:
         """Set the state, and keep the data. Creates the record if there is none."""
@@ -67,18 +70,18 @@ class StateRecords:
     async def set_field(self, key: RecordKey, name: Any, value: Any) -> bool:
         """Set one field of the data, and return whether there is a record."""
         address = self._address(key)
-        return await self._write(address, set=await seal_data(self.storage.seal(address), {name: value}))
+        return await self._write(address, set=await self._fields(address, {name: value}))
 
     async def set_data(self, key: RecordKey, data: Mapping[Any, Any]) -> bool:
         """Replace the data, and return whether there is a record."""
         address = self._address(key)
-        return await self._write(address, replace=True, set=await seal_data(self.storage.seal(address), data))
+        return await self._write(address, replace=True, set=await self._fields(address, data))
 
     async def snapshot(self, key: RecordKey) -> Snapshot:
         """Return the record for a block of interactive data."""
         address = self._address(key)
-        stored: Stored | None = await self.storage.perform(Get(address))
-        return Snapshot(stored, {} if stored is None else await self._data(self.storage.seal(address), stored))
+        stored: Stored | None = await self._perform(Get(address))
+        return Snapshot(stored, {} if stored is None else await self._data(address, stored))
 
     async def merge(self, key: RecordKey, before: Snapshot, data: Mapping[Any, Any]) -> bool:
         """Write the fields that differ from those of ``before``, and return whether there is a record.
@@ -88,25 +91,18 @@ class StateRecords:
         address = self._address(key)
         stored = before.stored
         old = {} if stored is None else stored.fields
-        texts = await seal_data(self.storage.seal(address), data)
+        texts = await self._fields(address, data)
         changed = {name: text for name, text in texts.items() if old.get(name) != text}
         gone = tuple([name for name in old if name not in texts])
         if not changed and not gone:
             return stored is not None
         return await self._write(address, stored, set=changed, unset=gone)
 
-    async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
-        try:
-            return await open_data(seal, stored.fields)
-        except CorruptRecord as error:
-            await self.storage.quarantine(seal.address, stored, error)
-            raise
-
     async def _write(self, address: Address, known: Stored | None = None, **changes: Any) -> bool:
         """Change a record, and return whether there is one. ``known``: its last known version."""
         while True:
             if known is None:
-                known = await self.storage.perform(Get(address))
+                known = await self._perform(Get(address))
             if known is None:
                 return False
             try:
@@ -121,12 +117,69 @@ class StateRecords:
         storage = self.storage
         if "delete" not in changes:
             changes.update(expiry=storage.expiry_of(address), limit=storage.seal(address).limit)
-        await storage.perform(Apply(address, Change(storage.ids(), **changes), guard))
+        await self._perform(Apply(address, Change(storage.ids(), **changes), guard))
+
+    async def _perform(self, operation: Operation) -> Any:
+        return await self.storage.perform(operation)
+
+    async def _place(self, address: Address, stored: Stored) -> Place:
+        return await self.storage.read_place(address, stored)
+
+    async def _fields(self, address: Address, data: Mapping[Any, Any]) -> dict[str, str]:
+        return await seal_data(self.storage.seal(address), data)
+
+    async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
+        try:
+            return await open_data(self.storage.seal(address), stored.fields)
+        except CorruptRecord as error:
+            await self.storage.quarantine(address, stored, error)
+            raise
 
     def _address(self, key: RecordKey) -> Address:
         chat, user, topic, business, bot = key
         namespace = f"{self._name}:{bot}" if bot else self._name
         return self.storage.address(namespace, (_id(chat), _id(user), topic or None, business or None))
+
+
+class BlockingRecords(StateRecords):
+    """The same for threads. Its coroutines never suspend; ``run`` returns their results.
+
+    Only the operations run on the library's background loop. Those of several threads are sent in one batch.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        super().__init__(storage, name)
+        self._queue = OperationQueue(storage)
+
+    @staticmethod
+    def run(method: Coroutine[Any, Any, T]) -> T:
+        """Run a method of this class in the calling thread."""
+        try:
+            method.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise AssertionError("a coroutine of BlockingRecords was suspended")
+
+    async def _perform(self, operation: Operation) -> Any:
+        return self._queue.perform(operation)
+
+    async def _place(self, address: Address, stored: Stored) -> Place:
+        try:
+            return self.storage.seal(address).open_head(stored.head)
+        except CorruptRecord as error:
+            sync(self.storage.quarantine(address, stored, error))
+            raise
+
+    async def _fields(self, address: Address, data: Mapping[Any, Any]) -> dict[str, str]:
+        return self.storage.seal(address).fields(data)
+
+    async def _data(self, address: Address, stored: Stored) -> dict[Any, Any]:
+        try:
+            return self.storage.seal(address).data(stored.fields)
+        except CorruptRecord as error:
+            sync(self.storage.quarantine(address, stored, error))
+            raise
 
 
 def _id(value: Any) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 from telebot import asyncio_storage
 from telebot import storage as sync_storage
 
-from stepwell._portal import sync
-from stepwell.adapters.telebot.records import RecordKey, Snapshot, StateRecords
+from stepwell.adapters.telebot.records import BlockingRecords, RecordKey, Snapshot, StateRecords
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
 
@@ -28,7 +27,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
 
     def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
         super().__init__()
-        self._records = StateRecords(as_storage(storage), name)
+        self._records = BlockingRecords(as_storage(storage), name)
 
     @property
     def storage(self) -> Storage:
@@ -45,7 +44,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> bool:
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        sync(self._records.set_state(key, state))
+        self._records.run(self._records.set_state(key, state))
         return True
 
     def get_state(
@@ -57,7 +56,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> str | int | None:
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return sync(self._records.state(key))
+        return self._records.run(self._records.state(key))
 
     def delete_state(
         self,
@@ -68,7 +67,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> bool:
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return sync(self._records.delete(key))
+        return self._records.run(self._records.delete(key))
 
     def set_data(
         self,
@@ -81,7 +80,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> bool:
         record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        if not sync(self._records.set_field(record, key, value)):
+        if not self._records.run(self._records.set_field(record, key, value)):
             raise _no_record(record)
         return True
 
@@ -94,7 +93,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> dict[Any, Any]:
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return sync(self._records.data(key))
+        return self._records.run(self._records.data(key))
 
     def reset_data(
         self,
@@ -128,7 +127,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         bot_id: int | None = None,
     ) -> bool:
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return sync(self._records.set_data(key, data))
+        return self._records.run(self._records.set_data(key, data))
 
 
 class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
@@ -245,10 +244,10 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
 class InteractiveData:
     """The data of a ``with`` block. A block that raises changes nothing."""
 
-    def __init__(self, records: StateRecords, key: RecordKey) -> None:
+    def __init__(self, records: BlockingRecords, key: RecordKey) -> None:
         self._records = records
         self._key = key
-        self._before = sync(records.snapshot(key))
+        self._before = records.run(records.snapshot(key))
         #: The data; telebot offers it before the block, too.
         self.data: dict[Any, Any] = self._before.data
 
@@ -259,7 +258,7 @@ class InteractiveData:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            sync(self._records.merge(self._key, self._before, self.data))
+            self._records.run(self._records.merge(self._key, self._before, self.data))
 
 
 class AsyncInteractiveData:
