@@ -96,3 +96,13 @@ async def test_outside_a_durable_run_nothing_is_stored() -> None:
         assert (await clerk.agent.run("Sell.")).output == "done"
     assert (await clerk.flow(None).run({}))["answer"] == "done"
     assert clerk.calls.count("model 0") == 3
+
+
+async def test_a_run_with_the_id_of_an_earlier_one_asks_again(backend: Backend) -> None:
+    clerk = Clerk()
+    clerk.broken = False
+    flow = clerk.flow(backend.storage())
+    await flow.run({}, flow_id="order")
+    asked = list(clerk.calls)
+    await flow.run({}, flow_id="order")
+    assert clerk.calls == asked + asked

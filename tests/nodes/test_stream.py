@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.errors import InvalidOption, UnknownRun, UsageError
-from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, sse, step
+from stepwell.errors import EncodeError, InvalidOption, UnknownRun, UsageError
+from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, sse, step, worker
 from stepwell.storage import Apply
 from tests.backends import Backend
 
@@ -207,3 +207,57 @@ async def _known(flow: NodeFlow) -> bool:
     except UnknownRun:
         return False
     return True
+
+
+class Report(Node):
+    """Writes one dict, which it changes, and then the values of ``shared``."""
+
+    def prep(self, shared: Any) -> Any:
+        return shared["values"]
+
+    async def exec(self, prep_res: Any) -> None:
+        progress = {"done": 0}
+        for value in prep_res:
+            step().write(progress)
+            progress["done"] += 1
+            step().write(value)
+
+
+async def test_a_value_is_stored_as_it_was_written(backend: Backend) -> None:
+    flow = linear(Report, name="report", storage=backend.storage())
+    await flow.run({"values": ["a", "b"]}, flow_id="run")
+    assert values(await read(flow, "run")) == [{"done": 0}, "a", {"done": 1}, "b"]
+
+
+async def test_many_large_values_are_several_entries(backend: Backend) -> None:
+    flow = linear(Report, name="report", storage=backend.storage())
+    large = [{"text": "x" * 20_000}] * 80
+    await flow.run({"values": large}, flow_id="run")
+    assert values(await read(flow, "run"))[1::2] == large
+
+
+async def test_a_value_that_cannot_be_stored_raises_in_its_node(backend: Backend) -> None:
+    class Write(Node):
+        async def exec(self, prep_res: Any) -> None:
+            with pytest.raises(EncodeError, match="object"):
+                step().write({"value": object()})
+            step().write("stored")
+
+    flow = linear(Write, name="write", storage=backend.storage())
+    await flow.run({}, flow_id="run")
+    assert values(await read(flow, "run")) == ["stored"]
+
+
+async def test_a_run_with_the_id_of_an_earlier_one_has_only_its_own_values(backend: Backend) -> None:
+    flow = linear(Report, name="report", storage=backend.storage())
+    await flow.run({"values": ["old"]}, flow_id="run")
+    earlier = await read(flow, "run")
+    handle = await flow.submit({"values": ["new"]}, flow_id="run")
+    reading = asyncio.create_task(read(flow, "run"))
+    await asyncio.sleep(0)
+    async with worker([flow]):
+        await handle.result(timeout=60)
+        found = await reading
+    assert values(earlier) == [{"done": 0}, "old"]
+    assert values(found) == [{"done": 0}, "new"]
+    assert found == await read(flow, "run", after=earlier[-1].number)

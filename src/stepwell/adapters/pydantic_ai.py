@@ -47,7 +47,7 @@ __all__ = ["StepwellDurability"]
 
 AgentDepsT = TypeVar("AgentDepsT")
 
-#: The namespace of the logs of operations, which have the id of a step as key.
+#: The namespace of the logs of operations, which have the id of a step and the mark of its run as key.
 NAMESPACE: Final = "pydantic-ai"
 #: Seconds after the last operation of a step.
 TTL: Final = 7 * DAY
@@ -93,7 +93,9 @@ def operations_of(cursor: Cursor, branch: Branch) -> Operations:
     known = _operations.setdefault(cursor.run, {})
     place = (here.id, here.attempt)
     if place not in known:
-        known[place] = Operations(Log(branch.journal.slot.storage, NAMESPACE, here.id, ttl=TTL))
+        # A later run with the same id must not get the results of this one.
+        key = (here.id, branch.journal.mark)
+        known[place] = Operations(Log(branch.journal.slot.storage, NAMESPACE, key, ttl=TTL))
     return known[place]
 
 

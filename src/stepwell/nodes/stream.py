@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
-from stepwell.errors import InvalidOption, UnknownRun
-from stepwell.log import Log
+from stepwell.errors import InvalidOption, StorageUnavailable, UnknownRun
+from stepwell.log import Log, LogEntry
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.notices import run_topic
 from stepwell.nodes.engine.streams import MOST, log_of
@@ -42,10 +42,20 @@ async def follow(storage: Storage, flow_id: str, after: int) -> AsyncGenerator[S
         raise InvalidOption(f"after must be the number of a value, or 0, not {after!r}")
     await storage.ensure_open()
     log = log_of(storage, flow_id)
+    marks: dict[str, bool] = {}
+
+    async def is_current(entry: LogEntry) -> bool:
+        """Return whether an entry is of this run, not of an earlier one with the same id."""
+        mark = entry.value[3]
+        if mark not in marks:
+            # A run stores its mark before its first node begins.
+            marks[mark] = await monitor.mark_of(storage, flow_id) in (mark, None)
+        return marks[mark]
+
     ended = asyncio.Event()
     watching = asyncio.create_task(_watch(storage, flow_id, log, ended))
     try:
-        async with aclosing(_until(log, after, ended)) as entries:
+        async with aclosing(_until(log, after, ended, is_current)) as entries:
             async for entry in entries:
                 yield entry
         # Raises UnknownRun.
@@ -56,7 +66,9 @@ async def follow(storage: Storage, flow_id: str, after: int) -> AsyncGenerator[S
             await watching
 
 
-async def _until(log: Log, after: int, ended: asyncio.Event) -> AsyncGenerator[StreamEntry]:
+async def _until(
+    log: Log, after: int, ended: asyncio.Event, is_current: Callable[[LogEntry], Awaitable[bool]]
+) -> AsyncGenerator[StreamEntry]:
     """Yield all values, and those that come until ``ended`` is set."""
     position = after
     async with aclosing(log.follow(after=max(position // MOST - 1, 0))) as entries:
@@ -69,7 +81,9 @@ async def _until(log: Log, after: int, ended: asyncio.Event) -> AsyncGenerator[S
                 if not waiting.done():
                     break
                 entry = waiting.result()
-                for each in _values(entry.number, entry.value, position):
+                if not await is_current(entry):
+                    continue
+                for each in _values(entry, position):
                     position = each.number
                     yield each
         finally:
@@ -79,16 +93,17 @@ async def _until(log: Log, after: int, ended: asyncio.Event) -> AsyncGenerator[S
                 with suppress(asyncio.CancelledError):
                     await waiting
     # All values were stored before the run ended.
-    for number, value in await log.read(after=max(position // MOST - 1, 0)):
-        for each in _values(number, value, position):
-            position = each.number
-            yield each
+    for entry in await log.read(after=max(position // MOST - 1, 0)):
+        if await is_current(entry):
+            for each in _values(entry, position):
+                position = each.number
+                yield each
 
 
-def _values(number: int, stored: Any, after: int) -> list[StreamEntry]:
-    step, attempt, runner, values = stored
+def _values(entry: LogEntry, after: int) -> list[StreamEntry]:
+    step, attempt, runner, _, values = entry.value
     execution = f"{runner}/{attempt}"
-    entries = [StreamEntry(number * MOST + at, value, step, execution) for at, value in enumerate(values)]
+    entries = [StreamEntry(entry.number * MOST + at, value, step, execution) for at, value in enumerate(values)]
     return [entry for entry in entries if entry.number > after]
 
 
@@ -107,6 +122,10 @@ async def _watch(storage: Storage, flow_id: str, log: Log, ended: asyncio.Event)
                 if not await log.last():
                     raise
                 return
+            except StorageUnavailable as error:
+                # The log is followed again after an outage too.
+                if error.final:
+                    raise
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL):
                     await news.wait()

@@ -440,7 +440,7 @@ class Journal:
         if self._stream is None:
             storage = self.slot.storage
             assert storage.loop is not None
-            self._stream = StreamWriter(storage, self.flow_id, storage.loop)
+            self._stream = StreamWriter(storage, self.flow_id, self.mark, storage.loop)
         return self._stream
 
     async def _commit(

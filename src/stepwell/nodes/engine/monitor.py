@@ -139,6 +139,14 @@ async def status(storage: Storage, flow_id: str) -> Run:
     return run
 
 
+async def mark_of(storage: Storage, flow_id: str) -> str | None:
+    """Return the mark of a run, ``""`` if it has not begun, ``None`` if there is no run."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    stack = () if stored is None else storage.seal(address).open_head(stored.head).stack
+    return str(stack[0].get("run", "")) if stack else None
+
+
 async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
     """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one."""
     if status is not None and status not in get_args(Status):

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from typing import Any, Final
 
+from stepwell.codec.values import decode
 from stepwell.log import Log
 from stepwell.record import DAY, STREAMS
 from stepwell.storage import Storage
@@ -22,8 +23,9 @@ MOST: Final = 1000
 DELAY: Final = 0.05
 #: Seconds after the last value of a run.
 TTL: Final = 7 * DAY
-#: Characters of the texts of one entry. The storage limits the size of an entry.
+#: Characters of the values of one entry. The storage limits the size of an entry.
 _LARGE: Final = 200_000
+_LEAVES: Final = (str, int, float, bool, type(None))
 
 
 def log_of(storage: Storage, flow_id: str) -> Log:
@@ -32,10 +34,17 @@ def log_of(storage: Storage, flow_id: str) -> Log:
 
 
 class StreamWriter:
-    """Gathers the values of one run. ``write`` may be called in any thread."""
+    """Gathers the values of one run. ``write`` may be called in any thread.
 
-    def __init__(self, storage: Storage, flow_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    ``mark`` distinguishes the run from an earlier one with the same id, whose values are removed.
+    """
+
+    def __init__(self, storage: Storage, flow_id: str, mark: str, loop: asyncio.AbstractEventLoop) -> None:
         self._log = log_of(storage, flow_id)
+        self._seal = storage.seal(self._log.address)
+        self._limits = storage.limits
+        self._mark = mark
+        self._is_cleared = False
         self._loop = loop
         #: Distinguishes this runner from those before and after it.
         self._runner = storage.ids()[:8]
@@ -47,16 +56,24 @@ class StreamWriter:
         self._scheduled = False
 
     def write(self, step: str, attempt: int, value: Any) -> None:
-        """Add a value. It is stored soon, and at the latest with the commit of its node."""
-        source = [step, attempt, self._runner]
+        """Add a value. It is stored soon, and at the latest with the commit of its node.
+
+        Raises ``EncodeError`` or ``TooLarge`` if it cannot be stored.
+        """
+        size = len(value) if type(value) is str else 20
+        if type(value) not in _LEAVES:
+            # The node may change the value before it is stored, so this is a copy.
+            text = self._seal.json(value, self._limits.item)
+            value, size = decode(text, self._limits.depth), len(text)
+        source = [step, attempt, self._runner, self._mark]
         with self._lock:
-            self._size += len(value) if isinstance(value, str) else 100
+            self._size += size
             last = self._entries[-1] if self._entries else None
-            if last is None or last[:3] != source or len(last[3]) == MOST or self._size > _LARGE:
-                self._size = 0
+            if last is None or last[:-1] != source or len(last[-1]) == MOST or self._size > _LARGE:
+                self._size = size
                 self._entries.append([*source, [value]])
             else:
-                last[3].append(value)
+                last[-1].append(value)
             scheduled, self._scheduled = self._scheduled, True
         if not scheduled:
             self._loop.call_soon_threadsafe(self._schedule)
@@ -86,4 +103,18 @@ class StreamWriter:
                 self._scheduled = bool(entries)
             if not entries:
                 return
-            await self._log.append(*entries)
+            try:
+                if not self._is_cleared:
+                    await self._clear()
+                await self._log.append(*entries)
+            except BaseException:
+                # flush() raises it. Values that come later begin a new write.
+                self._scheduled = False
+                raise
+
+    async def _clear(self) -> None:
+        """Remove the values of an earlier run."""
+        last = await self._log.read(limit=1, reverse=True)
+        if last and last[0].value[3] != self._mark:
+            await self._log.clear()
+        self._is_cleared = True
