@@ -183,7 +183,7 @@ async def test_a_handler_of_an_async_bot_that_raises_changes_nothing(backend: Ba
     await bot.close_session()
 
 
-def test_each_update_of_a_user_is_handled_once_in_threads(fsm: FSM) -> None:
+def test_threads_handle_the_updates_of_a_user_once_and_in_order(fsm: FSM) -> None:
     bot = TeleBot("7:token", num_threads=8)
     setup(bot, fsm)
 
@@ -192,14 +192,16 @@ def test_each_update_of_a_user_is_handled_once_in_threads(fsm: FSM) -> None:
         ctx = fsm_of(message)
         if ctx.flow is None:
             ctx.start_flow(Registration)
-        ctx.update_data(n=ctx.data.get("n", 0) + 1)
+        ctx.update_data(texts=[*ctx.data.get("texts", []), message.text])
 
-    updates = [update("x") for _ in range(30)]
-    bot.process_new_updates(updates + [update("x", update_id=each.update_id) for each in updates])
+    texts = [str(number) for number in range(60)]
+    updates = [update(text) for text in texts]
+    # The same objects again, and the same ids again.
+    bot.process_new_updates(updates + updates + [update("x", update_id=each.update_id) for each in updates])
     while bot.worker_pool.tasks.qsize():
         sync(asyncio.sleep(0.01))
     bot.stop_bot()
-    assert sync(fsm.storage.get_data("my_bot", (42, 42))) == {"n": 30}
+    assert sync(fsm.storage.get_data("my_bot", (42, 42))) == {"texts": texts}
 
 
 def test_a_group_that_becomes_a_supergroup_keeps_its_conversations(fsm: FSM) -> None:

@@ -19,7 +19,9 @@ from stepwell._portal import sync
 from stepwell.adapters.retry import retry_until_free
 from stepwell.adapters.telebot import filters
 from stepwell.adapters.telebot.calls import async_call_bot, call_bot
-from stepwell.adapters.telebot.current import HandledEvent, remember
+from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
+from stepwell.adapters.telebot.order import KeyOrder
+from stepwell.codec import encode_key
 from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.fsm.conversation import Conversation
@@ -60,6 +62,14 @@ class BotConversations:
         self._handling: set[HandledEvent] = set()
         self._idle = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()
+
+    def key_of(self, event: Any) -> str | None:
+        """Return the key of an event as text; ``None`` if it has no valid one."""
+        try:
+            key = self.fsm.key.extract(update_of(event))
+            return None if key is None else encode_key(key)
+        except Exception:  # noqa: BLE001 the conversation raises it again, in the thread that handles the update
+            return None
 
     async def start(self) -> None:
         """Check the filters, open the storage and start the timers."""
@@ -139,7 +149,8 @@ def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
     process, run, get_updates = (
         methods.process_new_updates, methods._run_middlewares_and_handler, methods.get_updates
     )  # fmt: skip
-    handle_exception, stop = methods._handle_exception, methods.stop_bot
+    handle_exception, execute, stop = methods._handle_exception, methods._exec_task, methods.stop_bot
+    order = KeyOrder()
 
     def get_updates_and_start(*args: Any, **kwargs: Any) -> Any:
         if not conversations.running:
@@ -160,6 +171,19 @@ def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
 
         sync(conversations.handle(message, lambda handled: call_in_thread(handlers, handled)))
 
+    def exec_task(task: Any, *args: Any, **kwargs: Any) -> None:
+        key = conversations.key_of(args[0]) if task is run_in_conversation and bot.threaded else None
+        if key is None:
+            execute(task, *args, **kwargs)
+            return
+        turn = order.turn(key)
+
+        def run_in_turn() -> None:
+            with turn:
+                run_in_conversation(*args, **kwargs)
+
+        execute(run_in_turn)
+
     def note_exception(exception: Exception) -> Any:
         _note(exception)
         return handle_exception(exception)
@@ -170,7 +194,7 @@ def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
 
     _set(bot, conversations, get_updates=get_updates_and_start, process_new_updates=process_new_updates)
     _set(bot, conversations, _run_middlewares_and_handler=run_in_conversation, _handle_exception=note_exception)
-    _set(bot, conversations, stop_bot=stop_bot)
+    _set(bot, conversations, _exec_task=exec_task, stop_bot=stop_bot)
     for each in filters.CONDITIONS:
         bot.add_custom_filter(filters.BotFilter(each))
 

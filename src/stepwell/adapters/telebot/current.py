@@ -8,7 +8,7 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Context
 from stepwell.fsm.update import Update
 
-__all__ = ["HandledEvent", "fsm_of", "remember"]
+__all__ = ["HandledEvent", "fsm_of", "remember", "update_of"]
 
 #: The attribute of an event: handlers get the message or query without its update.
 _ATTRIBUTE = "_stepwell"
@@ -30,9 +30,15 @@ def remember(event: Any, update: Update | None = None) -> HandledEvent:
     """Return the object of an event, made with its first call. An event that is handled again gets a new one."""
     known: HandledEvent | None = vars(event).get(_ATTRIBUTE)
     if known is None or known.ctx is not None or update is not None:
-        known = HandledEvent(update or (Update(event) if known is None else known.update))
+        known = HandledEvent(update or update_of(event))
         setattr(event, _ATTRIBUTE, known)
     return known
+
+
+def update_of(event: Any) -> Update:
+    """Return the update of an event, without its id if only the event is known."""
+    known: HandledEvent | None = vars(event).get(_ATTRIBUTE)
+    return Update(event) if known is None else known.update
 
 
 def fsm_of(event: Any) -> Context[Any]:
