@@ -45,11 +45,11 @@ GOOD = [
     ["migrate"],
     ["copy", "{url}", "{target}"],
 ]
-WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy", "import-aiogram"}
+WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy"}
 #: Commands that start something, or that need no storage.
 OTHERS = {"run", "play", "demo", "inspect", "diagram", "new", "completion"}
 #: Commands that read a file or server of another framework, and create their storage.
-IMPORTS = {"import-aiogram"}
+IMPORTS = {"import-aiogram", "import-ptb"}
 COMMANDS = set(_parser()._subparsers._group_actions[0].choices) - OTHERS - IMPORTS  # type: ignore[union-attr, call-overload]
 
 
@@ -221,6 +221,10 @@ BAD: list[tuple[list[str], int, str]] = [
     (["import-aiogram", "redis://localhost:1"], 2, "give bot_id (--bot-id)"),
     (["import-aiogram", "redis://localhost:1", "--keys", "fsm:{part}"], 2, "a pattern needs {chat_id}, {user_id}"),
     (["import-aiogram", "redis://localhost:1", "--bot-id", "7"], 1, "Redis at localhost:1 cannot be reached"),
+    (["import-ptb", "{folder}/empty.py", "--bot-id", "7"], 2, "can run any code"),
+    (["import-ptb", "{folder}/empty.py", "--trust-pickle"], 2, "give bot_id (--bot-id)"),
+    (["import-ptb", "{folder}/no.py", "--trust-pickle", "--bot-id", "7"], 1, "there is no file"),
+    (["import-ptb", "{folder}/empty.py", "--trust-pickle", "--bot-id", "7"], 1, "cannot be unpickled: EOFError"),
     (["diagram", "{folder}/no.py"], 1, "does not exist"),
     (["diagram", "{folder}/empty.py"], 1, "has no flows"),
     (["diagram", "{folder}/broken.py"], 1, "cannot import"),
@@ -252,7 +256,7 @@ async def test_bad_input_gives_one_clear_line_and_a_non_zero_exit(
     before = (await command("ls", "shop", "--json")).out
     for given, code, message in BAD:
         arguments = [each.replace("{folder}", str(tmp_path)) for each in given]
-        writes = bool(given) and given[0] in WRITERS
+        writes = bool(given) and given[0] in WRITERS | IMPORTS
         done = await command(*arguments, *(["--yes"] if writes else []))
         assert (given, done.code, done.out, done.err.count("\n")) == (given, code, "", 1), done.err
         assert done.err.startswith("stepwell")

@@ -1,4 +1,4 @@
-"""``stepwell import-aiogram``: the states and data of a bot, from the storage of its framework."""
+"""``stepwell import-aiogram`` and ``import-ptb``: the states and data of a bot, from the storage of its framework."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.adapters.imports.aiogram import import_aiogram
+from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.imports.records import ImportResult
 from stepwell.cli.arguments import positive
+from stepwell.cli.code import import_types
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at, url_of
 from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
@@ -58,6 +60,18 @@ def add(commands: Commands) -> None:
     )
     aiogram.add_argument("--name", default="aiogram", help="the name of the StepwellStorage (default: aiogram)")
     _add_options(aiogram)
+    ptb = add_command(
+        commands,
+        "import-ptb",
+        "import the data and conversations of a python-telegram-bot from its PicklePersistence",
+        action=_import_ptb,
+        example="stepwell import-ptb bot.pickle --trust-pickle --bot-id 123456 --storage sqlite:///bot.db",
+    )
+    ptb.add_argument("file", help="the file of the PicklePersistence, or its filepath with single_file=False")
+    ptb.add_argument("--trust-pickle", action="store_true", help="unpickle the file, which can run any code")
+    ptb.add_argument("--bot-id", type=positive, metavar="ID", help="the number at the beginning of the bot's token")
+    ptb.add_argument("--namespace", metavar="NAME", help="that of the StepwellPersistence (default: ptb:<bot id>)")
+    _add_options(ptb)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +107,31 @@ def _import_aiogram(options: argparse.Namespace) -> int:
     return _run(options, work)
 
 
+def _import_ptb(options: argparse.Namespace) -> int:
+    if not options.trust_pickle:
+        raise InvalidOption(
+            f"{cell(options.file)} is a pickle, which can run any code; if your bot has written it, pass --trust-pickle"
+        )
+
+    async def work(storage: Storage, progress: Callable[[ImportResult], None] | None) -> ImportResult:
+        return await import_ptb(
+            options.file,
+            storage,
+            bot_id=options.bot_id,
+            namespace=options.namespace,
+            trust_pickle=options.trust_pickle,
+            overwrite=options.overwrite,
+            dry_run=options.dry_run,
+            most_problems=options.list,
+            progress=progress,
+        )
+
+    return _run(options, work)
+
+
 def _run(options: argparse.Namespace, work: Work) -> int:
     """Ask, import, and print the report."""
+    import_types(options.imports)
     storage = storage_at(url_of(options), create=True, patient=True)
     if options.dry_run and isinstance(storage, SQLiteStorage) and not Path(storage.path).exists():
         # A dry run creates no file.

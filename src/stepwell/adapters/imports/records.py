@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stepwell.codec import Seal
 from stepwell.errors import EncodeError, InvalidKey, RecordExists, StoredDataError, TooLarge, VersionChanged
-from stepwell.record import NOWHERE, Change, Place, Stored
+from stepwell.record import KEEP, NOWHERE, Change, Place, Stored
 from stepwell.storage import Apply, Get, Guard, Storage
 
 __all__ = ["ImportProblem", "ImportResult", "ImportedRecord", "RecordImport"]
@@ -99,7 +100,7 @@ class RecordImport:
             return
         there: Stored | None = await storage.perform(Get(address))
         if there is not None:
-            if self._equal(record, there, fields):
+            if _equal(seal, record.place, there, fields):
                 result.same += 1
                 return
             if not self._overwrite:
@@ -110,7 +111,8 @@ class RecordImport:
                 storage.ids(),
                 replace=there is not None,
                 fresh=there is None,
-                head=head,
+                # A new record without a state needs no head.
+                head=KEEP if there is None and record.place == NOWHERE else head,
                 set=fields,
                 tags=record.tags,
                 expiry=storage.expiry_of(address),
@@ -126,20 +128,19 @@ class RecordImport:
                 result.keep(record.source, f"{address.text} was written by another program meanwhile")
                 return
             stored: Stored | None = await storage.perform(Get(address))
-            if stored is None or not self._equal(record, stored, fields):
+            if stored is None or not _equal(seal, record.place, stored, fields):
                 result.fail(record.source, f"{address.text} has changed since it was written")
             else:
                 result.verified += 1
         result.written += 1
         result.overwritten += there is not None
 
-    def _equal(self, record: ImportedRecord, stored: Stored, fields: Mapping[str, str]) -> bool:
-        """Return whether a stored record has this state and data."""
-        seal = self._storage.seal(self._storage.address(record.namespace, record.key))
-        try:
-            place = NOWHERE if stored.head is None else seal.open_head(stored.head)
-            return place[:2] == record.place[:2] and (
-                stored.fields == fields or seal.data(stored.fields) == seal.data(fields)
-            )
-        except StoredDataError:
-            return False
+
+def _equal(seal: Seal, place: Place, stored: Stored, fields: Mapping[str, str]) -> bool:
+    """Return whether a stored record has this state and data."""
+    try:
+        return seal.open_head(stored.head)[:2] == place[:2] and (
+            stored.fields == fields or seal.data(stored.fields) == seal.data(fields)
+        )
+    except StoredDataError:
+        return False
