@@ -183,6 +183,7 @@ async def test_a_handler_of_an_async_bot_that_raises_changes_nothing(backend: Ba
     await bot.close_session()
 
 
+@pytest.mark.every_backend
 def test_threads_handle_the_updates_of_a_user_once_and_in_order(fsm: FSM) -> None:
     bot = TeleBot("7:token", num_threads=8)
     setup(bot, fsm)
