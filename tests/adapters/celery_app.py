@@ -11,10 +11,10 @@ from celery import Celery
 
 from stepwell.adapters.celery import CeleryRuns
 from stepwell.nodes import Node, Wait, linear, step
-from stepwell.nodes.engine import journal, runs
+from stepwell.nodes.engine import journal, lease
 
 # A runner that died is noticed after seconds, not after ten.
-runs.LEASE, journal.WATCH = 1.5, 1.0
+lease.LEASE, journal.WATCH = 1.5, 1.0
 
 FOLDER = Path(os.environ["STEPWELL_TEST_FOLDER"])
 

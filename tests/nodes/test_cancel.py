@@ -11,7 +11,7 @@ import pytest
 from stepwell import MemoryStorage, StateStorage, Storage
 from stepwell.errors import FlowChanged, InvalidOption, RunCancelled, RunExists, RunFinished, UnknownRun
 from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import mail, runs
+from stepwell.nodes.engine import lease, mail
 from stepwell.nodes.engine.journal import Journal
 from stepwell.record import DAY, RUNS
 from stepwell.storage import Apply, Claim, Release
@@ -38,10 +38,10 @@ async def cancelled(work: Awaitable[Any]) -> RunCancelled:
 async def send_cancel(storage: Storage, reason: str | None = None) -> None:
     """Cancel a run as a process that dies right after its first write."""
 
-    async def letter(place: Any, table: Any) -> dict[str, Any]:
+    async def message(place: Any, table: Any) -> dict[str, Any]:
         return {"reason": reason}
 
-    await mail.send(storage, "r", "cancel", letter)
+    await mail.send(storage, "r", "cancel", message)
 
 
 async def begun(flow: NodeFlow, gate: Gate, **options: Any) -> asyncio.Task[dict[str, Any]]:
@@ -198,7 +198,7 @@ async def test_a_runner_elsewhere_is_interrupted_by_its_next_renewal(
 ) -> None:
     # Without a notice within the process, as between two machines.
     monkeypatch.setattr(mail, "wake", lambda key, topic: None)
-    monkeypatch.setattr(runs, "LEASE", 0.6)
+    monkeypatch.setattr(lease, "LEASE", 0.6)
     gate = Gate()
     flow = linear(gate, storage=storage)
     running = await begun(flow, gate)

@@ -27,7 +27,7 @@ from stepwell.errors import (
     Unstorable,
 )
 from stepwell.nodes import Node, NodeFlow, linear, parallel, step
-from stepwell.nodes.engine import runs
+from stepwell.nodes.engine import lease
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend
@@ -232,7 +232,7 @@ async def test_an_existing_run_raises_or_is_resumed(storage: Storage) -> None:
 
 
 async def test_a_running_run_raises(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE", 0.3)
+    monkeypatch.setattr(lease, "LEASE", 0.3)
     reached, go = asyncio.Event(), asyncio.Event()
 
     class Hold(Node):
@@ -245,7 +245,7 @@ async def test_a_running_run_raises(storage: Storage, monkeypatch: pytest.Monkey
     await reached.wait()
     with pytest.raises(RunExists):
         await flow.run(flow_id="r")
-    monkeypatch.setattr(runs, "LEASE", -1.8)
+    monkeypatch.setattr(lease, "LEASE", -1.8)
     with pytest.raises(RunBusy, match="still running elsewhere"):
         await flow.resume("r")
     go.set()

@@ -389,10 +389,10 @@ async def test_mail_that_answers_nothing_does_not_wake_workers_again(timed: Stor
     address = timed.address(RUNS, "r")
     before = [due.deadline for due in await timed.due(RUNS, before=clock() + 100)]
 
-    async def letter(place: Any, table: Any) -> dict[str, Any]:
+    async def message(place: Any, table: Any) -> dict[str, Any]:
         return {"wait": "wait:1:r/other/1:12345678", "value": 1, "at": clock()}
 
-    assert await mail.send(timed, "r", "answer", letter)
+    assert await mail.send(timed, "r", "answer", message)
     assert [due.address for due in await timed.due(RUNS)] == [address]
     assert (await parked(flow.resume("r"))).id == wait.id
     assert [due.deadline for due in await timed.due(RUNS, before=clock() + 100)] == pytest.approx(before, abs=1)

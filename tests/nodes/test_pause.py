@@ -129,10 +129,10 @@ async def test_a_pause_around_the_park_commit_is_not_lost(
     flow = one_wait(storage)
 
     async def pause() -> None:
-        async def letter(place: Any, table: Any) -> dict[str, Any]:
+        async def message(place: Any, table: Any) -> dict[str, Any]:
             return {}
 
-        await mail.send(storage, "r", "pause", letter)
+        await mail.send(storage, "r", "pause", message)
 
     HeldPark(storage, monkeypatch, **{when: pause})  # type: ignore[arg-type]
     running = asyncio.create_task(flow.run(flow_id="r"))

@@ -25,6 +25,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
+from stepwell.nodes.engine import lease
 from stepwell.nodes.engine import runs as runs_module
 from stepwell.record import RUNS
 from stepwell.slot import Slot
@@ -669,7 +670,7 @@ async def test_a_worker_without_any_storage_raises() -> None:
 async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_module, "LEASE", -1.9)
+    monkeypatch.setattr(lease, "LEASE", -1.9)
     go, busy = asyncio.Event(), asyncio.Event()
 
     class Slow(Node):
@@ -678,7 +679,7 @@ async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
             await go.wait()
 
     flow = linear(parallel(Wait("ask"), Slow()), storage=storage)
-    monkeypatch.setattr(runs_module, "hold", _held)
+    monkeypatch.setattr(lease, "hold", _held)
     running = asyncio.create_task(parked(flow.run(flow_id="r")))
     await busy.wait()
 
@@ -757,7 +758,7 @@ async def test_a_call_that_waits_for_another_runner_logs_it(
     await parked(flow.run(flow_id="r"))
     await parked(flow.resume("r"))
     assert caplog.records == []
-    async with runs_module.hold(storage, "r", wait=0):
+    async with lease.hold(storage, "r", wait=0):
         resuming = asyncio.create_task(flow.resume("r", 1), context=Context())
         async with asyncio.timeout(20):
             while not caplog.records:

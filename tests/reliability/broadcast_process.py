@@ -6,14 +6,14 @@ import asyncio
 import sys
 
 from stepwell.errors import LeaseLost
-from stepwell.nodes.engine import runs
+from stepwell.nodes.engine import lease
 from stepwell.telegram import BotClient, BroadcastResult, broadcast
 
 LEASE = 1.0
 
 
 async def main(api: str, token: str, storage: str, chats: int) -> BroadcastResult:
-    runs.LEASE = LEASE
+    lease.LEASE = LEASE
     async with BotClient(token, api=api, limits=None) as client:
         while True:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import Storage
-from stepwell.nodes.engine import runs
+from stepwell.nodes.engine import lease
 from tests.backends import Backend
 from tests.reliability.dose import LARGE
 from tests.reliability.run_roles import LEASE
@@ -41,7 +41,7 @@ def url(shared_backend: Backend) -> str:
 @pytest.fixture
 async def storage(shared_backend: Backend, url: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """Return a storage for it, with the lease of its processes."""
-    monkeypatch.setattr(runs, "LEASE", LEASE)
+    monkeypatch.setattr(lease, "LEASE", LEASE)
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
     return storage

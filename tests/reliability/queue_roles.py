@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.nodes import Node, NodeFlow, Sleep, linear, step, worker
-from stepwell.nodes.engine import journal, runs
+from stepwell.nodes.engine import journal, lease
 from tests.reliability.run_roles import LEASE, WATCH
 
 Report = Callable[..., None]
@@ -47,7 +47,7 @@ def short_jobs(storage: Storage, report: Report, seconds: float = 0.1) -> NodeFl
 
 def hurry() -> None:
     """Shorten leases and the check of partitions in this process."""
-    runs.LEASE, journal.WATCH = LEASE, WATCH
+    lease.LEASE, journal.WATCH = LEASE, WATCH
     # The package has a function of the same name.
     importlib.import_module("stepwell.nodes.worker").REPAIR_EVERY = 0.5
 

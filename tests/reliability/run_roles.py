@@ -11,7 +11,7 @@ from typing import Any
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunFinished
 from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, linear, parallel, step
-from stepwell.nodes.engine import journal, runs
+from stepwell.nodes.engine import journal, lease
 from stepwell.storage import Apply, Release
 
 Report = Callable[..., None]
@@ -121,7 +121,7 @@ async def run_to_the_end(flow: NodeFlow, flow_id: str) -> dict[str, Any]:
 
 async def run_and_die(storage: Storage, report: Report, *, flow_id: str, at: int, during: float | None = None) -> None:
     """Run the long flow, and kill this process after its n-th commit, or ``during`` seconds after sending it."""
-    runs.LEASE = LEASE
+    lease.LEASE = LEASE
     journal.WATCH = WATCH
     perform, commits = storage.perform, 0
 
@@ -144,7 +144,7 @@ async def run_and_die(storage: Storage, report: Report, *, flow_id: str, at: int
 
 async def run_beside_others(storage: Storage, report: Report, *, flow_id: str, seconds: float) -> None:
     """Run a run that other processes run too, and report how it ended here."""
-    runs.LEASE = LEASE
+    lease.LEASE = LEASE
     perform = storage.perform
 
     async def watched(operation: Any) -> Any:

@@ -19,7 +19,7 @@ from stepwell.codec import large, values
 from stepwell.errors import Unstorable
 from stepwell.fsm import FSM, Flow
 from stepwell.nodes import Node, linear
-from stepwell.nodes.engine import runs
+from stepwell.nodes.engine import lease
 from stepwell.slot import Slot
 
 
@@ -68,7 +68,7 @@ class Fail(Node):
 
 
 async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LEASE", 0.5)
+    monkeypatch.setattr(lease, "LEASE", 0.5)
     storage = MemoryStorage(sweep_every=None)
     flow = linear(Count(name="a"), Count(name="b"), Fail(name="c"), name="large", storage=storage)
     async with turns() as seen:

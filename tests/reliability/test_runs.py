@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.nodes import NodeFlow, worker
-from stepwell.nodes.engine import runs
+from stepwell.nodes.engine import lease
 from stepwell.nodes.engine.durable_batch import UNSAVED
 from stepwell.storage import Apply
 from stepwell.testing import Clock
@@ -153,7 +153,7 @@ async def test_a_run_cut_off_at_any_operation_ends_like_an_undisturbed_one(make_
 async def test_workers_resume_the_runs_of_killed_processes(
     shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "LEASE", LEASE)
+    monkeypatch.setattr(lease, "LEASE", LEASE)
     if not shared_backend.durable:
         pytest.skip("this backend does not survive a kill")
     wanted = await undisturbed()

@@ -24,7 +24,7 @@ from stepwell.errors import (
     UsageError,
     VersionChanged,
 )
-from stepwell.nodes.engine import held, mail, partitions
+from stepwell.nodes.engine import lease, mail, partitions
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.notices import wake_waiters
 from stepwell.nodes.engine.run_format import ENDED, FINAL, table_of
@@ -44,12 +44,12 @@ __all__ = [
     "Parent",
     "cancel",
     "check_partition",
-    "hand_over",
     "id_of_child",
     "is_cancelled",
     "parent_of",
     "park_for",
     "place_of",
+    "release",
     "report",
     "tag_of",
 ]
@@ -58,8 +58,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: The longest part of a child's id that names its parent. Keys have a limit, and children may have children.
 LONGEST_PLACE: Final = 200
-#: The lease of a child that is cancelled with its parent, in seconds.
-LEASE: Final = 10.0
 
 
 class Parent(NamedTuple):
@@ -161,20 +159,20 @@ def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park | Parked
 async def report(storage: Storage, flow_id: str, parent: str) -> None:
     """Mail the end of a child to its parent, unless that has ended."""
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         return None if table["status"] in FINAL else {"child": flow_id}
 
     # A parent that is not kept leaves no record.
     with suppress(UnknownRun):
-        await mail.send(storage, parent, "child", letter_of)
+        await mail.send(storage, parent, "child", message_of)
 
 
-async def hand_over(
+async def release(
     storage: Storage, flow: str, revision: int, submitted: Mapping[str, Any], flow_id: str, *, ended: bool = True
 ) -> None:
     """Let the next run of the partition start, and wake the parent. ``ended``: the run is not only paused."""
     if "partition" in submitted:
-        await partitions.hand_over(storage, flow, revision, submitted["partition"], flow_id)
+        await partitions.release(storage, flow, revision, submitted["partition"], flow_id)
     if ended and "parent" in submitted:
         try:
             await report(storage, flow_id, submitted["parent"])
@@ -217,24 +215,24 @@ async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
                     await _cancel_child(storage, entry.key, f"its parent {flow_id!r} was cancelled")
         except StoredDataError as error:
             logger.warning("child run %r was not cancelled with its parent: %s", entry.key, error)
-    await held.cancel(slot, reason)
+    await lease.cancel(slot, reason)
 
 
 async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
     """Cancel a run if it has no runner; otherwise let its runner cancel it."""
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         return None if table["status"] in ENDED else {"reason": reason}
 
     try:
-        async with Slot(storage, RUNS, flow_id, wait=0, lease=LEASE) as slot:
+        async with lease.hold(storage, flow_id, wait=0) as slot:
             table = table_of(slot.place, slot.address) if slot.found else None
             if table is None or table["status"] in ENDED:
                 return
             await cancel(slot, flow_id, reason)
             place = slot.place
     except (AlreadyHeld, Busy):
-        await mail.send(storage, flow_id, "cancel", letter_of)
+        await mail.send(storage, flow_id, "cancel", message_of)
         return
     wake_waiters(storage, flow_id)
-    await hand_over(storage, place.flow or "", place.revision or 1, table, flow_id)
+    await release(storage, place.flow or "", place.revision or 1, table, flow_id)

@@ -20,7 +20,7 @@ from stepwell.errors import (
     Unstorable,
     UsageError,
 )
-from stepwell.nodes.engine import children, held, mail, monitor, partitions, runs, waits
+from stepwell.nodes.engine import children, lease, mail, monitor, partitions, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
 from stepwell.nodes.engine.notices import wake_waiters, wake_workers
 from stepwell.nodes.engine.run_format import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
@@ -46,7 +46,7 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
     flow_id = flow_of_wait(given) or given
     wait_id = None if flow_id == given else given
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
         asked = None if wait_id is None else WaitId.read(wait_id)
         if asked is not None and asked.run != table.get("run", ""):
@@ -66,15 +66,15 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
                 raise waits.never_asked(flow_id, wait_id, opened)
             return None
         _check_storable(storage, flow_id, path, value, "the answer")
-        letter = {"wait": known[path], "value": value}
+        message = {"wait": known[path], "value": value}
         until = opened[path]["until"]
         if until is None:
-            return letter
+            return message
         now = await _now(storage, flow_id)
         # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
-        return {**letter, "at": now} if now < until else None
+        return {**message, "at": now} if now < until else None
 
-    await _send(storage, flow_id, "answer", letter_of)
+    await _send(storage, flow_id, "answer", message_of)
 
 
 async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
@@ -82,28 +82,28 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
     if not isinstance(name, str) or not name:
         raise InvalidOption(f"name={name!r}: give the name of a signal")
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
         _check_not_ended(flow_id, table)
         _check_storable(storage, flow_id, "", value, "the signal")
-        letter = {"name": name, "value": value}
+        message = {"name": name, "value": value}
         waiting = [wait for wait in waits.unanswered(table.get("open", {})).values() if wait.get("signal") == name]
         timed = any(wait["until"] is not None for wait in waiting)
-        return {**letter, "at": await _now(storage, flow_id)} if timed else letter
+        return {**message, "at": await _now(storage, flow_id)} if timed else message
 
-    await _send(storage, flow_id, "signal", letter_of)
+    await _send(storage, flow_id, "signal", message_of)
 
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
     """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
         if table["status"] == "finished":
             raise RunFinished(flow_id)
         return None if table["status"] == "cancelled" else {"reason": reason}
 
-    if not await _send(storage, flow_id, "cancel", letter_of):
+    if not await _send(storage, flow_id, "cancel", message_of):
         return
     await _once_free(storage, flow_id, lambda slot: _cancel_held(slot, flow_id, reason))
 
@@ -111,11 +111,11 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
 async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
     """Pause a run, and return when it has stopped."""
 
-    async def letter_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
         return {} if _can_pause(table, flow_id) else None
 
-    if not await _send(storage, flow_id, "pause", letter_of):
+    if not await _send(storage, flow_id, "pause", message_of):
         return
     await _once_free(storage, flow_id, lambda slot: _pause_held(slot, flow_id))
 
@@ -125,7 +125,7 @@ async def _once_free(storage: Storage, flow_id: str, act: Callable[[Slot], Await
     pause = _FIRST_POLL
     while True:
         try:
-            async with runs.hold(storage, flow_id, wait=0) as slot:
+            async with lease.hold(storage, flow_id, wait=0) as slot:
                 await act(slot)
                 return
         except AlreadyHeld:
@@ -157,8 +157,8 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
         # The run has ended or failed meanwhile. If it is retried, it must not pause.
         await slot.commit(dropped_parts=tuple(pauses))
         raise
-    await held.pause(slot, pauses)
-    await _hand_over(slot, flow_id, table, ended=False)
+    await lease.pause(slot, pauses)
+    await _release(slot, flow_id, table, ended=False)
 
 
 async def retry(
@@ -187,7 +187,7 @@ async def retry(
 
 async def _retry(flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage) -> bool:
     try:
-        async with runs.hold(storage, flow_id, wait=0) as slot:
+        async with lease.hold(storage, flow_id, wait=0) as slot:
             table = table_of(slot.place, slot.address) if slot.found else None
             if table is None or table["status"] not in statuses:
                 return False
@@ -195,7 +195,7 @@ async def _retry(flow: BaseFlow, flow_id: str, statuses: Collection[str], *, sto
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
             partition = table.get("partition")
             name = index if partition is None else partitions.queue_name(index, partition)
-            await held.retry(slot, Queue(name, table.get("priority", 0)))
+            await lease.retry(slot, Queue(name, table.get("priority", 0)))
     except (Busy, LeaseLost):
         # Another process resumes it. The claim is lost if this process was suspended.
         return False
@@ -212,18 +212,18 @@ async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
     if table["status"] != "cancelled":
         await children.cancel(slot, flow_id, reason)
         wake_waiters(slot.storage, flow_id)
-        await _hand_over(slot, flow_id, table)
+        await _release(slot, flow_id, table)
 
 
-async def _hand_over(slot: Slot, flow_id: str, table: Mapping[str, Any], *, ended: bool = True) -> None:
+async def _release(slot: Slot, flow_id: str, table: Mapping[str, Any], *, ended: bool = True) -> None:
     """Let the next run of the partition start, and wake the parent of a child that has ended."""
     place = slot.place
-    await children.hand_over(slot.storage, place.flow or "", place.revision or 1, table, flow_id, ended=ended)
+    await children.release(slot.storage, place.flow or "", place.revision or 1, table, flow_id, ended=ended)
 
 
-async def _send(storage: Storage, flow_id: str, kind: mail.Kind, letter_of: mail.LetterOf) -> bool:
+async def _send(storage: Storage, flow_id: str, kind: mail.Kind, message_of: mail.LetterOf) -> bool:
     try:
-        return await mail.send(storage, flow_id, kind, letter_of)
+        return await mail.send(storage, flow_id, kind, message_of)
     except UnknownRun as unknown:
         if not unknown.state_only:
             await runs.raise_missing(storage, flow_id)

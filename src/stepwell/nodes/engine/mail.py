@@ -31,7 +31,7 @@ _WAKES: Final = frozenset({"parked", "sleeping"})
 LetterOf = Callable[[Place, dict[str, Any]], Awaitable[Mapping[str, Any] | None]]
 
 
-async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) -> bool:
+async def send(storage: Storage, flow_id: str, kind: Kind, message_of: LetterOf) -> bool:
     """Add a mail part to a run, and return whether it was added; raise ``UnknownRun`` if there is no run."""
     address = storage.address(RUNS, flow_id)
     while True:
@@ -46,12 +46,12 @@ async def send(storage: Storage, flow_id: str, kind: Kind, letter_of: LetterOf) 
             raise
         if table is None:
             raise UnknownRun(flow_id, state_only=True)
-        letter = await letter_of(place, table)
-        if letter is None:
+        message = await message_of(place, table)
+        if message is None:
             return False
         # A later call reads a higher version, so its part comes after this one.
         name = f"{MAIL}{kind}:{stored.version.number:020d}{storage.ids()}"
-        part = Slot(storage, RUNS, flow_id).seal_part(name, letter)
+        part = Slot(storage, RUNS, flow_id).seal_part(name, message)
         busy = table["status"] == "running"
         head: Head | Keep = KEEP
         if table.get("before", table["status"]) == "queued":

@@ -25,6 +25,7 @@ from stepwell.errors import (
     StoredDataError,
     VersionChanged,
 )
+from stepwell.nodes.engine import lease
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.run_format import flow_index, table_of
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
@@ -34,7 +35,7 @@ from stepwell.storage.operations import Apply, Get, Guard, check_queue
 if TYPE_CHECKING:
     from stepwell.storage import Storage
 
-__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "following", "hand_over", "queue_name"]
+__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "following", "queue_name", "release"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -44,8 +45,6 @@ HOLDING = frozenset({"running", "parked", "sleeping"})
 HOLDS = HOLDING | {"queued"}
 #: The statuses of runs that have left their partition, and get it again when they are resumed.
 RESUMABLE = frozenset({"paused", "failed", "stuck"})
-#: The lease, in seconds, that keeps others from resuming a run while the next one gets the partition.
-LEASE = 10.0
 #: How often a write is tried again after another writer was faster.
 ATTEMPTS = 10
 #: The most partitions of a flow that are checked at once.
@@ -109,7 +108,7 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
         raise RunBusy(flow_id, 0.0, partition=partition)
 
 
-async def hand_over(storage: Storage, flow: str, revision: int, partition: str, flow_id: str) -> None:
+async def release(storage: Storage, flow: str, revision: int, partition: str, flow_id: str) -> None:
     """Let the next run of a partition start, after the end of a run. Best effort: workers repair partitions."""
     try:
         for _ in range(ATTEMPTS):
@@ -239,7 +238,8 @@ async def _unresumed(storage: Storage, holder: str | None, partition: str) -> As
         status = await _status(storage, holder, partition)
         if status in RESUMABLE:
             try:
-                await stack.enter_async_context(Slot(storage, RUNS, holder, wait=0, lease=LEASE))
+                # Nothing resumes this run while the next one gets the partition.
+                await stack.enter_async_context(lease.hold(storage, holder, wait=0))
             except (AlreadyHeld, Busy):
                 # Probably flow.resume(), which gets the partition. Otherwise a worker repairs the partition.
                 yield address

@@ -26,7 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine import children, held, partitions, suspects, waits
+from stepwell.nodes.engine import children, lease, partitions, suspects, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
@@ -38,7 +38,7 @@ from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import ENDED, FINAL, Retention, table_of
 from stepwell.nodes.engine.runner import run_root
 from stepwell.nodes.engine.stored_run import load, load_queued
-from stepwell.record import KEEP, RUNS
+from stepwell.record import KEEP
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import default_storage, is_configured
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Program
 
 __all__ = [
-    "LEASE",
     "IfExists",
     "OnCancel",
     "OnPark",
@@ -79,8 +78,6 @@ NewExecution = Callable[["Program", str], "Execution"]
 _TAKEN_BY_WORKERS = frozenset({"queued", "running", "parked", "sleeping"})
 #: Seconds after which a call logs that it waits for another runner.
 NOTICE = 1.0
-#: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
-LEASE = 10.0
 
 
 async def start(
@@ -102,10 +99,10 @@ async def start(
         flow_id = new_flow_id(flow._title())
     run = new_execution(program, flow_id)
     loop = asyncio.get_running_loop()
-    asked_at, wait = loop.time(), 0.0 if if_exists == "raise" else LEASE + 2
+    asked_at, wait = loop.time(), 0.0 if if_exists == "raise" else lease.LEASE + 2
     notice = _announce(flow_id, wait)
     try:
-        async with hold(storage, flow_id, wait=wait) as slot:
+        async with lease.hold(storage, flow_id, wait=wait) as slot:
             if notice is not None:
                 notice.cancel()
             if slot.found:
@@ -150,10 +147,10 @@ async def resume(
     wait_id = None if flow_id is None else given
     flow_id = flow_id or given
     # Longer than the lease of a runner that has just died.
-    wait = LEASE + 2 if wait is None else wait
+    wait = lease.LEASE + 2 if wait is None else wait
     notice = _announce(flow_id, wait)
     try:
-        async with hold(storage, flow_id, wait=wait) as slot:
+        async with lease.hold(storage, flow_id, wait=wait) as slot:
             if notice is not None:
                 notice.cancel()
             return await _continue(
@@ -180,13 +177,6 @@ def _announce(flow_id: str, wait: float) -> asyncio.TimerHandle | None:
         return None
     text = "run %r is held by another runner; waiting up to %g s until it parks or ends, or its lease ends if it died"
     return asyncio.get_running_loop().call_later(NOTICE, logger.warning, text, flow_id, wait)
-
-
-def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
-    """Return the slot of a run, which one runner holds at a time."""
-    if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
-    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
 
 
 async def _continue(
@@ -291,8 +281,8 @@ async def _obey(journal: Journal, by_worker: bool) -> None:
     pauses = journal.drop_pauses()
     journal.pausing = False
     if pauses and by_worker:
-        await held.pause(journal.slot, pauses)
-        await _hand_over(journal, ended=False)
+        await lease.pause(journal.slot, pauses)
+        await _release(journal, ended=False)
         raise RunPaused(journal.flow_id, journal.positions[""])
 
 
@@ -302,7 +292,7 @@ async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int) -> 
     if recoveries > flow.max_recoveries:
         reason = f"its runner died {recoveries} times at node {journal.positions['']!r}"
         await journal.stick(reason)
-        await _hand_over(journal)
+        await _release(journal)
         raise RunStuck(journal.flow_id, reason)
 
 
@@ -314,7 +304,7 @@ async def _mark_stuck(journal: Journal) -> AsyncIterator[None]:
     except FlowChanged as changed:
         if changed.stuck:
             await journal.stick("; ".join(changed.differences))
-            await _hand_over(journal)
+            await _release(journal)
         raise
 
 
@@ -336,7 +326,7 @@ def _missing(slot: Slot, flow_id: str) -> RunFinished | UnknownRun:
 
 async def raise_missing(storage: Storage, flow_id: str) -> None:
     """Raise ``RunFinished`` or ``UnknownRun`` if the storage has no record of this run."""
-    async with hold(storage, flow_id, wait=LEASE + 2) as slot:
+    async with lease.hold(storage, flow_id, wait=lease.LEASE + 2) as slot:
         if not slot.found:
             raise _missing(slot, flow_id)
 
@@ -370,7 +360,7 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
                 if parked is not None:
                     run.end("run.parked", parked=parked)
                     if isinstance(parked, RunPaused):
-                        await _hand_over(journal, ended=False)
+                        await _release(journal, ended=False)
                     raise parked from None
                 if journal.cancel is not None:
                     raise await _cancelled(journal) from None
@@ -415,17 +405,17 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
             # The run has not ended, so it keeps its partition.
             attach(error, [failure])
         else:
-            await _hand_over(journal)
+            await _release(journal)
         raise
-    await _hand_over(journal)
+    await _release(journal)
     run.end("run.finished")
 
 
-async def _hand_over(journal: Journal, *, ended: bool = True) -> None:
+async def _release(journal: Journal, *, ended: bool = True) -> None:
     """Let the next run of the partition start, and wake the parent of a child that has ended."""
     if journal.submitted:
         storage, submitted = journal.slot.storage, journal.submitted
-        await children.hand_over(storage, journal.flow, journal.revision, submitted, journal.flow_id, ended=ended)
+        await children.release(storage, journal.flow, journal.revision, submitted, journal.flow_id, ended=ended)
 
 
 class _Cancellable:
@@ -467,7 +457,7 @@ async def _cancelled(journal: Journal) -> RunCancelled:
     reason = journal.cancel["reason"]
     if await journal.slot.reload():
         await children.cancel(journal.slot, journal.flow_id, reason)
-        await _hand_over(journal)
+        await _release(journal)
     return RunCancelled(journal.flow_id, reason)
 
 
@@ -480,10 +470,10 @@ async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
         if await journal.slot.reload():
             table = table_of(journal.slot.place, journal.slot.address)
             if not cancels:
-                await held.interrupt(journal.slot)
+                await lease.interrupt(journal.slot)
             elif table is not None and table["status"] not in FINAL:
                 await children.cancel(journal.slot, journal.flow_id, "its call was cancelled")
-                await _hand_over(journal)
+                await _release(journal)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(
             "run %r was interrupted (%s); a worker continues it when its lease has ended", journal.flow_id, error

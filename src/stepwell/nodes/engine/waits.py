@@ -105,15 +105,15 @@ def deliver(journal: Journal) -> bool:
     """
     delivered = False
     for name in [name for name in journal.mail if kind_of_mail(name) == "answer"]:
-        letter = journal.use_mail(name)
-        path = next((path for path, known in questions(journal.open).items() if known == letter["wait"]), None)
+        message = journal.use_mail(name)
+        path = next((path for path, known in questions(journal.open).items() if known == message["wait"]), None)
         if path is None:
             continue
         until = journal.open[path]["until"]
-        if until is not None and letter.get("at", until) >= until:
+        if until is not None and message.get("at", until) >= until:
             continue
         journal.overdue.discard(path)
-        _set_answer(journal, path, letter["value"])
+        _set_answer(journal, path, message["value"])
         delivered = True
     for waiting, wait in unanswered(journal.open).items():
         signal = signal_for(journal, wait)
@@ -141,9 +141,9 @@ def signal_for(journal: Journal, wait: Mapping[str, Any]) -> str | None:
         return None
     until = wait["until"]
     for name in sorted(journal.mail):
-        letter = journal.mail[name]
-        if kind_of_mail(name) == "signal" and letter["name"] == wait["signal"]:
-            late = until is not None and "at" in letter and letter["at"] >= until
+        message = journal.mail[name]
+        if kind_of_mail(name) == "signal" and message["name"] == wait["signal"]:
+            late = until is not None and "at" in message and message["at"] >= until
             return None if late else name
     return None
 

@@ -1,16 +1,30 @@
-"""Changes the status of a run that this task holds, without running it."""
+"""The lease on a run, and changes of its status by the task that has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepwell.errors import InvalidOption
 from stepwell.nodes.engine.run_format import Retention, end_deadline
-from stepwell.record import DAY, Queue, Stored
+from stepwell.record import DAY, RUNS, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Get
 
-__all__ = ["cancel", "interrupt", "pause", "retry"]
+if TYPE_CHECKING:
+    from stepwell.storage import Storage
+
+__all__ = ["LEASE", "cancel", "hold", "interrupt", "pause", "retry"]
+
+#: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
+LEASE: float = 10.0
+
+
+def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+    """Return the slot of a run, which one task holds at a time."""
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
 
 
 async def cancel(slot: Slot, reason: str | None) -> None:
