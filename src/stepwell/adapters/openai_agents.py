@@ -28,7 +28,7 @@ __all__ = ["StepwellSession"]
 class StepwellSession:
     """A ``Session`` of the OpenAI Agents SDK, for any number of workers.
 
-    ``storage``: a storage or its URL; sessions with the same URL in one process should share one storage.
+    ``storage``: a storage, which sessions should share, or its URL; then close ``session.storage`` at the end.
     ``namespace``: the namespace of the logs. ``session_settings``: as for other sessions. ``limit``: the largest size
     of a session, in bytes; by default 64 MB.
     """

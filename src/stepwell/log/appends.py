@@ -10,14 +10,14 @@ from typing import Final, NamedTuple, Protocol
 
 from stepwell.errors import Busy, TooLarge
 
-__all__ = ["MOST_VALUES", "AppendQueue", "Options", "Pending"]
+__all__ = ["MOST_VALUES", "AppendQueue", "LogOptions", "PendingAppend"]
 
 #: The limits of one write. More appends are written in several.
 MOST_VALUES: Final = 1000
 MOST_BYTES: Final = 1024 * 1024
 
 
-class Options(NamedTuple):
+class LogOptions(NamedTuple):
     """The options of a log that its writes need."""
 
     limit: int
@@ -26,12 +26,12 @@ class Options(NamedTuple):
     wait: float
 
 
-class Pending(NamedTuple):
+class PendingAppend(NamedTuple):
     """An append that waits for its write."""
 
     #: The values as JSON.
     bodies: Sequence[bytes]
-    options: Options
+    options: LogOptions
     #: The number of its first entry.
     first: asyncio.Future[int]
 
@@ -41,7 +41,7 @@ class _Tail(Protocol):
 
     def locked(self, wait: float) -> AbstractAsyncContextManager[None]: ...
 
-    async def append(self, bodies: Sequence[bytes], options: Options) -> int: ...
+    async def append(self, bodies: Sequence[bytes], options: LogOptions) -> int: ...
 
 
 class AppendQueue:
@@ -49,7 +49,7 @@ class AppendQueue:
 
     def __init__(self, tail: _Tail) -> None:
         self._tail = tail
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingAppend] = deque()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -57,14 +57,14 @@ class AppendQueue:
         """Whether no append waits."""
         return self._task is None
 
-    def put(self, pending: Pending, written: Callable[[], None]) -> None:
+    def put(self, pending: PendingAppend, written: Callable[[], None]) -> None:
         """Write an append, together with others that wait. ``written`` is called after each write."""
         self._pending.append(pending)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._drain(written), name="stepwell-log")
 
     async def _drain(self, written: Callable[[], None]) -> None:
-        batch: list[Pending] = []
+        batch: list[PendingAppend] = []
         try:
             while self._pending:
                 batch = []
@@ -83,8 +83,8 @@ class AppendQueue:
                 pending.first.cancel()
             self._pending.clear()
 
-    def _take(self) -> list[Pending]:
-        batch: list[Pending] = []
+    def _take(self) -> list[PendingAppend]:
+        batch: list[PendingAppend] = []
         count = size = 0
         while self._pending and count < MOST_VALUES and size < MOST_BYTES:
             if batch and self._pending[0].options != batch[0].options:
@@ -96,7 +96,7 @@ class AppendQueue:
                 size += sum(map(len, pending.bodies))
         return batch
 
-    async def _write_all(self, batch: Sequence[Pending]) -> None:
+    async def _write_all(self, batch: Sequence[PendingAppend]) -> None:
         try:
             bodies = [body for pending in batch for body in pending.bodies]
             first = await self._tail.append(bodies, batch[0].options)
@@ -116,7 +116,7 @@ class AppendQueue:
                 first += len(pending.bodies)
 
 
-def _fail(batch: Sequence[Pending], error: Exception) -> None:
+def _fail(batch: Sequence[PendingAppend], error: Exception) -> None:
     for pending in batch:
         if not pending.first.done():
             pending.first.set_exception(error)

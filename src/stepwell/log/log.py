@@ -14,7 +14,7 @@ from stepwell._backoff import backoff, jittered
 from stepwell.codec import Seal
 from stepwell.codec.large import LARGE, in_thread, is_large
 from stepwell.errors import CorruptRecord, InvalidOption, StorageUnavailable
-from stepwell.log.appends import MOST_VALUES, Options, Pending
+from stepwell.log.appends import MOST_VALUES, LogOptions, PendingAppend
 from stepwell.log.names import entries, log_tag, number_of
 from stepwell.log.tail import Known, Tail, tail_of
 from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored
@@ -79,7 +79,9 @@ class Log:
             self._place = (LOGS, (namespace, key))
         self.address: Address = storage.address(*self._place)
         self._seal: Seal = storage.seal(self.address)
-        self._options = Options(limit or storage.limits.run, ttl, tuple(log_tag(namespace, tag) for tag in tags), wait)
+        self._options = LogOptions(
+            limit or storage.limits.run, ttl, tuple(log_tag(namespace, tag) for tag in tags), wait
+        )
         # A notice is sent in clear, so it must not contain the key.
         digest = hashlib.sha256(self.address.text.encode("utf-8", "surrogatepass")).hexdigest()
         self._topic = f"log:{digest[:32]}"
@@ -101,7 +103,7 @@ class Log:
             first = await tail.append_claimed(bodies, self._options)
             self._notify()
         else:
-            pending = Pending(bodies, self._options, tail.loop.create_future())
+            pending = PendingAppend(bodies, self._options, tail.loop.create_future())
             tail.appends.put(pending, self._notify)
             first = await pending.first
         return range(first, first + len(values))

@@ -24,7 +24,7 @@ from stepwell.errors import (
     TooLarge,
     VersionChanged,
 )
-from stepwell.log.appends import AppendQueue, Options
+from stepwell.log.appends import AppendQueue, LogOptions
 from stepwell.log.names import entries, names_of, number_of
 from stepwell.record import KEEP, Address, Change, Range, Stored, Version
 from stepwell.slot import Slot
@@ -86,7 +86,7 @@ class Tail:
         """Whether no write is under way."""
         return self.appends.idle and not self._lock.locked()
 
-    async def append(self, bodies: Sequence[bytes], options: Options, slot: Slot | None = None) -> int:
+    async def append(self, bodies: Sequence[bytes], options: LogOptions, slot: Slot | None = None) -> int:
         """Append values, and return the number of the first one. The caller has the lock."""
         first = 0
 
@@ -104,7 +104,7 @@ class Tail:
             raise TooLarge(f"the log {self.address.text}", error.size, error.limit) from None
         return first
 
-    def change(self, known: Known, options: Options, **change: Any) -> Change:
+    def change(self, known: Known, options: LogOptions, **change: Any) -> Change:
         """Return a change of the record of the log."""
         tags = options.tags if known.version is None and options.tags else KEEP
         expiry = KEEP if options.ttl is None else options.ttl
@@ -115,12 +115,12 @@ class Tail:
         """Whether this task, or the task that started it, has claimed the log."""
         return self._slot is not None and self._slot.guard.token in held_tokens.get()
 
-    async def append_claimed(self, bodies: Sequence[bytes], options: Options) -> int:
+    async def append_claimed(self, bodies: Sequence[bytes], options: LogOptions) -> int:
         """Append values within the claim of this task, and return the number of the first one."""
         async with self._slot_lock:
             return await self.append(bodies, options, self._slot)
 
-    async def write(self, make: Making, options: Options, *, fresh: bool = False) -> None:
+    async def write(self, make: Making, options: LogOptions, *, fresh: bool = False) -> None:
         """Write a change that depends on the end of the log. ``fresh``: read the end before, with the last entry."""
         if self.claimed_here:
             async with self._slot_lock:
@@ -130,7 +130,7 @@ class Tail:
                 await self._write(make, options, None, fresh)
 
     @asynccontextmanager
-    async def claim(self, options: Options) -> AsyncIterator[None]:
+    async def claim(self, options: LogOptions) -> AsyncIterator[None]:
         """Claim the log for this task and the tasks that it starts."""
         if self.claimed_here:
             raise AlreadyHeld(self.address.text)
@@ -154,7 +154,7 @@ class Tail:
         finally:
             self._lock.release()
 
-    async def _write(self, make: Making, options: Options, slot: Slot | None, fresh: bool = False) -> None:
+    async def _write(self, make: Making, options: LogOptions, slot: Slot | None, fresh: bool = False) -> None:
         if slot is not None:
             return await self._write_claimed(make, slot, fresh)
         for _ in range(MOST_REFUSALS):
@@ -171,7 +171,7 @@ class Tail:
             return await self._write_claimed(make, claimed, fresh, last=True)
 
     @asynccontextmanager
-    async def _claimed(self, options: Options) -> AsyncIterator[Slot]:
+    async def _claimed(self, options: LogOptions) -> AsyncIterator[Slot]:
         """Claim the record, and let all other writers wait for that."""
         async with Slot(self._storage, *self._place, wait=options.wait, lease=LEASE) as slot:
             tags = options.tags if not slot.found and options.tags else KEEP

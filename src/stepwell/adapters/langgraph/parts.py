@@ -26,9 +26,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stepwell.codec import Seal
+from stepwell.codec.json import from_json
 from stepwell.errors import EncodeError
 
-__all__ = ["Row", "ThreadCodec", "checkpoint_name", "id_of", "name", "namespace_of", "run_name"]
+__all__ = ["CheckpointRow", "ThreadCodec", "checkpoint_name", "id_of", "name", "namespace_of", "run_name"]
 
 CHECKPOINT: Final = "c"
 VALUE: Final = "v"
@@ -73,7 +74,7 @@ def _unquoted(text: str) -> str:
     return text.replace("%2F", "/").replace("%25", "%")
 
 
-class Row(NamedTuple):
+class CheckpointRow(NamedTuple):
     """The part of one checkpoint: all of it except the values of most channels."""
 
     checkpoint: Checkpoint
@@ -127,12 +128,12 @@ class ThreadCodec:
             parts[part] = self._sealed(part, {"t": self._typed((bare, metadata)), "p": parent, "s": small})
         return parts
 
-    def row(self, part: str, text: str) -> Row:
+    def row(self, part: str, text: str) -> CheckpointRow:
         """Decode the part of a checkpoint."""
         body = self._opened(part, text)
         bare, metadata = self._value(body["t"]) if "t" in body else (body["c"], body["m"])
         checkpoint = cast("Checkpoint", {**bare, "id": id_of(part)})
-        return Row(checkpoint, metadata, body["p"], body["s"])
+        return CheckpointRow(checkpoint, metadata, body["p"], body["s"])
 
     def writes(
         self, namespace: str, checkpoint_id: str, task_id: str, task_path: str, writes: Sequence[tuple[str, Any]]
@@ -153,7 +154,7 @@ class ThreadCodec:
         """Decode the writes of one checkpoint, in the order in which a graph applies them."""
         found = []
         for part, text in parts.items():
-            task_path, rows = self._opened(part, text)
+            task_path, rows = self._texts(part, text)
             task_id = _unquoted(part.split("/")[3])
             for index, channel, kind, data in rows:
                 found.append((writes_sort_key(task_path, task_id, index), channel, kind, data))
@@ -162,9 +163,9 @@ class ThreadCodec:
 
     def value(self, part: str, text: str) -> Any:
         """Decode the value of a channel."""
-        return self._value(self._opened(part, text))
+        return self._value(self._texts(part, text))
 
-    def complete(self, config: RunnableConfig, row: Row, parts: Mapping[str, str]) -> CheckpointTuple:
+    def complete(self, config: RunnableConfig, row: CheckpointRow, parts: Mapping[str, str]) -> CheckpointTuple:
         """Return a checkpoint with its values and writes, given their parts."""
         ids = config["configurable"]
         values = dict(row.values)
@@ -193,6 +194,10 @@ class ThreadCodec:
 
     def _opened(self, part: str, text: str) -> Any:
         return self._seal.value(_KIND, part, text)
+
+    def _texts(self, part: str, text: str) -> Any:
+        """Open a part that has only texts and numbers. For a large text this is several times quicker."""
+        return from_json(self._seal.body(_KIND, part, text))
 
     def _typed(self, value: Any) -> list[str]:
         if self._plain and type(value) is str and value.isascii():

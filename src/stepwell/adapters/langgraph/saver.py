@@ -24,7 +24,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stepwell._portal import sync
 from stepwell.adapters.langgraph.ownership import FencedWriter, ThreadWriter, WriteOwnership
-from stepwell.adapters.langgraph.parts import Row, id_of, namespace_of
+from stepwell.adapters.langgraph.parts import CheckpointRow, id_of, namespace_of
 from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.errors import InvalidOption
 from stepwell.record import Address, Version
@@ -315,7 +315,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     async def _rows(
         self, thread: Thread, namespace: str | None, only: str | None, before: RunnableConfig | None
-    ) -> AsyncIterator[tuple[str, Row]]:
+    ) -> AsyncIterator[tuple[str, CheckpointRow]]:
         """Yield the checkpoints of a thread, the newest of all namespaces first."""
         end = get_checkpoint_id(before) if before else None
         namespaces = [namespace] if namespace is not None else await thread.namespaces()
@@ -323,7 +323,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         heads = [await anext(each, None) for each in iterators]
         while any(heads):
             at = max((at for at, head in enumerate(heads) if head), key=lambda at: id_of(cast("Any", heads[at])[0]))
-            part, row = cast("tuple[str, Row]", heads[at])
+            part, row = cast("tuple[str, CheckpointRow]", heads[at])
             if only is None or id_of(part) == only:
                 yield part, row
             heads[at] = await anext(iterators[at], None)
@@ -369,7 +369,7 @@ def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         known.popitem(last=False)
 
 
-def _all_but_newest(rows: dict[str, Row]) -> list[str]:
+def _all_but_newest(rows: dict[str, CheckpointRow]) -> list[str]:
     newest: dict[str, str] = {}
     for part in rows:
         namespace = namespace_of(part)

@@ -39,7 +39,7 @@ PAGE: Final = 500
 _MINUTE: Final = 60.0
 
 
-class Entry(NamedTuple):
+class StoredItem(NamedTuple):
     """A stored item, its vectors by path, and its time to live in minutes."""
 
     item: Item
@@ -131,14 +131,14 @@ class StepwellStore(BaseStore):
 
     async def _search(self, op: SearchOp) -> list[SearchItem]:
         wanted = op.offset + op.limit
-        found: list[Entry] = []
+        found: list[StoredItem] = []
         async for entry in self._below(op.namespace_prefix):
             if op.filter and not _matches(entry.item.value, op.filter):
                 continue
             found.append(entry)
             if len(found) >= wanted and not (op.query and self._embeddings):
                 break
-        ranked: list[tuple[float | None, Entry]] = [(None, entry) for entry in found]
+        ranked: list[tuple[float | None, StoredItem]] = [(None, entry) for entry in found]
         if op.query and self._embeddings:
             query = await self._embeddings.aembed_query(op.query)
             scores = [max((_cosine(query, each) for each in entry.vectors.values()), default=None) for entry in found]
@@ -160,7 +160,7 @@ class StepwellStore(BaseStore):
                 found.add(namespace if op.max_depth is None else namespace[: op.max_depth])
         return sorted(found)[op.offset : op.offset + op.limit]
 
-    async def _below(self, prefix: tuple[str, ...]) -> AsyncIterator[Entry]:
+    async def _below(self, prefix: tuple[str, ...]) -> AsyncIterator[StoredItem]:
         """Yield the items of a namespace and of those below it."""
         await self.storage.ensure_open()
         tag = _tag(prefix) if prefix else None
@@ -173,7 +173,7 @@ class StepwellStore(BaseStore):
             if after is None:
                 return
 
-    async def _refresh(self, entry: Entry) -> None:
+    async def _refresh(self, entry: StoredItem) -> None:
         """Let an item live for its whole time from now on."""
         if entry.ttl is None:
             return
@@ -198,14 +198,14 @@ class StepwellStore(BaseStore):
     def _seal(self, address: Address) -> Seal:
         return Seal(address, self.storage.limits, self._limit)
 
-    def _entry(self, address: Address, stored: Stored) -> Entry:
+    def _entry(self, address: Address, stored: Stored) -> StoredItem:
         data = self._seal(address).data(stored.fields)
         *namespace, key = decode_key(address.key)
         updated = datetime.fromtimestamp(stored.written_at, UTC)
         item = Item(
             value=data["value"], key=key, namespace=tuple(namespace), created_at=data["created"], updated_at=updated
         )
-        return Entry(item, data.get("vectors", {}), data.get("ttl"))
+        return StoredItem(item, data.get("vectors", {}), data.get("ttl"))
 
 
 def _tag(namespace: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from stepwell.adapters.langgraph.parts import (
     RUN,
     VALUE,
     WRITES,
-    Row,
+    CheckpointRow,
     ThreadCodec,
     checkpoint_name,
     id_of,
@@ -25,6 +25,7 @@ from stepwell.adapters.langgraph.parts import (
     run_name,
 )
 from stepwell.codec import Seal, decode_key, encode_namespace
+from stepwell.codec.large import LARGE, in_thread
 from stepwell.errors import RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Apply, Get, Guard, Query, Range, Storage
@@ -69,7 +70,7 @@ class Thread:
             if found is not None:
                 return Found(found, stored.version)
 
-    async def complete(self, thread_id: Any, part: str, row: Row) -> CheckpointTuple | None:
+    async def complete(self, thread_id: Any, part: str, row: CheckpointRow) -> CheckpointTuple | None:
         """Read values and writes of a checkpoint; ``None`` if it was deleted."""
         namespace, checkpoint_id = namespace_of(part), id_of(part)
         names = (part, *row.value_names(namespace).values())
@@ -79,7 +80,10 @@ class Thread:
         if part not in parts:
             return None
         ids = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
-        return self.codec.complete(cast("RunnableConfig", {"configurable": ids}), row, parts | pending)
+        config = cast("RunnableConfig", {"configurable": ids})
+        if sum(map(len, parts.values())) + sum(map(len, pending.values())) > LARGE:
+            return await in_thread(self.codec.complete, config, row, parts | pending)
+        return self.codec.complete(config, row, parts | pending)
 
     async def namespaces(self) -> list[str]:
         """Return the namespaces that have checkpoints."""
@@ -91,7 +95,7 @@ class Thread:
             after = Range.prefix(checkpoint_name(found[-1], "")).last or ""
         return found
 
-    async def newest(self, namespace: str, before: str | None) -> AsyncIterator[tuple[str, Row]]:
+    async def newest(self, namespace: str, before: str | None) -> AsyncIterator[tuple[str, CheckpointRow]]:
         """Yield the checkpoints of a namespace, the newest first."""
         span = Range.prefix(checkpoint_name(namespace, ""), limit=50, reverse=True)
         last = span.last if before is None else checkpoint_name(namespace, before)
@@ -130,7 +134,9 @@ class Thread:
                 result[channel]["seed"] = seeds[channel]
         return result
 
-    async def _ancestors_of(self, namespace: str, checkpoint_id: str | None) -> AsyncGenerator[tuple[str, Row]]:
+    async def _ancestors_of(
+        self, namespace: str, checkpoint_id: str | None
+    ) -> AsyncGenerator[tuple[str, CheckpointRow]]:
         # A checkpoint is newer than its parent.
         wanted = None if checkpoint_id is None else checkpoint_name(namespace, checkpoint_id)
         is_first = True
@@ -145,7 +151,7 @@ class Thread:
                 wanted = checkpoint_name(namespace, row.parent)
 
     async def _contents(
-        self, namespace: str, part: str, row: Row, channels: Collection[str]
+        self, namespace: str, part: str, row: CheckpointRow, channels: Collection[str]
     ) -> tuple[dict[str, Any], list[PendingWrite]]:
         names = {channel: each for channel, each in row.value_names(namespace).items() if channel in channels}
         writes = Range.prefix(name(WRITES, namespace, id_of(part), ""))
@@ -176,7 +182,7 @@ class Thread:
         """Delete the record."""
         await self.storage.perform(Apply(self.address, Change(self.storage.ids(), delete=True, forget=True)))
 
-    async def remove(self, choose: Callable[[dict[str, Row]], Collection[str]]) -> None:
+    async def remove(self, choose: Callable[[dict[str, CheckpointRow]], Collection[str]]) -> None:
         """Delete checkpoints with their writes, and the values that no other checkpoint has, in one write.
 
         ``choose`` gets all checkpoints by the names of their parts, and returns the names to delete. An ancestor from
@@ -210,9 +216,11 @@ class Thread:
                 continue
             return
 
-    async def _ancestors(self, rows: dict[str, Row], kept: dict[str, Row]) -> dict[str, Row]:
+    async def _ancestors(
+        self, rows: dict[str, CheckpointRow], kept: dict[str, CheckpointRow]
+    ) -> dict[str, CheckpointRow]:
         """Return the ancestors from whose writes a delta channel of a kept checkpoint is computed."""
-        needed: dict[str, Row] = {}
+        needed: dict[str, CheckpointRow] = {}
         for part, last in kept.items():
             row, namespace = last, namespace_of(part)
             open_channels = set(row.metadata.get("counters_since_delta_snapshot") or ())
@@ -243,7 +251,9 @@ class Thread:
             await writer.write(batch)
 
 
-async def _first(rows: AsyncGenerator[tuple[str, Row]], count: int) -> AsyncIterator[tuple[str, Row]]:
+async def _first(
+    rows: AsyncGenerator[tuple[str, CheckpointRow]], count: int
+) -> AsyncIterator[tuple[str, CheckpointRow]]:
     for _ in range(count):
         row = await anext(rows, None)
         if row is None:
