@@ -260,7 +260,7 @@ async def test_secrets_are_masked_wherever_they_are_shown(visits: Any) -> None:
 
 async def test_commands_are_completed_by_keyboard(visits: Any) -> None:
     visit = await visits()
-    box = visit.page.get_by_role("combobox", name="Message")
+    box = visit.page.get_by_role("textbox", name="Message")
     await box.focus()
     await visit.page.keyboard.type("/")
     await expect(visit.page.locator(".commands").get_by_role("option")).to_have_count(3)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from base64 import b64encode
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from stepwell.playground.timeline import MAX_GROUPS
 from stepwell.web import serving
 from stepwell.web.auth import HEADERS
 from stepwell.web.display import as_json
+from stepwell.web.error_page import STYLE_HASH
 from stepwell.web.files import content_of
 from tests.web.access import METHODS, AccessTests, Guarded, browsing, status
 
@@ -226,8 +230,30 @@ async def test_a_response_may_take_longer_than_the_request_timeout(
 def test_the_policy_allows_nothing_but_the_pages_own_files() -> None:
     policy = HEADERS["Content-Security-Policy"].split("; ")
     assert policy[0] == "default-src 'none'"
-    assert {each.partition(" ")[2] for each in policy} == {"'none'", "'self'"}
+    assert {each.partition(" ")[2] for each in policy} == {"'none'", "'self'", f"'self' {STYLE_HASH}"}
     assert "script-src 'self'" in policy
+
+
+async def test_a_browser_gets_errors_as_a_page_and_other_clients_as_a_line(
+    play: Playground, http: httpx.AsyncClient
+) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    transport = httpx.ASGITransport(app=play.auth)
+    async with httpx.AsyncClient(base_url=f"http://{HOST}", transport=transport) as stranger:
+        found = [
+            (await stranger.get("/", headers=browser), 401, "No session"),
+            (await stranger.get("/", headers={**browser, "Host": "evil.example"}), 403, "Host name not allowed"),
+            (await http.get("/<script>", headers=browser), 404, "Not found"),
+        ]
+        for answer, code, title in found:
+            assert (answer.status_code, answer.headers["content-type"]) == (code, "text/html; charset=utf-8")
+            assert f"<h1>{title}</h1>" in answer.text
+            assert "<script" not in answer.text
+            (style,) = re.findall("<style>(.*?)</style>", answer.text)
+            assert f"'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" == STYLE_HASH
+        plain = await stranger.get("/")
+        assert plain.headers["content-type"] == "text/plain; charset=utf-8"
+        assert plain.text.startswith("This browser has no session.")
 
 
 def test_the_files_of_the_page_are_in_the_package() -> None:

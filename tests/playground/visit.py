@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Locator, Page, expect
 
 from stepwell.playground.play import Playground
 
@@ -28,7 +28,7 @@ class Visit:
         page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
 
     async def say(self, text: str) -> None:
-        await self.page.get_by_role("combobox", name="Message").fill(text)
+        await self.box.fill(text)
         await self.page.keyboard.press("Enter")
 
     async def hear(self, text: str) -> None:
@@ -40,6 +40,11 @@ class Visit:
             await expect(lit).to_have_count(0)
         else:
             await expect(lit).to_have_attribute("data-state", state)
+
+    @property
+    def box(self) -> Locator:
+        """The message box."""
+        return self.page.get_by_role("textbox", name="Message")
 
     def field(self, name: str) -> Any:
         return self.page.locator(f'#record tr[data-field="{name}"]')

@@ -15,7 +15,7 @@ from stepwell.inspector.subject import Subject
 from stepwell.inspector.views import VIEWS
 from stepwell.storage import Storage
 from stepwell.web.auth import USER, AuthMiddleware
-from stepwell.web.files import file_routes, page_files
+from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import Request, Response, Route, Starlette, object_of
 
 __all__ = ["FILES", "Inspector", "inspector"]
@@ -170,7 +170,8 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
             *file_routes(FILES),
             Route("/api/{name}", show, methods=["GET"]),
             Route("/api/{name}", act, methods=["POST"]),
-        ]
+        ],
+        exception_handlers={404: not_found},
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
-from stepwell.web.files import file_routes, page_files
+from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import JSONResponse, Request, Response, Route, Starlette, StreamingResponse, object_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def make_app(play: Playground) -> Any:
             *file_routes(FILES),
             Route("/events", events, methods=["GET"]),
             Route("/api/{name}", act, methods=["POST"]),
-        ]
+        ],
+        exception_handlers={404: not_found},
     )
 
 

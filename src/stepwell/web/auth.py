@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from html import escape
 from typing import Any, Final
 
-from stepwell.web.http import PlainTextResponse, Request, Response
+from stepwell.web.error_page import STYLE_HASH, error_response
+from stepwell.web.http import Request, Response
 
 __all__ = ["HEADERS", "USER", "AuthMiddleware"]
 
@@ -24,7 +25,7 @@ USER: Final = "stepwell.user"
 #: Sent with every response. There is no CORS header.
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        f"default-src 'none'; script-src 'self'; style-src 'self' {STYLE_HASH}; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -34,8 +35,8 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-_NO_SESSION = "This browser has no session. Open the link that the terminal shows; it ends in ?token=...\n"
-_USED = "This link was already used, and each link works once. The terminal shows a new one; in the demo, type /link.\n"
+_NO_SESSION = "This browser has no session. Open the link that the terminal shows; it ends in ?token=..."
+_USED = "This link was already used, and each link works once. The terminal shows a new one; in the demo, type /link."
 # A page, not a redirect: after a redirect from another site the browser would not send a Strict cookie.
 _OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url={root}/"><title>Stepwell</title>
 <link rel="icon" href="{root}/icon.svg"><a href="{root}/">Continue</a></html>
@@ -93,17 +94,18 @@ class AuthMiddleware:
         headers = request.headers
         host = headers.getlist("host")
         if len(host) != 1 or not self._is_allowed(host[0]):
-            return PlainTextResponse("This host name is not allowed; allow it with --allow-host NAME.\n", 403)
+            text = "This host name is not allowed; allow it with --allow-host NAME."
+            return error_response(request, 403, "Host name not allowed", text)
         writes = scope["method"] not in ("GET", "HEAD")
         origins = headers.getlist("origin")
         own = {f"{scheme}://{host[0]}" for scheme in self._schemes}
         if not own.issuperset(origins) or (writes and len(origins) != 1):
-            return PlainTextResponse("Requests from other origins are not allowed.\n", 403)
+            return error_response(request, 403, "Not allowed", "Requests from other origins are not allowed.")
         kinds = headers.getlist("content-type")
         if any(kind.partition(";")[0].strip().lower() != "application/json" for kind in kinds) or (
             writes and not kinds
         ):
-            return PlainTextResponse("The content type must be application/json.\n", 415)
+            return error_response(request, 415, "Not supported", "The content type must be application/json.")
         cookie = request.cookies.get(_cookie_name(host[0]), "")
         owner = _owner(cookie, self._sessions)
         if owner is not None:
@@ -117,8 +119,8 @@ class AuthMiddleware:
             if owner is not None:
                 return self._open_session(owner, host[0], root, is_secure=scope.get("scheme") == "https")
             if any(_same(token, used) for used in self._used):
-                return PlainTextResponse(_USED, 401)
-        return PlainTextResponse(_NO_SESSION, 401)
+                return error_response(request, 401, "This link was used", _USED)
+        return error_response(request, 401, "No session", _NO_SESSION)
 
     def _open_session(self, owner: str, host: str, root: str, *, is_secure: bool) -> Response:
         if not self._tokens:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stepwell.web.error_page import error_response
 from stepwell.web.http import Request, Response, Route
 
-__all__ = ["content_of", "file_routes", "page_files"]
+__all__ = ["content_of", "file_routes", "not_found", "page_files"]
 
 _SHARED = Path(__file__).parent / "page"
 #: What every page begins with; its own ``index.html`` is the body.
@@ -35,3 +36,8 @@ def file_routes(files: dict[str, Path]) -> list[Route]:
         return Route(url, file, methods=["GET"])
 
     return [route("/", files["/index.html"]), *[route(url, path) for url, path in files.items()]]
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """Respond to a path that does not exist; for the exception handlers of an application."""
+    return error_response(request, 404, "Not found", "There is no such page here.")

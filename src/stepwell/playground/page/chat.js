@@ -28,20 +28,25 @@ export class ChatPane {
     this.topic = el("select", { "aria-label": "Topic", onchange: () => this.move({ thread: Number(this.topic.value) || null }) });
     this.newTopic = el("button", { type: "button", class: "quiet small", onclick: () => this.openTopic() }, "+ Topic");
     this.beside = el("button", { type: "button", class: "quiet small beside", onclick: () => app.toggleBeside(this) });
-    this.messages = el("ol", { class: "messages", "aria-label": "Messages", tabindex: "0" });
+    this.messages = el("ol", { class: "messages", "aria-label": "Messages", tabindex: "0", onscroll: () => { if (this.low()) this.newer.hidden = true; } });
+    this.newer = el("button", { type: "button", class: "newer small", hidden: true, onclick: () => this.down() }, "↓ New messages");
+    // The position in each chat, and the place among the sent texts that Up and Down recall.
+    this.positions = new Map();
+    this.recalled = -1;
     this.keyboard = el("div", { class: "keyboard", role: "group", "aria-label": "The bot's keyboard" });
     this.menu = el("ul", { class: "commands", role: "listbox", id: `${this.id}-commands`, "aria-label": "Commands", hidden: true });
+    this.count = el("span", { class: "hidden", role: "status" });
     this.input = el("textarea", {
-      rows: "1", placeholder: "Message, or / for commands", "aria-label": "Message", maxlength: "4096", role: "combobox",
-      "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": `${this.id}-commands`,
+      rows: "1", placeholder: "Message, or / for commands", "aria-label": "Message", maxlength: "4096",
+      "aria-autocomplete": "list", "aria-controls": `${this.id}-commands`,
       oninput: () => this.complete(), onkeydown: (event) => this.key(event), onblur: () => this.close(),
     });
-    const tool = (name, title, work) => el("button", { type: "button", class: "quiet small", title, onclick: work }, name);
+    const tool = (name, title, work) => el("button", { type: "button", class: "quiet small", title, onclick: (event) => { work(event); this.refocus(event); } }, name);
     this.node = el("section", { class: "pane", "aria-label": "Chat", onfocusin: () => app.focus(this) },
       el("header", {}, this.title, this.as, this.topic, this.newTopic, el("span", { class: "space" }), this.beside),
-      this.messages,
+      this.messages, this.newer,
       el("form", { class: "write", onsubmit: (event) => { event.preventDefault(); this.send(); } },
-        this.keyboard, this.menu,
+        this.keyboard, this.menu, this.count,
         el("div", { class: "line" }, this.input, el("button", { class: "main", type: "submit" }, "Send")),
         el("div", { class: "tools" },
           tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("repeat")),
@@ -49,6 +54,21 @@ export class ChatPane {
           tool("Replay chat", "Send this chat again from its start, for example after a change of the bot", (event) => replayChat(this, event.currentTarget)),
           tool("Start over", "Delete the records and all messages and events of this chat", () => startOver(this)),
           tool("Copy as test", "Copy this chat as a pytest test", () => copyTest(this)))));
+  }
+
+  // After a click, but not after a key press, because the keyboard may press the same button again.
+  refocus(event) {
+    if (event.detail > 0 && matchMedia("(min-width: 720px)").matches) this.input.focus();
+  }
+
+  low() {
+    return this.messages.scrollHeight - this.messages.scrollTop - this.messages.clientHeight < 60;
+  }
+
+  down() {
+    this.messages.scrollTop = this.messages.scrollHeight;
+    this.newer.hidden = true;
+    this.input.focus();
   }
 
   get target() {
@@ -65,6 +85,7 @@ export class ChatPane {
     this.close();
     if (!text.trim()) return;
     this.input.value = "";
+    this.recalled = -1;
     this.grow();
     this.input.focus();
     if (!(await act("send", { ...this.target, text })) && !this.input.value) this.input.value = text;
@@ -90,7 +111,7 @@ export class ChatPane {
     this.found = found;
     this.chosen = found.length ? 0 : -1;
     this.menu.hidden = !found.length;
-    this.input.setAttribute("aria-expanded", String(found.length > 0));
+    this.count.textContent = found.length ? `${found.length} ${found.length === 1 ? "command" : "commands"}; use the arrow keys and Tab` : "";
     this.menu.replaceChildren(...found.map((each, at) => el("li", {
       role: "option", id: `${this.id}-command${at}`, onmousedown: (event) => { event.preventDefault(); this.take(at); },
     }, el("b", {}, `/${each.command}`), " ", el("span", {}, each.description))));
@@ -113,7 +134,7 @@ export class ChatPane {
 
   close() {
     this.menu.hidden = true;
-    this.input.setAttribute("aria-expanded", "false");
+    this.count.textContent = "";
     this.input.removeAttribute("aria-activedescendant");
   }
 
@@ -128,11 +149,33 @@ export class ChatPane {
     } else if (open && event.key === "Tab" && !event.shiftKey) {
       event.preventDefault();
       this.take(this.chosen);
+    } else if (!open && (event.key === "ArrowUp" || event.key === "ArrowDown")) {
+      if (this.recall(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
     } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       if (open && this.input.value !== `/${this.found[this.chosen].command}`) this.take(this.chosen);
       this.send();
     }
+  }
+
+  // The texts that this user has sent here, the newest first.
+  sent() {
+    const said = this.app.sections[`room ${this.place.room}`]?.messages ?? [];
+    const texts = said.filter((message) => message.from.id === this.place.user && message.text).map((message) => message.text).reverse();
+    return texts.filter((text, at) => text !== texts[at - 1]);
+  }
+
+  recall(step) {
+    const texts = this.sent();
+    const typed = this.recalled < 0 ? this.input.value : texts[this.recalled];
+    if (this.input.value !== (this.recalled < 0 ? "" : typed)) return false;
+    const at = this.recalled + step;
+    if (at < -1 || at >= texts.length) return false;
+    this.recalled = at;
+    this.input.value = at < 0 ? "" : texts[at];
+    this.grow();
+    this.input.setSelectionRange(this.input.value.length, this.input.value.length);
+    return true;
   }
 
   grow() {
@@ -163,19 +206,28 @@ export class ChatPane {
     const said = app.sections[`room ${place.room}`] ?? { messages: [], keyboard: null };
     const here = said.messages.filter((message) => !room.topics.length || (message.thread ?? null) === (place.thread ?? null));
     const { messages } = this;
-    const low = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 60;
-    const last = here.length ? here[here.length - 1].id : 0;
-    keyed(messages, here.length ? here.map((message) => ({ ...message, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }],
-      (item) => item.id, (item) => (item.id === "welcome" ? this.welcome(item) : this.message(item)));
-    if (low || last !== this.last) messages.scrollTop = here.length ? messages.scrollHeight : 0;
-    this.last = last;
+    const at = `${place.room}/${place.thread ?? 0}`;
+    const low = this.low();
+    if (at !== this.at && this.at) this.positions.set(this.at, low ? null : messages.scrollTop);
+    // Before the messages, because it changes the height of their box.
     keyed(this.keyboard, (said.keyboard ?? []).map((row, at) => ({ at, row, place: this.target })), (item) => item.at,
       ({ at, row }) => el("div", { class: "row" }, ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, row: at, column })))));
+    const newest = here[here.length - 1];
+    keyed(messages, here.length ? here.map((message) => ({ ...message, failure: app.failures.get(`${place.room}/${message.id}`) ?? null, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }],
+      (item) => item.id, (item) => (item.id === "welcome" ? this.welcome(item) : this.message(item)));
+    if (at !== this.at) {
+      messages.scrollTop = here.length ? this.positions.get(at) ?? messages.scrollHeight : 0;
+      this.newer.hidden = true;
+      this.recalled = -1;
+    } else if (newest?.id !== this.last && !low && newest?.from.id !== place.user) this.newer.hidden = !newest;
+    else if (low || newest?.id !== this.last) messages.scrollTop = here.length ? messages.scrollHeight : 0;
+    this.at = at;
+    this.last = newest?.id;
   }
 
   button(button, work) {
     const text = typeof button === "string" ? button : button.text;
-    return el("button", { type: "button", class: "key", onclick: work }, text, button.url ? " ↗" : null);
+    return el("button", { type: "button", class: "key", onclick: (event) => { work(); this.refocus(event); } }, text, button.url ? " ↗" : null);
   }
 
   message(item) {
@@ -189,7 +241,8 @@ export class ChatPane {
       el("time", {}, item.edited ? `edited ${time}` : time));
     const rows = (item.buttons ?? []).map((row, at) => el("div", { class: "row" },
       ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, message: item.id, row: at, column })))));
-    return el("li", { class: item.from.bot ? "theirs" : item.mine ? "mine" : "theirs other", "data-message": item.id }, bubble, rows.length ? el("div", { class: "inline" }, ...rows) : null);
+    return el("li", { class: item.from.bot ? "theirs" : item.mine ? "mine" : "theirs other", "data-message": item.id }, bubble,
+      item.failure ? el("p", { class: "failure", title: "The events show the traceback" }, "✕ ", item.failure) : null, rows.length ? el("div", { class: "inline" }, ...rows) : null);
   }
 
   welcome({ commands, where }) {
@@ -198,7 +251,7 @@ export class ChatPane {
       where ? el("p", { class: "resumed" }, el("b", {}, "You have an open conversation: "), el("code", {}, where), ". Send a message to continue.") : null,
       el("h3", {}, "Chat with your bot. Everything stays on this machine."),
       el("ol", {},
-        el("li", {}, "Send a message", try_.length ? ", or start with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: () => act("send", { ...this.target, text: `/${each.command}` }) }, `/${each.command}`))),
+        el("li", {}, "Send a message", try_.length ? ", or start with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: (event) => { act("send", { ...this.target, text: `/${each.command}` }); this.refocus(event); } }, `/${each.command}`))),
         el("li", {}, "Watch the state change: the highlighted box is the current state, the record below is what is stored."),
         el("li", {}, "Try to break it: restart the bot, repeat an update, send ten messages at once.")));
   }

@@ -4,7 +4,7 @@ import { formatDuration } from "./diagram.js";
 
 const SIGNS = { update: "→", call: "←", record: "✎", timer: "⏱", job: "✎", error: "✕", note: "•" };
 const WORDS = { update: "update", call: "Bot API call", record: "stored", timer: "timer", job: "job", error: "error", note: "" };
-const AGAIN = { answered: "handled once, first answer repeated", silent: "handled once" };
+export const AGAIN = { answered: "handled once, first answer repeated", silent: "handled once" };
 
 function duration(seconds) {
   return seconds < 1 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : formatDuration(seconds);
@@ -41,7 +41,7 @@ function group(item) {
     item.json === null ? el("div", { class: "summary" }, ...head) : el("details", {}, el("summary", {}, ...head),
       el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
       item.update_id === null ? null : el("button", { type: "button", class: "quiet small", onclick: () => act("repeat", { update_id: item.update_id }) }, "Send this update again")),
-    item.events.length ? el("ol", { class: "steps" }, ...item.events.map(step)) : null);
+    item.events.length ? el("ol", { class: "steps" }, ...item.events.map(step)) : item.key && item.kind === "update" ? el("p", { class: "steps note" }, "nothing stored or sent yet") : null);
 }
 
 function renderFilter(app) {
@@ -53,6 +53,20 @@ function renderFilter(app) {
     select.replaceChildren(el("option", { value: "" }, "everyone"), ...people.map((user) => el("option", { value: String(user.id) }, user.name)));
     select.value = app.person ?? "";
   }
+}
+
+// The errors of the page's updates, by chat and message.
+export function failures(app) {
+  const found = new Map();
+  for (const n of app.sections.timeline ?? []) {
+    const item = app.sections[`event ${n}`];
+    const error = item?.events.find((event) => event.kind === "error");
+    if (!error || !item.json) continue;
+    const body = Object.values(item.json).find((each) => each && typeof each === "object");
+    const message = body?.message ?? body;
+    if (message?.chat) found.set(`${message.chat.id}/${message.message_id}`, error.title);
+  }
+  return found;
 }
 
 export function renderTimeline(app) {

@@ -133,14 +133,19 @@ export function renderRuns(app) {
 export function renderBot(app) {
   const bot = app.sections.bot;
   if (!bot) return;
-  const status = { running: "running", failed: `exited with code ${bot.exit}`, ended: "exited" }[bot.status] ?? "starting";
+  const lost = app.ready && !app.connected;
+  const status = lost ? "not connected" : { running: "running", failed: `exited with code ${bot.exit}`, ended: "exited" }[bot.status] ?? "starting";
   byId("bot").replaceChildren(
-    el("span", { class: `dot ${bot.status}`, "aria-hidden": "true" }), el("span", { class: "file", title: bot.storage ? `records are stored in ${bot.storage}` : "" }, bot.file),
-    el("span", { class: "status", "data-starts": bot.starts }, bot.pid ? `${status}, process ${bot.pid}` : status));
+    el("span", { class: `dot ${lost ? "lost" : bot.status}`, "aria-hidden": "true" }), el("span", { class: "file", title: bot.storage ? `records are stored in ${bot.storage}` : "" }, bot.file),
+    el("span", { class: "status", "data-starts": bot.starts }, bot.pid && !lost ? `${status}, process ${bot.pid}` : status));
   byId("output-card").hidden = !bot.output?.length;
   const output = byId("output");
   const text = (bot.output ?? []).join("\n");
-  if (output.textContent !== text) { output.textContent = text; output.low = false; }
-  if (!output.low && output.clientHeight) { output.scrollTop = output.scrollHeight; output.low = true; }
+  if (output.textContent !== text) {
+    // Follow new lines, unless an earlier one is being read.
+    const low = output.scrollHeight - output.scrollTop - output.clientHeight < 30;
+    output.textContent = text;
+    if (low) output.scrollTop = output.scrollHeight;
+  }
   if (app.connected) banner(bot.status === "failed" && `The bot exited with an error${text ? `: ${text.split("\n").pop()}` : ""}. Fix its file, or restart it.`);
 }

@@ -1,8 +1,9 @@
 // The page: keeps the sections that the server sends, and renders from them.
 import { act, banner, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
-import { renderTimeline } from "./events.js";
+import { AGAIN, failures, renderTimeline } from "./events.js";
 import { renderBot, renderFlow, renderRecord, renderRuns, renderTimer, currentRecord } from "./inspect.js";
+import { divider, recall, remember, view } from "./layout.js";
 
 const app = {
   sections: {},
@@ -14,6 +15,8 @@ const app = {
   connected: false,
   ahead: 0,
   seen: {},
+  // Repeated updates that a toast has named.
+  told: new Set(),
 
   time() { return Date.now() / 1000 + this.ahead; },
   room(id) { return this.sections.people?.rooms.find((room) => room.id === id); },
@@ -60,9 +63,13 @@ const app = {
     if (!people) return;
     if (!this.panes.length) {
       const first = people.rooms[0];
-      this.panes = [new ChatPane(this, { room: first.id, user: first.members[0], thread: null })];
+      const places = (recall("panes") ?? []).filter((place) => this.room(place.room)?.members.includes(place.user));
+      if (!places.length) places.push({ room: first.id, user: first.members[0], thread: null });
+      this.panes = places.map((place) => new ChatPane(this, place));
       this.active = this.panes[0];
     }
+    remember("panes", this.panes.map((pane) => pane.place));
+    this.failures = failures(this);
     const open = this.panes.map((pane) => pane.place.room);
     for (const id of open) this.seen[id] = this.last(id);
     keyed(byId("rooms"), people.rooms.map((room) => ({ ...room, on: open.includes(room.id), fresh: this.last(room.id) !== (this.seen[room.id] ?? 0), topics: 0 })), (room) => room.id,
@@ -109,24 +116,23 @@ function listen() {
     app.render();
     if (notice && notice.n !== app.notice && app.ready) toast(notice.text, notice.alert ? "alert" : "");
     app.notice = notice?.n ?? app.notice;
+    for (const [name, item] of Object.entries(sections)) {
+      if (!name.startsWith("event ") || !item.duplicate || app.told.has(name)) continue;
+      app.told.add(name);
+      if (app.ready) toast(`“${item.title}”: ${AGAIN[item.duplicate]}.`);
+    }
+    if (!app.ready && matchMedia("(min-width: 720px)").matches) app.active?.input.focus();
     app.ready = true;
   };
   events.onerror = () => {
     app.connected = false;
+    renderBot(app);
     banner("The playground has stopped. Start it again in the terminal and open its new link; the conversation continues.");
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }
 
-function view(name) {
-  document.body.dataset.view = name;
-  byId("view-chat").setAttribute("aria-selected", String(name === "chat"));
-  byId("view-state").setAttribute("aria-selected", String(name === "state"));
-  app.render();
-}
-
-byId("view-chat").addEventListener("click", () => view("chat"));
-byId("view-state").addEventListener("click", () => view("state"));
+for (const name of ["chat", "state"]) byId(`view-${name}`).addEventListener("click", () => { view(name); app.render(); });
 for (const [from, to] of [["view-chat", "view-state"], ["view-state", "view-chat"]]) {
   byId(from).addEventListener("keydown", (event) => {
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { byId(to).focus(); byId(to).click(); }
@@ -144,6 +150,7 @@ async function add(kind) {
 }
 for (const button of adding.querySelectorAll("button[type=button]")) button.addEventListener("click", () => add(button.value));
 byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add("person"); } });
+divider();
 const resized = new ResizeObserver(() => app.render());
 for (const id of ["diagram", "run-diagram"]) resized.observe(byId(id));
 setInterval(() => { if (app.active) renderTimer(app, currentRecord(app, app.active.place)); }, 200);

@@ -22,7 +22,7 @@ export function svg(tag, props = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Keeps the nodes of unchanged items, so that focus and open details survive.
+// Keeps the nodes of unchanged items in place, so that focus, selected text, scroll position and open details survive.
 export function keyed(parent, items, key, build) {
   const kept = parent.keyed ?? new Map();
   const next = new Map();
@@ -35,11 +35,9 @@ export function keyed(parent, items, key, build) {
     return entry.node;
   });
   parent.keyed = next;
-  if (nodes.length !== parent.children.length || nodes.some((node, at) => node !== parent.children[at])) {
-    const focused = document.activeElement;
-    parent.replaceChildren(...nodes);
-    if (focused && focused !== document.activeElement && parent.contains(focused)) focused.focus();
-  }
+  const wanted = new Set(nodes);
+  for (const node of [...parent.children]) if (!wanted.has(node)) node.remove();
+  nodes.forEach((node, at) => { if (parent.children[at] !== node) parent.insertBefore(node, parent.children[at] ?? null); });
 }
 
 export function toast(text, kind = "") {
