@@ -23,7 +23,7 @@ __all__ = ["BotObserver"]
 class BotObserver:
     """Follows the bot's process, and puts what it reports on the board."""
 
-    def __init__(self, world: World, board: Board) -> None:
+    def __init__(self, world: World, board: Board, is_running: Callable[[], bool]) -> None:
         self.machines: dict[str, dict[str, Any]] = {}
         self.records: Records = Records()
         self.runs: Runs = Runs()
@@ -31,6 +31,8 @@ class BotObserver:
         self.reports: ReportServer = ReportServer(self._on_report)
         self.places: Places = Places(world, self.reports, self.records, lambda: self.show("records", "places"))
         self._board = board
+        #: Whether the bot's process runs.
+        self._is_running = is_running
         self._tasks: set[asyncio.Task[None]] = set()
         self._sections: dict[str, Callable[[], Any]] = {
             "machines": lambda: list(self.machines.values()),
@@ -50,6 +52,10 @@ class BotObserver:
         for task in list(self._tasks):
             task.cancel()
         await self.reports.stop()
+
+    async def connected(self) -> None:
+        """Wait until the bot's process answers requests, unless it has ended."""
+        await self.reports.connected(self._is_running)
 
     def show(self, *sections: str) -> None:
         """Send sections to the open pages again."""
@@ -90,7 +96,7 @@ class BotObserver:
 
     async def _request(self, **request: Any) -> dict[str, Any]:
         """Send a request to the bot's process, and return its answer; raise ``UsageError`` if it is an error."""
-        await self.reports.connected()
+        await self.connected()
         for answer in await self.reports.ask(request):
             if "error" in answer:
                 raise UsageError(str(answer["error"]))

@@ -66,7 +66,7 @@ class Playground:
         self.api: BotAPI = BotAPI(clock=clock)
         self.world: World = self.api.world
         self.bot: Bot = self.api.bot(_username(self.path.stem))
-        self.observer: BotObserver = BotObserver(self.world, self.board)
+        self.observer: BotObserver = BotObserver(self.world, self.board, lambda: self.process.status == "running")
         self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output, killed=self._killed)
         self._storage = storage
         self._history = None if history is None else PlayHistory(history)
@@ -170,7 +170,7 @@ class Playground:
     async def record(self, user: int) -> dict[str, Any] | None:
         """Return the record of a user in the private chat."""
         if defines_router(self.path) and await self.ready():
-            await self.observer.reports.connected()
+            await self.observer.connected()
         return await self.observer.places.record(self.room(str(user)), user)
 
     def write_test(self, person: Person) -> ChatTest:

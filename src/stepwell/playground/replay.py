@@ -38,7 +38,7 @@ async def replay(play: Playground, chat: int) -> Replay:
     groups = [group for group in play.observer.timeline.of_chat(chat) if group.kind in ("update", "timer", "edit")]
     if not any(group.update for group in groups):
         raise UsageError("there is no message in this chat to replay; send one first")
-    await play.observer.reports.connected()
+    await play.observer.connected()
     if play.process.status != "running":
         raise UsageError("the bot is not running; restart it first")
     for (bot, key), snapshot in _before(groups).items():

@@ -15,8 +15,8 @@ __all__ = ["ReportServer"]
 
 #: The longest line in either direction.
 LONGEST_LINE = 4 * 1024 * 1024
-#: Seconds to wait for an answer of the bot's process.
-TIMEOUT = 5.0
+#: Seconds to wait for an answer of the bot's process, and for its connection.
+TIMEOUT, START_TIMEOUT = 5.0, 20.0
 
 
 class ReportServer:
@@ -51,11 +51,11 @@ class ReportServer:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def connected(self) -> None:
+    async def connected(self, is_running: Callable[[], bool]) -> None:
         """Wait until the bot's process answers requests, for some seconds after its start."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TIMEOUT):
-                while not self._listening:
+            async with asyncio.timeout(START_TIMEOUT):
+                while not self._listening and is_running():
                     await asyncio.sleep(0.02)
 
     async def ask(self, what: dict[str, Any]) -> list[Any]:
