@@ -65,7 +65,7 @@ def save(picture: Image.Image, name: str) -> None:
 
 async def say(page: Page, text: str, answer: str) -> None:
     """Send a message to the bot, and wait for its answer."""
-    await page.get_by_role("combobox", name="Message").fill(text)
+    await page.get_by_role("textbox", name="Message").fill(text)
     await page.keyboard.press("Enter")
     await expect(page.locator(".messages .theirs p").last).to_have_text(answer)
 
