@@ -138,6 +138,16 @@ def test_a_repeated_update_is_a_group_of_its_own_and_says_that_it_was_handled_be
     assert play.titles == [["sendMessage: hello"], ["sendMessage: hello"]]
 
 
+def test_an_answer_that_is_repeated_after_a_kill_is_not_an_answer_of_its_own(play: Play) -> None:
+    play.update(1)
+    for _ in range(2):
+        play.received(1)
+        play.call(chat_id=42, text="hello")
+    play.timeline.repeated(play.report(1))
+    (group,) = play.timeline.groups
+    assert (len(group.calls), len(group.own_calls)) == (2, 1)
+
+
 def test_claims_of_a_framework_tell_which_update_is_handled(play: Play) -> None:
     play.update(1)
     play.update(2)

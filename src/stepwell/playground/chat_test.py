@@ -216,7 +216,7 @@ class _Steps:
     def _answers(self, group: EventGroup) -> list[str]:
         """Return the texts that the bot sent or edited here, as ``Chat`` returns them."""
         texts = []
-        for call in group.calls:
+        for call in group.own_calls:
             method, result = str(call["method"]), call["answer"].get("result")
             here = str(call.get("chat_id")) == str(self._chat["id"]) and isinstance(result, dict)
             if not here or not method.startswith(("send", "edit")) or "message_id" not in result:

@@ -96,6 +96,17 @@ class EventGroup:
         """Its Bot API calls, each with its parameters and its answer, oldest first."""
         return [event.json for event in self._sorted() if event.kind == "call" and event.json is not None]
 
+    @property
+    def own_calls(self) -> list[dict[str, Any]]:
+        """Its calls without those that a bot has repeated because it was killed before it could confirm the update."""
+        if not self.duplicate or self.again:
+            return self.calls
+        kept: list[dict[str, Any]] = []
+        for call in self.calls:
+            if not any({**call, "answer": None} == {**each, "answer": None} for each in kept):
+                kept.append(call)
+        return kept
+
     def json(self) -> dict[str, Any]:
         """Return the group for the page."""
         return {

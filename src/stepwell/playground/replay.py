@@ -131,6 +131,6 @@ def _answers(group: EventGroup, chat: int) -> list[str]:
     """Return the texts that the bot sent to the chat."""
     return [
         str(call.get("text", call.get("caption", "")))
-        for call in group.calls
+        for call in group.own_calls
         if str(call.get("chat_id")) == str(chat) and str(call["method"]).startswith("send") and call["answer"].get("ok")
     ]
