@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
 from stepwell.errors import (
+    CorruptRecord,
     InvalidGraph,
     InvalidOption,
     RunBusy,
@@ -25,7 +27,7 @@ from stepwell.errors import (
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
 from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.rates import Rate
-from stepwell.record import PARTITIONS, RATES, RUNS, Change, Queue
+from stepwell.record import PARTITIONS, RATES, RUNS, Change, Head, Queue
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -399,6 +401,27 @@ async def test_a_damaged_run_that_has_failed_does_not_stop_its_partition(storage
     await storage.perform(Apply(address, Change(storage.ids(), set=damaged, limit=storage.seal(address).limit)))
     async with worker([flow]):
         assert await waiting.result(timeout=20) == {"n": 1}
+
+
+@pytest.mark.parametrize("what", ["head", "field"])
+async def test_a_damaged_run_at_the_head_of_its_partition_does_not_stop_it(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(importlib.import_module("stepwell.nodes.worker"), "REPAIR_EVERY", 0.05)
+    monkeypatch.setattr(partitions, "OVERDUE", 0.05)
+    flow, seen = logged(storage, name="f")
+    damaged, *waiting = [await flow.submit({"name": f"p/{number}"}, partition="p") for number in range(4)]
+    address = storage.address(RUNS, damaged.id)
+    seal = storage.seal(address)
+    change = Change(storage.ids(), set=dict.fromkeys(seal.fields({"name": 1}), "damaged"), limit=seal.limit)
+    if what == "head":
+        change = Change(storage.ids(), head=Head("f", "queued", "damaged"), limit=seal.limit)
+    await storage.perform(Apply(address, change))
+    async with worker([flow]):
+        await results(waiting)
+    assert seen.started == ["p/1", "p/2", "p/3"]
+    with pytest.raises(CorruptRecord):
+        await flow.resume(damaged.id)
 
 
 async def test_a_damaged_lock_record_does_not_stop_a_partition(storage: Storage) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.keys import decode_key, encode_key
+from stepwell.codec.large import open_data
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
@@ -49,6 +51,8 @@ RESUMABLE = frozenset({"paused", "failed", "stuck"})
 ATTEMPTS = 10
 #: The most partitions of a flow that are checked at once.
 AT_ONCE = 200
+#: Seconds after which a waiting run that no worker has started may be damaged.
+OVERDUE = 10.0
 
 
 def encode(partition: str | int) -> str:
@@ -89,11 +93,11 @@ async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dic
         async with _unresumed(storage, holder, partition) as has_it:
             before = has_it
             if before is None and queued:
-                first = await _first(storage, flow, revision, partition)
+                first = await _first_readable(storage, flow, revision, partition, slot.address)
                 if first is None:
                     # Another runner has started this run, because the lease here has ended.
                     raise LeaseLost(slot.address.text)
-                before = None if first[0] == slot.address else first[0]
+                before = None if first == slot.address else first
             if before is None:
                 seal = storage.seal(lock)
                 change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
@@ -170,7 +174,7 @@ class Repairs:
 
 
 async def _repair(storage: Storage, flow: str, name: str, partition: str) -> None:
-    first = next(iter(await storage.queued(RUNS, name, limit=1)), None)
+    first = await _readable_of(storage, name)
     stored: Stored | None = None if first is None else await storage.perform(Get(first))
     if first is None or stored is None or stored.deadline is not None:
         return
@@ -189,6 +193,43 @@ async def _first(storage: Storage, flow: str, revision: int, partition: str) -> 
         for address in await storage.queued(RUNS, queue_name(index, partition), limit=1):
             return address, index
     return None
+
+
+async def _first_readable(storage: Storage, flow: str, revision: int, partition: str, own: Address) -> Address | None:
+    """Return the first waiting run of a partition that is ``own`` or can be read; older revisions come first."""
+    for each in range(1, revision + 1):
+        first = await _readable_of(storage, queue_name(flow_index(flow, each), partition), own)
+        if first is not None:
+            return first
+    return None
+
+
+async def _readable_of(storage: Storage, name: str, own: Address | None = None) -> Address | None:
+    """Return the first run of a queue that is ``own`` or can be read. Damaged runs must not stop those behind them."""
+    looked, limit = 0, 1
+    while True:
+        found = await storage.queued(RUNS, name, limit=limit)
+        for address in found[looked:]:
+            if address == own or await _is_readable(storage, address):
+                return address
+        if len(found) < limit:
+            return None
+        looked, limit = len(found), 4 * limit
+
+
+async def _is_readable(storage: Storage, address: Address) -> bool:
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        return False
+    try:
+        table_of(await storage.read_place(address, stored), address)
+        overdue = 0.0 if stored.deadline is None else (storage.clock or time.time)() - stored.deadline
+        if overdue > OVERDUE:
+            # Workers do not start it. Its data may be the reason.
+            await open_data(storage.seal(address), stored.fields)
+    except StoredDataError:
+        return False
+    return True
 
 
 def _named(storage: Storage, lock: Address, stored: Stored | None) -> str | None:
