@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -261,3 +263,20 @@ async def test_a_run_with_the_id_of_an_earlier_one_has_only_its_own_values(backe
     assert values(earlier) == [{"done": 0}, "old"]
     assert values(found) == [{"done": 0}, "new"]
     assert found == await read(flow, "run", after=earlier[-1].number)
+
+
+class Square(BatchNode):
+    """Writes in another process, where there is no stream."""
+
+    def prep(self, shared: Any) -> list[int]:
+        return [1]
+
+    def exec(self, item: int) -> None:
+        step().write(item)
+
+
+async def test_a_process_pool_has_no_stream() -> None:
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        flow = linear(Square(executor=pool), name="square", storage="memory://")
+        with pytest.raises(UsageError, match="must not run in a process pool"):
+            await flow.run({}, flow_id="run")

@@ -50,7 +50,8 @@ class Step:
             raise UsageError("write() was called outside its step; call step().write(...) in prep, exec or post")
         if cursor.branch is None:
             raise UsageError(
-                f"node {self.node!r} writes to a stream, so its run needs a storage: run(shared, storage=...)"
+                f"node {self.node!r} cannot write to a stream here: its run needs a storage, run(shared, storage=...), "
+                "and exec must not run in a process pool; write in prep or post there"
             )
         cursor.branch.journal.stream().write(self.id, self.attempt, value)
 
