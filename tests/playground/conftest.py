@@ -68,14 +68,14 @@ async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
     """Open playgrounds; check at the end that no page had errors or made requests to other servers."""
     opened: list[Visit] = []
 
-    async def visit(bot: Path = CAFE, *, width: int = 1440, **options: Any) -> Visit:
+    async def visit(bot: Path = CAFE, *, width: int = 1440, empty: bool = True, **options: Any) -> Visit:
         play = await Playground(bot, storage=f"sqlite:///{tmp_path}/play.db", **options).__aenter__()
         context = await browser.new_context(viewport={"width": width, "height": 800})
         context.set_default_timeout(15_000)
         opened.append(new := Visit(play, context, await context.new_page()))
         await new.page.goto(play.url)
         assert await play.ready()
-        await expect(new.page.locator(".welcome .chip").first).to_be_visible()
+        await expect(new.page.locator(".welcome .chip" if empty else ".messages .mine").first).to_be_visible()
         return new
 
     expect.set_options(timeout=15_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,25 @@ async def test_a_step_back_and_another_answer(visits: Any) -> None:
     await expect(page.locator("#timeline > li")).to_have_count(1)
     await visit.say("Bea")
     await visit.hear("Got it, Bea! What's your email?")
+
+
+async def test_a_chat_is_shown_again_after_a_restart_and_can_step_back(visits: Any, tmp_path: Path) -> None:
+    history = tmp_path / "play.json"
+    first = await visits(REGISTRATION, history=history)
+    await first.say("/register")
+    await first.hear("What's your name?")
+    await first.stands_at("get_name")
+    await first.page.goto("about:blank")
+    await first.play.__aexit__(None, None, None)
+    first.requests = [first.play.address]
+    first.problems.clear()
+    second = await visits(REGISTRATION, history=history, empty=False)
+    await second.hear("What's your name?")
+    await second.stands_at("get_name")
+    await second.page.get_by_role("button", name="Step back").click()
+    await second.stands_at(None)
+    await expect(second.page.locator(".welcome")).to_be_visible()
+    await expect(second.page.get_by_role("button", name="Step back")).to_have_count(0)
 
 
 async def test_a_chat_is_replayed_and_copied_as_a_test(visits: Any) -> None:

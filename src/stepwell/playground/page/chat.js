@@ -253,6 +253,6 @@ export class ChatPane {
       el("ol", {},
         el("li", {}, "Send a message", try_.length ? ", or start with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: (event) => { act("send", { ...this.target, text: `/${each.command}` }); this.refocus(event); } }, `/${each.command}`))),
         el("li", {}, "Watch the state change: the highlighted box is the current state, the record below is what is stored."),
-        el("li", {}, "Try to break it: restart the bot, repeat an update, send ten messages at once.")));
+        el("li", {}, "Try to break it: restart the bot, repeat an update, send ten messages at once. Then step back, or replay the chat.")));
   }
 }

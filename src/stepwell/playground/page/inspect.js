@@ -76,15 +76,23 @@ export function renderTimer(app, now) {
   box.bar.value = left;
 }
 
+// Whether the events have a write of a record, which a step back can undo.
+function isWritten(app, key) {
+  return (app.sections.timeline ?? []).some((n) => {
+    const item = app.sections[`event ${n}`];
+    return item?.key === key && item.events.some((event) => event.kind === "record");
+  });
+}
+
 export function renderRecord(app, now) {
   const box = byId("record");
   const note = byId("record-note");
   const record = now?.record;
   note.textContent = [now?.key ? `key ${now.key}` : "", record ? `version ${record.version.split(".")[0]}` : ""].filter(Boolean).join(", ");
-  const as = JSON.stringify(now);
+  const as = JSON.stringify([now, isWritten(app, now?.key)]);
   if (box.shown === as) return;
   box.shown = as;
-  keyed(byId("record-tools"), [...(record && !record.error ? ["Edit"] : []), ...(now?.key && now.writes ? ["Step back"] : [])], (name) => name,
+  keyed(byId("record-tools"), [...(record && !record.error ? ["Edit"] : []), ...(now?.key && isWritten(app, now.key) ? ["Step back"] : [])], (name) => name,
     (name) => el("button", { type: "button", class: "quiet small", title: TOOLS[name], onclick: () => (name === "Edit" ? editRecord(app, byId("record").now) : stepBack(byId("record").now)) }, name));
   box.now = now;
   if (!record) {
