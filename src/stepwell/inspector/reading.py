@@ -14,7 +14,7 @@ T = TypeVar("T")
 #: A result is kept for this many times the time that it took, so that open pages do not load the storage.
 KEPT = 20
 #: Seconds that a page waits for a result.
-PROMPT = 0.2
+PROMPT = 0.25
 
 
 class Reading(Generic[T]):
