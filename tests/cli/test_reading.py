@@ -149,7 +149,7 @@ async def test_runs_shows_the_children_and_the_ids_of_several_waits(
 
 
 async def test_every_help_has_an_example(command: Command) -> None:
-    listed = re.findall(r"^    (\w+)", (await command("--help")).out, re.MULTILINE)
+    listed = re.findall(r"^    ([\w-]+)", (await command("--help")).out, re.MULTILINE)
     assert {"run", "ls", "completion"} < set(listed)
     for name in listed:
         done = await command(name, "--help")
