@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +22,6 @@ from stepwell.nodes.engine.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
 from tests.backends import Backend
-from tests.nodes.processes import FORKING
 from tests.nodes.test_durable import Boom, Say, Watching
 
 
@@ -380,7 +380,8 @@ async def test_a_run_whose_pool_broke_keeps_its_results_and_resumes_with_a_new_p
 ) -> None:
     batch = InProcesses(on_error=on_error, concurrency=concurrency)
     flow = linear(batch, storage=MemoryStorage())
-    with ProcessPoolExecutor(1, mp_context=FORKING) as batch.executor:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as batch.executor:
         with pytest.raises(BrokenProcessPool):
             await flow.run({"marker": str(tmp_path / "marker")}, flow_id="r")
         run = await flow.status("r")
@@ -388,7 +389,7 @@ async def test_a_run_whose_pool_broke_keeps_its_results_and_resumes_with_a_new_p
         done, total = run.progress["InProcesses"]
         assert 0 < done <= 59
         assert total == 60
-    with ProcessPoolExecutor(1, mp_context=FORKING) as batch.executor:
+    with ProcessPoolExecutor(1, mp_context=spawn) as batch.executor:
         results = (await flow.resume("r"))["results"]
     assert [number for number, _ in results] == list(range(60))
     first, second = results[0][1], results[30][1]

@@ -6,22 +6,17 @@ import asyncio
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import ClassVar
 
-import psutil
 import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
 from stepwell.storage import MemoryStorage
-from tests.nodes.processes import FORKING
 
 
 class Unpicklable(Exception):
@@ -187,7 +182,7 @@ async def test_a_node_that_cannot_be_pickled_raises(processes):
 
 
 def single_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=FORKING)
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
@@ -219,7 +214,7 @@ class Pools:
         self.made: list[ProcessPoolExecutor] = []
 
     def __call__(self) -> ProcessPoolExecutor:
-        self.made.append(ProcessPoolExecutor(2, mp_context=FORKING))
+        self.made.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver")))
         return self.made[-1]
 
 
@@ -248,34 +243,6 @@ async def test_an_item_that_breaks_every_pool_ends_the_batch(on_error):
         await run(pools, [1, 2, "exit", *range(20)], on_error=on_error, concurrency=1)
     assert any("broke 3 times while it ran item 2" in note for note in caught.value.__notes__)
     assert len(pools.made) == 3
-
-
-class SlowProcess(ForkServerProcess):
-    """A worker that takes so long to start that its pool breaks meanwhile."""
-
-    started: ClassVar[list[ForkServerProcess]] = []
-
-    def start(self):
-        super().start()
-        self.started.append(self)
-        if len(self.started) == 2:
-            while psutil.pid_exists(self.started[0].pid):
-                time.sleep(0.001)
-            # The pool ends the workers that it knows.
-            time.sleep(0.1)
-
-
-class SlowContext(ForkServerContext):
-    Process = SlowProcess
-
-
-async def test_a_worker_that_starts_while_its_pool_breaks_is_ended(tmp_path):
-    items = [("exit once", str(tmp_path / "died")), *range(40)]
-    results = await run(lambda: ProcessPoolExecutor(2, mp_context=SlowContext()), items, concurrency=3)
-    assert results == ["survived", *(2 * n for n in range(40))]
-    for process in SlowProcess.started:
-        process.join(20)
-        assert not process.is_alive()
 
 
 async def test_a_function_that_fails_ends_the_batch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import pytest
 from stepwell.errors import NodeExited, WorkCancelled
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel
 from stepwell.storage import MemoryStorage
-from tests.nodes.processes import FORKING
 
 
 class Bye(BaseException):
@@ -108,7 +108,7 @@ async def test_an_item_that_exits_fails(kind: type[BatchNode], concurrency: int)
 
 
 async def test_an_item_that_exits_in_another_process_fails() -> None:
-    with ProcessPoolExecutor(1, mp_context=FORKING) as pool:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         await fails(linear(LeavingItems(executor=pool)))
 
 

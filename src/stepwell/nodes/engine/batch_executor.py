@@ -58,7 +58,6 @@ class BatchExecutor:
             logger.warning("%s: making a new executor after %s", self._path, type(failure.error).__name__)
             self._current = None
             assert isinstance(broken, Executor)
-            _end_workers(broken)
             broken.shutdown(wait=False)
         self._lost.update(items)
         if max(self._lost[index] for index in items) > _RESENDS:
@@ -81,9 +80,3 @@ class BatchExecutor:
             # It waits for its workers, which must not block the event loop.
             ending = shared_pool().submit(partial(self._current.shutdown, cancel_futures=True))
             await settled(asyncio.wrap_future(ending))
-
-
-def _end_workers(broken: Executor) -> None:
-    """End the processes of a broken pool. Python 3.11 does not end a worker that starts while its pool breaks."""
-    for process in list((getattr(broken, "_processes", None) or {}).values()):
-        process.terminate()
