@@ -205,8 +205,7 @@ async def test_of_several_runners_one_finishes_and_the_others_stop_with_a_clear_
     outcomes = await asyncio.gather(*(contend(number) for number in range(dose("RUNNERS", 3 if stopped else 1, 500))))
     lost = sum(lost for lost, _ in outcomes)
     print(f"{shared_backend.name}: {len(outcomes)} runs of three runners each, {lost} runners lost theirs")
-    # A few suspended runners may all have finished before.
-    assert lost or not stopped or len(outcomes) < 20
+    assert lost or not stopped
 
 
 def check_runners(runners: list[Worker], flow_id: str, wanted: dict[str, Any]) -> tuple[int, int]:
