@@ -48,7 +48,7 @@ class ThreadWriter:
         self._limit = limit
         self._lock = asyncio.Lock()
         self._next: tuple[dict[str, str], asyncio.Task[None]] | None = None
-        self._hurry = asyncio.Event()
+        self._flush_now = asyncio.Event()
 
     async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
         """Write parts. Raises ``StaleWriter``.
@@ -62,18 +62,18 @@ class ThreadWriter:
         gathered, task = self._next
         gathered.update(parts)
         if not linger:
-            self._hurry.set()
+            self._flush_now.set()
         # A cancelled caller must not cancel the write of the others.
         await asyncio.shield(task)
 
     async def _flush(self, gathered: dict[str, str]) -> None:
         async with self._lock:
-            if not self._hurry.is_set():
-                timer = asyncio.get_running_loop().call_later(_LINGER, self._hurry.set)
-                await self._hurry.wait()
+            if not self._flush_now.is_set():
+                timer = asyncio.get_running_loop().call_later(_LINGER, self._flush_now.set)
+                await self._flush_now.wait()
                 timer.cancel()
             self._next = None
-            self._hurry.clear()
+            self._flush_now.clear()
             await self._apply(gathered)
 
     async def _apply(self, parts: Mapping[str, str]) -> None:
