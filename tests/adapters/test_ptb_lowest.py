@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
 from stepwell import _optional
 from stepwell.adapters.ptb import BELOW, MINIMUM
 from stepwell.errors import ExtraTooOld
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.adapters.oldest import ROOT, check_oldest, files_of
 
 
 @pytest.mark.skipif(os.environ.get("STEPWELL_DOSE") != "large", reason="set STEPWELL_DOSE=large to run it")
 def test_the_oldest_release_passes_too() -> None:
-    # Cached beside the environment for the next run.
-    folder = Path(sys.prefix) / "oldest" / f"ptb-{MINIMUM}"
-    if not folder.exists():
-        wanted = f"python-telegram-bot[job-queue,callback-data]=={MINIMUM}"
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), wanted], check=True)
-    tests = sorted(map(str, (ROOT / "tests" / "adapters").glob("test_ptb_*.py")))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *(path for path in tests if not path.endswith("_lowest.py"))],
-        env={**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "STEPWELL_DOSE": ""},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
+    check_oldest(f"ptb-{MINIMUM}", f"python-telegram-bot[job-queue,callback-data]=={MINIMUM}", files_of("ptb"))
 
 
 def test_the_extra_requires_the_oldest_tested_release() -> None:
