@@ -105,4 +105,5 @@ async def test_a_run_with_the_id_of_an_earlier_one_asks_again(backend: Backend) 
     await flow.run({}, flow_id="order")
     asked = list(clerk.calls)
     await flow.run({}, flow_id="order")
-    assert clerk.calls == asked + asked
+    # The agent calls its two price tools side by side, so their order differs between runs.
+    assert sorted(clerk.calls[: len(asked)]) == sorted(clerk.calls[len(asked) :])
