@@ -26,7 +26,7 @@ from stepwell.storage.urls import check_url, take_options, truth
 __all__ = ["PostgresStorage"]
 
 #: Options that may be given in a URL, and how they are parsed; all others are passed to asyncpg.
-_URL_OPTIONS: dict[str, Callable[[str], Any]] = {
+URL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "schema": str,
     "timeout": float,
     "connect_timeout": float,
@@ -95,7 +95,7 @@ class PostgresStorage(Storage):
     def from_url(cls, url: str, **options: Any) -> Self:
         """Open ``postgresql://user@host/database?schema=bot``. Other options of the URL are passed to asyncpg."""
         check_url(url)
-        dsn, ours = take_options(url, _URL_OPTIONS, "a PostgreSQL URL")
+        dsn, ours = take_options(url, URL_OPTIONS, "a PostgreSQL URL")
         return cls(dsn, **(ours | options))
 
     @property

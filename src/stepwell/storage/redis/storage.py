@@ -55,7 +55,7 @@ _QUEUES: Final = Script("queues")
 _SWEEP: Final = Script("sweep")
 
 #: Options that may be given in a URL, and how they are parsed.
-_URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "prefix": str,
     "durability": str,
     "timeout": float,
@@ -132,7 +132,7 @@ class RedisStorage(Storage):
         if "client" in options:
             raise InvalidOption("pass a client to RedisStorage(client), without a URL")
         check_url(url)
-        rest, ours = take_options(url, _URL_OPTIONS, "a Redis URL")
+        rest, ours = take_options(url, URL_OPTIONS, "a Redis URL")
         return cls(configs_of_url(rest), **(ours | options))
 
     def __repr__(self) -> str:
