@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The demo needs little of it, and is there much sooner.
 DEMO := $(VENV)/.demo
+SITE := $(VENV)/.site
 
-.PHONY: help demo test check bench torture clean
+.PHONY: help demo test check docs bench torture clean
 
 help:
 	@echo "make demo    chat with a bot that survives kill -9, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, complete types, the layers, the exported names"
+	@echo "make docs    the site, in build/docs"
 	@echo "make bench   benchmarks of Stepwell and its peers, side by side"
 	@echo "make torture all randomised and fault tests with many repetitions (hours)"
 	@echo "make clean   remove the environment and all caches"
@@ -45,6 +47,16 @@ check: $(READY)
 	@grep score $(VENV)/types.txt
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest tests/test_public_names.py
+
+$(SITE): $(READY)
+	@echo "Installing Sphinx into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	@touch $@
+
+# Everything is read again, because a new page can belong to a toctree of an old one.
+docs: $(SITE)
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env --jobs auto docs build/docs
+	@echo "Open build/docs/index.html"
 
 torture: $(READY)
 	@STEPWELL_DOSE=large $(BIN)/python -m pytest tests/reliability tests/storage tests/codec -s $(ARGS)

@@ -1,45 +1,41 @@
-"""Every Python snippet in the README and the docs runs, in order, page by page."""
+"""Every Python snippet in the README and the docs runs, in order, page by page, and no local link is broken."""
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import re
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
-SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from tests.backends.postgres import Postgres
+from tests.backends.redis import Redis
+from tests.docs.links import anchors, broken
+from tests.docs.page import PAGES, ROOT, commands, localised, name_of, run_page, servers, snippets
+
+WITH_SNIPPETS = [
+    page for page in PAGES if any(each.language == "python" or each.run for each in snippets(page.read_text()))
+]
+#: Pages that are read from the root of the repository.
+IN_THE_ROOT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+BACKENDS = {"redis": Redis, "postgres": Postgres}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=name_of)
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    monkeypatch.syspath_prepend(tmp_path)
     text = page.read_text()
-    with asyncio.Runner() as runner:
-        for match in SNIPPET.finditer(text):
-            line = text[: match.start()].count("\n") + 1
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            # Without the __future__ import of this file.
-            code = compile("\n" * line + match[1], str(page), "exec", flags=flags, dont_inherit=True)
-            if code.co_flags & inspect.CO_COROUTINE:
-                runner.run(_awaited(code, namespace))
-            else:
-                exec(code, namespace)
+    urls = {name: BACKENDS[name](tmp_path).place() for name in servers(text)}
+    run_page(page, localised(text, urls), tmp_path)
 
 
-async def _awaited(code: CodeType, namespace: dict[str, Any]) -> None:
-    await eval(code, namespace)
+@pytest.mark.parametrize("page", [*PAGES, *IN_THE_ROOT], ids=name_of)
+def test_no_local_link_of_a_page_is_broken(page: Path) -> None:
+    assert broken(page) == []
 
 
 def test_the_readme_has_snippets() -> None:
-    assert SNIPPET.search((ROOT / "README.md").read_text())
+    assert ROOT / "README.md" in WITH_SNIPPETS
 
 
 def test_every_path_in_the_architecture_page_exists() -> None:
@@ -47,3 +43,56 @@ def test_every_path_in_the_architecture_page_exists() -> None:
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.(?:py|lua|sql))?)`", page))
     assert len(paths) > 30
     assert [path for path in sorted(paths) if not (ROOT / "src" / "stepwell" / path).exists()] == []
+
+
+PAGE = """<!-- servers: redis, postgres -->
+
+```python title="shop/bot.py"
+URL = "redis://localhost?durability=wait"
+```
+
+```python
+from shop.bot import URL
+
+assert URL == "redis://server/?prefix=x&durability=wait"
+```
+
+```console run
+$ python -c 'import shop.bot; print("loaded", shop.bot.__name__)'
+loaded ...bot
+$ test -e shop/bot.py \\
+>   && echo found
+```
+
+<!--
+```python
+print = len
+```
+-->
+"""
+
+
+def test_a_page_writes_its_files_and_runs_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert servers(PAGE) == {"redis", "postgres"}
+    run_page(Path("page.md"), localised(PAGE, {"redis": "redis://server/?prefix=x"}), tmp_path)
+    wrong = PAGE.replace("loaded ...bot", "loaded nothing")
+    with pytest.raises(AssertionError, match=r"loaded shop\.bot"):
+        run_page(Path("page.md"), localised(wrong, {"redis": "redis://server/?prefix=x"}), tmp_path)
+
+
+def test_a_command_that_fails_fails_the_page(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"page.md:1: false"):
+        run_page(Path("page.md"), "```console run\n$ false\n```\n", tmp_path)
+    assert commands("$ one\n> two\nout\n$ three\n") == [("one\ntwo", "out\n"), ("three", "")]
+
+
+def test_a_broken_link_or_anchor_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# One `name`, two\n\n```\n# no heading\n```\n\n## Again\n\n## Again\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#one-name-two) [b](other.md#no-heading) [c](gone.md) `[d](code.md)` [e](https://x.org)"
+    )
+    assert anchors(tmp_path / "other.md") == {"one-name-two", "again", "again-1"}
+    assert broken(page) == ["other.md#no-heading", "gone.md"]

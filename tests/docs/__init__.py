@@ -1,0 +1,1 @@
+"""Runs the snippets of the README and the docs, and checks their links."""
