@@ -266,7 +266,7 @@ def test_settings_of_postgresql() -> None:
     good = {
         "backend": "postgres", "server_version": "17.2", "server_version_num": "170002", "synchronous_commit": "on",
         "fsync": "on", "full_page_writes": "on", "in_recovery": False, "now": 1000.0, "schema": 5, "pooled": False,
-        "prepared_statements": True, "synchronous_standby_names": "", "replicas": 0,
+        "prepared_statements": True, "synchronous_standby_names": "", "replicas": 0, "servers": {},
     }  # fmt: skip
 
     def check(**changes: Any) -> set[tuple[str, str]]:
@@ -279,6 +279,9 @@ def test_settings_of_postgresql() -> None:
     assert check(replicas=1) == {("durability", "warn")}
     assert check(replicas=1, synchronous_standby_names="b") == set()
     assert check(now=900.0) == {("clock", "warn")}
+    assert check(servers={"a:1": "accepts writes", "b:1": "is a standby"}) == set()
+    assert check(servers={"a:1": "accepts writes", "b:1": "cannot be used: ..."}) == {("servers", "warn")}
+    assert check(servers={"a:1": "accepts writes", "b:1": "was replaced by ..."}) == {("servers", "fail")}
 
 
 def test_the_skew_of_a_clock_has_a_direction() -> None:

@@ -66,21 +66,34 @@ _HBA = """\
 host all guarded 127.0.0.1/32 scram-sha-256
 host all encrypted 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
+host replication all 127.0.0.1/32 trust
 local all all trust
 """
 
 
 class PostgresServer:
-    """One server with a data folder of its own. ``durable`` makes it wait for the disk, ``standby`` read-only."""
+    """One server with a data folder of its own. ``durable`` makes it wait for the disk, ``standby`` read-only.
+
+    ``primary``: the server replicates this one, which must run.
+    """
 
     def __init__(
-        self, *, durable: bool = False, standby: bool = False, settings: Mapping[str, str] | None = None
+        self,
+        *,
+        durable: bool = False,
+        standby: bool = False,
+        primary: PostgresServer | None = None,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-postgres-"))
         self.data = self.folder / "data"
-        self.port = free_port()
-        shutil.copytree(_template(), self.data)
-        (self.data / "pg_hba.conf").write_text(_HBA)
+        self.port = port or free_port()
+        if primary is None:
+            shutil.copytree(_template(), self.data)
+            (self.data / "pg_hba.conf").write_text(_HBA)
+        else:
+            self._copy(primary)
         if standby:
             (self.data / "standby.signal").touch()
         self._settings = {
@@ -99,9 +112,18 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.log = self.folder / "log"
 
+    def _copy(self, primary: PostgresServer) -> None:
+        place = ["-D", self.data, "-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres"]
+        # The options write the address of the primary, and start without waiting for a checkpoint of the disk.
+        options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        command = [*as_unprivileged_user(), binaries() / "pg_basebackup", *place, *options]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise RuntimeError(f"pg_basebackup failed:\n{made.stdout}\n{made.stderr}")
+
     @property
     def address(self) -> str:
-        """Return the URL of the server."""
+        """Return the host and port of the server."""
         return f"127.0.0.1:{self.port}"
 
     def url(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:

@@ -234,8 +234,19 @@ async def test_the_primary_is_chosen_from_a_standby_and_a_primary(server: Postgr
         error = await error_of(PostgresStorage(standby.url(), patience=0.2), 10)
         assert "read-only" in str(error)
         both = f"postgresql://postgres@{standby.address},{server.address}/postgres?target_session_attrs=read-write"
-        async with PostgresStorage.from_url(f"{both}&schema=chosen") as storage:
-            assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+        for url in (f"{both}&schema=chosen", f"{both.partition('?')[0]}?schema=chosen"):
+            async with PostgresStorage.from_url(url) as storage:
+                assert await storage.update_data("bot", 1, {"a": 1}) == {"a": 1}
+        # Without a primary, the error has the reason of each server.
+        port = free_port()
+        nowhere = f"{standby.address},127.0.0.1:{port}/postgres"
+        storage = PostgresStorage(f"postgresql://postgres:{SECRET}@{nowhere}", patience=0.2)
+        error = await error_of(storage, 10)
+        assert isinstance(error, StorageUnavailable) and not error.final
+        assert f"no server of PostgreSQL at {nowhere} accepts writes" in str(error)
+        assert f"{standby.address} is a standby" in str(error)
+        assert f"the connection to 127.0.0.1:{port} could not be opened" in str(error)
+        assert storage.location == f"PostgreSQL at {nowhere}"
     finally:
         standby.stop()
 

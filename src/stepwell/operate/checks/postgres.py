@@ -30,6 +30,8 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
         if settings[name] != "on":
             found.append(Finding("durability", "fail", f"{name} is {settings[name]}: {lost}", f"set {name} = on"))
     found.append(_commits(settings))
+    if settings["servers"]:
+        found.append(_servers(settings["servers"]))
     if settings["pooled"] and settings["prepared_statements"]:
         advice = "add prepared_statements=false to the URL, or connect to PostgreSQL directly"
         found.append(Finding("pooler", "fail", "a pooler such as PgBouncer is before the server", advice))
@@ -58,3 +60,14 @@ def _commits(settings: Mapping[str, Any]) -> Finding:
         )
     kept = "; Stepwell's own writes wait for the disk all the same" if commit == "off" else ""
     return Finding("durability", "ok", f"synchronous_commit is {commit}{kept}")
+
+
+def _servers(servers: Mapping[str, str]) -> Finding:
+    """Check the servers of a URL with several."""
+    text = "; ".join(f"{server} {role}" for server, role in servers.items())
+    if any(role.startswith("was replaced") for role in servers.values()):
+        advice = "stop the server that was replaced, and start it again as a standby: it accepts writes, which are lost"
+        return Finding("servers", "fail", text, advice)
+    if not {*servers.values()} <= {"accepts writes", "is a standby"}:
+        return Finding("servers", "warn", text, "start the missing servers: they are needed when the primary fails")
+    return Finding("servers", "ok", text)

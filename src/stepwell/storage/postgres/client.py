@@ -24,10 +24,25 @@ if TYPE_CHECKING:
 else:
     asyncpg = require("asyncpg", "postgres")
 
-__all__ = ["Options", "Pool", "PoolSource", "PostgresConnection", "Source", "UrlSource"]
+__all__ = [
+    "DRIVER_ERRORS",
+    "DriverConnection",
+    "Options",
+    "Pool",
+    "PoolSource",
+    "PostgresConnection",
+    "ServerError",
+    "Source",
+    "UrlSource",
+    "split_url",
+    "translated",
+]
 
 T = TypeVar("T")
 Pool: TypeAlias = "asyncpg.Pool[Any]"
+DriverConnection: TypeAlias = "asyncpg.Connection[Any]"
+#: An error that the server reported.
+ServerError = asyncpg.PostgresError
 
 #: Bytes per read.
 READ_SIZE = 64 * 1024
@@ -63,7 +78,8 @@ class Options:
 _URL_FORMAT = "use postgresql://user@host:5432/database"
 
 
-def _parts(url: str) -> SplitResult:
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises ``InvalidOption`` if it is not valid."""
     try:
         return urlsplit(url)
     except ValueError:
@@ -136,8 +152,13 @@ class UrlSource(Source):
             }
 
     async def acquire(self) -> asyncpg.Connection[Any]:
+        return await self._connect()
+
+    async def _connect(self, **server: Any) -> asyncpg.Connection[Any]:
+        """Open a connection, by default to the server of the URL."""
         connection: asyncpg.Connection[Any] = await asyncpg.connect(
             self._url,
+            **server,
             timeout=self._options.connect_timeout,
             statement_cache_size=100 if self._options.prepared_statements else 0,
             # There are only a few statements, so they are kept for the life of the connection.
@@ -220,13 +241,13 @@ class PostgresConnection:
         except asyncio.CancelledError as error:
             if timeout is None or not timeout.end():
                 raise
-            raise _translated(TimeoutError(), source.server, sent=True) from error
+            raise translated(TimeoutError(), source.server, sent=True) from error
         except StepwellError:
             broken = False
             raise
-        except _DRIVER_ERRORS as error:
+        except DRIVER_ERRORS as error:
             broken = not _survived(error)
-            raise _translated(error, source.server, sent=True) from _without_secrets(error)
+            raise translated(error, source.server, sent=True) from _without_secrets(error)
         finally:
             if timeout is not None:
                 timeout.end()
@@ -258,8 +279,10 @@ class PostgresConnection:
         self._connection, self._loop = None, asyncio.get_running_loop()
         try:
             return await self._source.acquire()
-        except _DRIVER_ERRORS as error:
-            raise _translated(error, self._source.server, sent=False) from _without_secrets(error)
+        except StepwellError:
+            raise
+        except DRIVER_ERRORS as error:
+            raise translated(error, self._source.server, sent=False) from _without_secrets(error)
 
 
 async def _fetch_in_transaction(query: str, args: Sequence[Any], connection: asyncpg.Connection[Any]) -> list[Any]:
@@ -269,7 +292,7 @@ async def _fetch_in_transaction(query: str, args: Sequence[Any], connection: asy
 
 
 #: Includes internal errors, which asyncpg raises while the server ends a connection.
-_DRIVER_ERRORS = (
+DRIVER_ERRORS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
@@ -281,7 +304,7 @@ _DRIVER_ERRORS = (
 
 def _server_name(url: str) -> str:
     """Return host, port and database of a URL, for messages."""
-    parts = _parts(url)
+    parts = split_url(url)
     hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
     return f"PostgreSQL at {hosts or 'its default address'}{parts.path}"
 
@@ -305,7 +328,7 @@ def _survived(error: BaseException) -> bool:
     return not state.startswith(("08", "57P", "XX", "25", "3D", "28"))
 
 
-def _translated(error: BaseException, server: str, *, sent: bool) -> StepwellError:
+def translated(error: BaseException, server: str, *, sent: bool) -> StepwellError:
     """Return our error for a driver error, without quoting data or a password."""
     if isinstance(error, asyncpg.PostgresError):
         return _translated_state(error, error.sqlstate or "", server, sent)
@@ -346,8 +369,8 @@ def _reason(error: OSError) -> str:
 def _translated_state(error: asyncpg.PostgresError, state: str, server: str, sent: bool) -> StepwellError:
     if state == "25006":
         return StorageUnavailable(
-            f"{server} is read-only, perhaps a standby after a failover; name all servers in the URL "
-            "and add target_session_attrs=read-write",
+            f"{server} is read-only, perhaps a standby after a failover; name all servers in the URL, "
+            "such as postgresql://one,two/database",
             sent=False,
         )
     if state in ("53100", "53000"):

@@ -16,6 +16,7 @@ from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateC
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
 from stepwell.storage.postgres.fast_path import FastPath
+from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
@@ -41,7 +42,8 @@ _PAUSES = (0.02, 0.5)
 class PostgresStorage(Storage):
     """Stores records in a schema of a PostgreSQL database, shared by any number of workers.
 
-    ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. With a URL the storage opens up to five
+    ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. A URL may name several servers, of which the
+    storage uses the one that accepts writes, and follows a promotion. With a URL the storage opens up to five
     connections, one more while it listens for notices, and one more while it counts. Use ``prepared_statements=False``
     with PgBouncer. A call takes at most ``timeout`` seconds; calls that do not reach the server are retried for
     ``patience`` seconds.
@@ -70,7 +72,7 @@ class PostgresStorage(Storage):
         self.schema = schema
         self._timeout = timeout
         self._quoted = checked(schema)
-        self._source: Source = UrlSource(source, options) if isinstance(source, str) else PoolSource(source, options)
+        self._source = _source(source, options)
         #: One connection per lane. Each half of the keys has its own lanes, so that the server works on one batch
         #: while the client prepares another.
         self._connections = {
@@ -358,6 +360,7 @@ class PostgresStorage(Storage):
             **dict(row),
             "longest_lease": dict(longest[0]) if longest else None,
             "pooled": await self._other.call(_is_pooled),
+            "servers": await self._source.roles() if isinstance(self._source, PrimarySource) else {},
         }
 
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:
@@ -367,6 +370,14 @@ class PostgresStorage(Storage):
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()
+
+
+def _source(source: str | Pool, options: Options) -> Source:
+    if not isinstance(source, str):
+        return PoolSource(source, options)
+    check_url(source)
+    hosts = hosts_of(source)
+    return UrlSource(source, options) if len(hosts) == 1 else PrimarySource(source, options, hosts)
 
 
 async def _is_pooled(connection: Any) -> bool:
