@@ -26,7 +26,7 @@ def test_the_adapter_of_python_telegram_bot_exports_just_these_names() -> None:
 
 def test_the_adapter_of_telebot_exports_just_these_names() -> None:
     assert sorted(stepwell.adapters.telebot.__all__) == [
-        "AsyncStepwellStateStorage", "StepwellStateStorage", "fsm_of", "setup",
+        "AsyncStepwellStateStorage", "StepwellStateStorage", "confirm_handled", "fsm_of", "setup",
     ]  # fmt: skip
 
 

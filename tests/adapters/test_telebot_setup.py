@@ -201,8 +201,47 @@ def test_threads_handle_the_updates_of_a_user_once_and_in_order(fsm: FSM) -> Non
     bot.process_new_updates(updates + updates + [update("x", update_id=each.update_id) for each in updates])
     while bot.worker_pool.tasks.qsize():
         sync(asyncio.sleep(0.01))
+    bot.worker_pool.raise_exceptions()
     bot.stop_bot()
     assert sync(fsm.storage.get_data("my_bot", (42, 42))) == {"texts": texts}
+
+
+def press(data: str) -> types.Update:
+    message = {"message_id": 1, "date": 1, "chat": {"id": 42, "type": "private"}, "text": "?"}
+    query = {
+        "id": "1", "chat_instance": "1", "from": {"id": 42, "is_bot": False, "first_name": "Alice"},
+        "message": message, "data": data,
+    }  # fmt: skip
+    found = types.Update.de_json({"update_id": next(_ids), "callback_query": query})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("awaits", [False, True], ids=["sync", "async"])
+async def test_updates_of_different_types_are_handled_in_the_order_in_which_they_arrive(awaits: bool) -> None:
+    seen: list[str] = []
+    fsm = FSM("my_bot", storage="memory://", flows=[Registration], run_timers=False)
+    updates = [press("a"), update("b"), press("c"), update("d")]
+    if awaits:
+        async_bot = AsyncTeleBot("7:token")
+        setup(async_bot, fsm)
+
+        async def note(event: Any) -> None:
+            seen.append(getattr(event, "data", None) or event.text)
+
+        async_bot.register_message_handler(note)
+        async_bot.register_callback_query_handler(note, func=lambda query: True)
+        await async_bot.process_new_updates(updates)
+        await asyncio_helper.session_manager.get_session()
+        await async_bot.close_session()
+    else:
+        bot = TeleBot("7:token", threaded=False)
+        setup(bot, fsm)
+        bot.register_message_handler(lambda message: seen.append(message.text))
+        bot.register_callback_query_handler(lambda query: seen.append(query.data), func=lambda query: True)
+        await asyncio.to_thread(bot.process_new_updates, updates)
+        await asyncio.to_thread(bot.stop_bot)
+    assert seen == ["a", "b", "c", "d"]
 
 
 def test_a_group_that_becomes_a_supergroup_keeps_its_conversations(fsm: FSM) -> None:

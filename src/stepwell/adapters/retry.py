@@ -7,13 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from stepwell.errors import Busy, StorageUnavailable
+from stepwell.errors import Busy, Conflict, StorageError, StorageUnavailable
 
-__all__ = ["retry_until_free"]
+__all__ = ["TEMPORARY", "retry_until_free"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Errors that an update did not cause. Other errors would occur again with every delivery.
+TEMPORARY = (Conflict, StorageError)
 
 #: Seconds between two attempts while the storage is unavailable: the first delay, and the longest.
 FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0

@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 from telegram import Update
 from telegram.ext import Application
 
-from stepwell.adapters.ptb.confirmation import TEMPORARY, confirm_update
+from stepwell.adapters.ptb.confirmation import confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import conversations_of, discard_changes
 from stepwell.adapters.ptb.filters import filters_in
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.updates import updates_of
+from stepwell.adapters.retry import TEMPORARY
 from stepwell.errors import UnknownFlowError
 
 __all__ = ["install"]

@@ -8,12 +8,10 @@ from typing import Any, TypeAlias
 from telegram.error import TelegramError
 from telegram.ext import Application
 
-from stepwell.errors import Conflict, InvalidOption, StorageError
+from stepwell.adapters.retry import TEMPORARY
+from stepwell.errors import InvalidOption
 
-__all__ = ["TEMPORARY", "confirm_handled", "confirm_update"]
-
-#: Errors that the update did not cause. Other errors would occur again with every delivery.
-TEMPORARY = (Conflict, StorageError)
+__all__ = ["confirm_handled", "confirm_update"]
 
 _Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
 

@@ -16,7 +16,7 @@ from telebot.async_telebot import AsyncTeleBot
 
 from stepwell._portal import call as call_in_thread
 from stepwell._portal import sync
-from stepwell.adapters.retry import retry_until_free
+from stepwell.adapters.retry import TEMPORARY, retry_until_free
 from stepwell.adapters.telebot import filters
 from stepwell.adapters.telebot.calls import async_call_bot, call_bot
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
@@ -158,8 +158,16 @@ def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
         return get_updates(*args, **kwargs)
 
     def process_new_updates(updates: Any) -> None:
-        _remember_all(updates)
-        process(updates)
+        # One by one: telebot sorts the updates of a list by their type, and so changes their order.
+        for update in updates:
+            _remember(update)
+            last = bot.last_update_id
+            try:
+                process([update])
+            except TEMPORARY:
+                # Polling gets the update again.
+                bot.last_update_id = last
+                raise
 
     def run_in_conversation(message: Any, *args: Any, **kwargs: Any) -> None:
         def handlers(handled: HandledEvent) -> None:
@@ -213,8 +221,13 @@ def _replace_async_methods(bot: AsyncTeleBot, conversations: BotConversations) -
         return await get_updates(*args, **kwargs)
 
     async def process_new_updates(updates: Any) -> None:
-        _remember_all(updates)
-        await process(updates)
+        for update in updates:
+            _remember(update)
+        # One by one: telebot sorts the updates of a list by their type, and so changes their order.
+        ended = await asyncio.gather(*(process([update]) for update in updates), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
 
     async def run_in_conversation(message: Any, *args: Any, **kwargs: Any) -> None:
         async def handlers(handled: HandledEvent) -> None:
@@ -247,11 +260,10 @@ def _set(bot: object, conversations: BotConversations, **methods: Any) -> None:
         setattr(bot, name, method)
 
 
-def _remember_all(updates: Iterable[Any]) -> None:
-    for each in updates:
-        update = Update(each)
-        if update.event is not None:
-            remember(update.event, update)
+def _remember(given: Any) -> None:
+    update = Update(given)
+    if update.event is not None:
+        remember(update.event, update)
 
 
 def _note(exception: Exception) -> None:

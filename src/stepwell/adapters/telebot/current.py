@@ -29,7 +29,9 @@ class HandledEvent:
 def remember(event: Any, update: Update | None = None) -> HandledEvent:
     """Return the object of an event, made with its first call. An event that is handled again gets a new one."""
     known: HandledEvent | None = vars(event).get(_ATTRIBUTE)
-    if known is None or known.ctx is not None or update is not None:
+    # An update that arrives again must not replace the object that its handlers use at this time.
+    new = known is None or (known.ctx is not None if update is None else known.update.update_id != update.update_id)
+    if known is None or new:
         known = HandledEvent(update or update_of(event))
         setattr(event, _ATTRIBUTE, known)
     return known
