@@ -17,10 +17,13 @@ from stepwell.fsm import (
     DuplicateUpdate,
     Flow,
     FSMEvent,
+    HandlerEnded,
     HandlerFailed,
+    HandlerStarted,
     MachineReady,
     StateEntered,
     TimerFired,
+    UpdateHandled,
     UpdateReceived,
     state,
     subscribe,
@@ -69,7 +72,13 @@ async def step(fsm: FSM, to: str, update_id: int | None = None) -> None:
 
 async def test_an_update_is_received_enters_states_and_is_committed(fsm: Machine) -> None:
     await step(fsm, "b", update_id=1)
-    received, ready, first, second, committed = fsm.seen
+    received, ready, started, ended, first, second, committed, handled = fsm.seen
+    assert isinstance(started, HandlerStarted)
+    assert started.waited >= 0
+    assert isinstance(ended, HandlerEnded)
+    assert ended.error is None
+    assert isinstance(handled, UpdateHandled)
+    assert handled.duration >= committed.duration
     assert isinstance(ready, MachineReady)
     assert ready.fsm is fsm
     assert isinstance(received, UpdateReceived)
@@ -95,7 +104,9 @@ async def test_a_state_is_reported_once_if_the_handler_saves(fsm: Machine) -> No
 async def test_an_update_without_a_change_commits_nothing(fsm: Machine) -> None:
     async with fsm.conversation(message()):
         pass
-    assert [type(event) for event in fsm.seen] == [UpdateReceived, MachineReady]
+    assert [type(event) for event in fsm.seen] == [
+        UpdateReceived, MachineReady, HandlerStarted, HandlerEnded, UpdateHandled
+    ]  # fmt: skip
 
 
 async def test_a_duplicate_is_reported(fsm: Machine) -> None:
@@ -103,7 +114,7 @@ async def test_a_duplicate_is_reported(fsm: Machine) -> None:
     fsm.seen.clear()
     with pytest.raises(DuplicateUpdate):
         await step(fsm, "b", update_id=7)
-    assert [type(event) for event in fsm.seen] == [UpdateReceived, DuplicateReceived]
+    assert [type(event) for event in fsm.seen] == [UpdateReceived, DuplicateReceived, UpdateHandled]
 
 
 async def test_a_failing_handler_is_reported_with_its_error(fsm: Machine) -> None:
@@ -111,7 +122,10 @@ async def test_a_failing_handler_is_reported_with_its_error(fsm: Machine) -> Non
         async with fsm.conversation(message()) as ctx:
             ctx.start_flow(Short)
             raise ZeroDivisionError
-    failed = fsm.seen[-1]
+    ended, failed, handled = fsm.seen[-3:]
+    assert isinstance(ended, HandlerEnded)
+    assert isinstance(ended.error, ZeroDivisionError)
+    assert isinstance(handled, UpdateHandled)
     assert isinstance(failed, HandlerFailed)
     assert isinstance(failed.error, ZeroDivisionError)
     assert not any(isinstance(event, Committed | StateEntered) for event in fsm.seen)

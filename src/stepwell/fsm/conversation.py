@@ -16,7 +16,17 @@ from stepwell.fsm.base import Machine
 from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import CLOSED, Context, NoRecord
 from stepwell.fsm.duplicates import HandledUpdates, token_of
-from stepwell.fsm.events import DuplicateReceived, FSMEvent, HandlerFailed, UpdateReceived, emit, subscribers
+from stepwell.fsm.events import (
+    DuplicateReceived,
+    FSMEvent,
+    HandlerEnded,
+    HandlerFailed,
+    HandlerStarted,
+    UpdateHandled,
+    UpdateReceived,
+    emit,
+    subscribers,
+)
 from stepwell.fsm.expiry import is_expired, retire
 from stepwell.fsm.migration import catch_up, is_declared
 from stepwell.fsm.timers import is_timed_out, time_out
@@ -96,12 +106,15 @@ class Conversation:
             await move_chat(fsm, *migration)
         if key is None:
             self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
+            if fsm.subscribers or subscribers:
+                self._emit(HandlerStarted, waited=monotonic() - self._started)
             return self._ctx
         slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
         try:
             await slot.__aenter__()
         except BaseException as error:
             self._failed(error)
+            self._ended()
             raise
         try:
             ctx = Context(fsm, update, key, slot, collects=self._collects)
@@ -121,9 +134,12 @@ class Conversation:
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):
                 self._failed(error)
+            self._ended()
             await slot.__aexit__(None, None, None)
             raise
         self._slot, self._ctx = slot, ctx
+        if (fsm.subscribers or subscribers) and not ctx.duplicate:
+            self._emit(HandlerStarted, waited=monotonic() - self._started)
         return ctx
 
     async def __aexit__(
@@ -132,6 +148,8 @@ class Conversation:
         ctx, slot = self._ctx, self._slot
         assert ctx is not None
         unsent: outbox.Unsent | None = None
+        if (self._fsm.subscribers or subscribers) and not ctx.duplicate:
+            self._emit(HandlerEnded, error=error)
         try:
             if error is not None:
                 self._failed(error)
@@ -154,6 +172,8 @@ class Conversation:
             ctx._record = CLOSED
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
+            if self._fsm.subscribers or subscribers:
+                self._emit(UpdateHandled, duration=monotonic() - self._started)
         if unsent is not None:
             await outbox.deliver(self._fsm, self._key, unsent)
 
@@ -189,6 +209,10 @@ class Conversation:
             self._fsm.failed += 1
         if self._fsm.subscribers or subscribers:
             self._emit(HandlerFailed, error=error, duration=monotonic() - self._started)
+
+    def _ended(self) -> None:
+        if self._fsm.subscribers or subscribers:
+            self._emit(UpdateHandled, duration=monotonic() - self._started)
 
     def _check_unchanged(self, ctx: Context, slot: Slot | None) -> None:
         """Refuse data that was changed in place, bypassing update_data(), if nothing will be written."""

@@ -20,10 +20,13 @@ __all__ = [
     "DuplicateReceived",
     "FSMEvent",
     "FSMSubscriber",
+    "HandlerEnded",
     "HandlerFailed",
+    "HandlerStarted",
     "MachineReady",
     "StateEntered",
     "TimerFired",
+    "UpdateHandled",
     "UpdateReceived",
     "add_subscriber",
     "emit",
@@ -71,6 +74,32 @@ class DuplicateReceived(FSMEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerStarted(FSMEvent):
+    """The record is claimed, and the handler runs next."""
+
+    update: Update
+    #: Seconds from the receipt of the update until its record was claimed.
+    waited: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerEnded(FSMEvent):
+    """The handler has returned or raised. Hooks and the commit follow."""
+
+    update: Update
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateHandled(FSMEvent):
+    """The last event of an update: its changes are committed, or it was a duplicate, or it has failed."""
+
+    update: Update
+    #: Seconds since the update was received.
+    duration: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(FSMEvent):
     """The claim, the handler, a hook or the commit raised. Nothing was written since the last ``save()``."""
 
@@ -107,6 +136,8 @@ class TimerFired(FSMEvent):
     state: str | None
     duration: float
     error: BaseException | None = None
+    #: Seconds between the end of the timeout and the claim of the record.
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

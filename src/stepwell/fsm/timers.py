@@ -45,8 +45,12 @@ def is_due(slot: Slot) -> bool:
 
 def is_timed_out(slot: Slot) -> bool:
     """Return whether the state of a held record has timed out."""
-    timeout_at = slot.place.times[1] if slot.place.times else slot.deadline
+    timeout_at = _timeout_at(slot)
     return timeout_at is not None and timeout_at <= slot.now
+
+
+def _timeout_at(slot: Slot) -> float | None:
+    return slot.place.times[1] if slot.place.times else slot.deadline
 
 
 async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
@@ -57,6 +61,7 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
     flow = None if slot.flow is None else fsm.flows.get(slot.flow)
     timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
     key, left = decode_key(slot.address.key), slot.place
+    late = max(0.0, slot.now - (_timeout_at(slot) or slot.now))
     ctx: Context = Context(fsm, Update.of(None), key, slot, collects=True)
     failure: BaseException | None = None
     try:
@@ -80,7 +85,7 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
         ctx._record = CLOSED
         if fsm.subscribers or subscribers:
             fields = {"flow": left.flow, "state": left.state, "duration": monotonic() - ctx.started, "error": failure}
-            emit(TimerFired, fsm, key, slot.address, **fields)
+            emit(TimerFired, fsm, key, slot.address, late=late, **fields)
 
 
 class Timers:

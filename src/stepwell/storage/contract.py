@@ -21,10 +21,10 @@ from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
 from stepwell.record import Address, Limits
 from stepwell.storage.facade import Facade
-from stepwell.storage.lane import Batch, Lane, retrieve
+from stepwell.storage.lane import Lane, retrieve
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.notices import NoticeChannel, Outbox
-from stepwell.storage.observers import storage_observers
+from stepwell.storage.observers import RunBatch, batch_observers, storage_observers
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
@@ -384,7 +384,9 @@ class Storage(Facade):
         name = self.lane_of(operation)
         return (self._lanes.get(name) or self._new_lane(name, self.run)).submit(operation)
 
-    def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
+    def _new_lane(self, name: Hashable, run: RunBatch) -> Lane:
+        for observer in batch_observers:
+            run = observer(self, run)
         lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience, yields=self._in_process)
         return lane
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from stepwell.storage.contract import Storage
+    from stepwell.storage.lane import Batch
+    from stepwell.storage.operations import Result
 
-__all__ = ["StorageObserver", "storage_observers"]
+__all__ = ["BatchObserver", "RunBatch", "StorageObserver", "batch_observers", "storage_observers"]
 
 #: Called with each new storage. It must not raise.
 StorageObserver: TypeAlias = Callable[["Storage"], object]
 
 storage_observers: list[StorageObserver] = []
+
+RunBatch: TypeAlias = "Callable[[Batch], Awaitable[list[Result]]]"
+#: Wraps the function that sends the batches of a storage. It is called when the storage opens.
+BatchObserver: TypeAlias = Callable[["Storage", RunBatch], RunBatch]
+
+batch_observers: list[BatchObserver] = []

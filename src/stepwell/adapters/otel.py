@@ -1,0 +1,240 @@
+"""OpenTelemetry: spans and metrics of updates, runs and storages. Needs ``stepwell[otel]``.
+
+No span or metric has contents: no keys, texts, data or error messages; only names, kinds, times and counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepwell import fsm, nodes
+from stepwell._optional import require
+from stepwell.errors import LeaseLost
+from stepwell.storage.observers import RunBatch, batch_observers
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+    from stepwell.storage import Storage
+    from stepwell.storage.lane import Batch
+    from stepwell.storage.operations import Result
+
+otel_context = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
+otel_metrics = require("opentelemetry.metrics", "otel")
+otel_trace = require("opentelemetry.trace", "otel")
+
+__all__ = ["instrument"]
+
+
+def instrument(
+    *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> Callable[[], None]:
+    """Report all machines, flows and storages of this process to OpenTelemetry. Return a function that ends it.
+
+    Call it at start-up: the batches of a storage are reported if it opens afterwards. The providers are those of the
+    process by default.
+    """
+    import stepwell
+
+    spans = Spans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
+    meter = otel_metrics.get_meter("stepwell", stepwell.__version__, meter_provider=meter_provider)
+    updates, runs, batches = Updates(spans, meter), Runs(spans, meter), Batches(spans, meter)
+    ends = [fsm.subscribe(updates), nodes.subscribe(runs)]
+    batch_observers.append(batches)
+
+    def stop() -> None:
+        for end in ends:
+            end()
+        if batches in batch_observers:
+            batch_observers.remove(batches)
+
+    return stop
+
+
+class Open(NamedTuple):
+    """A span that has not ended."""
+
+    span: Span
+    #: The context with the span, for its children.
+    context: Context
+    #: Restores the context from before it.
+    token: Token[Any]
+
+
+class Spans:
+    """The open spans, by what they are about."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._open: dict[object, Open] = {}
+
+    def start(self, about: object, name: str, attributes: dict[str, Any], *, inside: object = None) -> None:
+        """Start a span, as the current one, so that spans of the user's code are its children."""
+        parent = self._open.get(inside)
+        span = self._tracer.start_span(name, context=parent and parent.context, attributes=attributes)
+        context = otel_trace.set_span_in_context(span, parent and parent.context)
+        self._open[about] = Open(span, context, otel_context.attach(context))
+
+    def add(self, about: object, **attributes: Any) -> None:
+        found = self._open.get(about)
+        if found is not None:
+            found.span.set_attributes(attributes)
+
+    def fail(self, about: object, error: BaseException) -> None:
+        """Mark a span as failed, with the error's class. Its message may have contents."""
+        found = self._open.get(about)
+        if found is not None:
+            found.span.set_attribute("error.type", type(error).__name__)
+            found.span.set_status(otel_trace.StatusCode.ERROR)
+
+    def end(self, about: object) -> None:
+        found = self._open.pop(about, None)
+        if found is None:
+            return
+        found.span.end()
+        if otel_trace.get_current_span() is found.span:
+            # Otherwise the end is in another task than the start, which has a context of its own.
+            otel_context.detach(found.token)
+
+    def whole(self, name: str, begun: int, attributes: dict[str, Any], error: BaseException | None) -> None:
+        """Report a span that has ended, without a parent."""
+        root = otel_context.Context()
+        span = self._tracer.start_span(
+            name, context=root, kind=otel_trace.SpanKind.CLIENT, attributes=attributes, start_time=begun
+        )
+        if error is not None:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(otel_trace.StatusCode.ERROR)
+        span.end()
+
+
+class Updates:
+    """Reports the updates and timers of conversations."""
+
+    def __init__(self, spans: Spans, meter: Any) -> None:
+        self._spans = spans
+        self._received = meter.create_counter("stepwell.updates", "{update}", "Received updates")
+        self._duplicates = meter.create_counter("stepwell.duplicates", "{update}", "Updates handled before")
+        self._errors = meter.create_counter("stepwell.errors", "{error}", "Updates and timers that failed")
+        self._lost = meter.create_counter("stepwell.leases.lost", "{lease}", "Leases lost to another worker")
+        self._duration = meter.create_histogram("stepwell.update.duration", "s", "From receipt to commit")
+        self._waits = meter.create_histogram("stepwell.claim.wait", "s", "Wait for the claim of a busy record")
+        self._late = meter.create_histogram("stepwell.timer.late", "s", "Delay of timers")
+        self._failed: set[int] = set()
+
+    def __call__(self, event: fsm.FSMEvent) -> None:
+        bot = {"stepwell.bot": event.bot}
+        match event:
+            case fsm.UpdateReceived(update=update):
+                self._received.add(1, bot)
+                kind = update.kind or "update"
+                self._spans.start(("update", id(update)), f"update {kind}", bot | {"stepwell.update.kind": kind})
+            case fsm.HandlerStarted(update=update, waited=waited):
+                self._waits.record(waited, bot)
+                if update.raw is not None:
+                    self._spans.start(("handler", id(update)), "handler", bot, inside=("update", id(update)))
+            case fsm.HandlerEnded(update=update, error=error):
+                if error is not None:
+                    self._spans.fail(("handler", id(update)), error)
+                self._spans.end(("handler", id(update)))
+            case fsm.DuplicateReceived(update=update):
+                self._duplicates.add(1, bot)
+                self._spans.add(("update", id(update)), **{"stepwell.duplicate": True})
+            case fsm.HandlerFailed(update=update, error=error):
+                # A failed handler is reported again when its conversation ends.
+                if id(update) not in self._failed:
+                    self._failed.add(id(update))
+                    self._count(error, bot)
+                self._spans.fail(("update", id(update)), error)
+            case fsm.UpdateHandled(update=update, duration=duration):
+                self._failed.discard(id(update))
+                if update.raw is not None:
+                    self._duration.record(duration, bot)
+                self._spans.end(("update", id(update)))
+            case fsm.StateEntered(flow=flow, state=state) if flow is not None:
+                entered = otel_trace.get_current_span()
+                entered.add_event("state entered", {"stepwell.flow": flow, "stepwell.state": state or ""})
+            case fsm.TimerFired(late=late, error=error):
+                self._late.record(late, bot)
+                if error is not None:
+                    self._count(error, bot)
+
+    def _count(self, error: BaseException, bot: dict[str, str]) -> None:
+        self._errors.add(1, bot | {"error.type": type(error).__name__})
+        if isinstance(error, LeaseLost):
+            self._lost.add(1, bot)
+
+
+class Runs:
+    """Reports runs and their nodes."""
+
+    def __init__(self, spans: Spans, meter: Any) -> None:
+        self._spans = spans
+        self._runs = meter.create_counter("stepwell.runs", "{run}", "Runs that started or ended")
+        self._retries = meter.create_counter("stepwell.retries", "{attempt}", "Attempts that failed and were retried")
+        self._items = meter.create_counter("stepwell.items", "{item}", "Items of batches that ended")
+        self._duration = meter.create_histogram("stepwell.node.duration", "s", "Duration of nodes")
+        self._lost = meter.create_counter("stepwell.leases.lost", "{lease}", "Leases lost to another worker")
+
+    def __call__(self, event: nodes.Event) -> None:
+        flow = {"stepwell.flow": event.flow}
+        node = flow | {"stepwell.node": event.node}
+        run = ("run", event.flow_id)
+        about = ("node", event.flow_id, event.node, event.visit)
+        subject, _, happened = event.kind.partition(".")
+        if happened == "retried":
+            self._retries.add(1, node)
+        elif subject == "item" and happened != "started":
+            self._items.add(1, node | {"stepwell.outcome": happened})
+        elif event.kind == "run.started":
+            self._runs.add(1, flow | {"stepwell.outcome": happened})
+            self._spans.start(run, f"run {event.flow}", flow | {"stepwell.flow_id": event.flow_id})
+        elif subject == "run":
+            self._runs.add(1, flow | {"stepwell.outcome": happened})
+            if isinstance(event.error, LeaseLost):
+                self._lost.add(1, flow)
+            self._end(run, event)
+        elif event.kind == "node.started":
+            self._spans.start(about, f"node {event.node}", node | {"stepwell.visit": event.visit}, inside=run)
+        elif event.kind in ("node.finished", "node.failed"):
+            self._duration.record(event.duration or 0.0, node | {"stepwell.outcome": happened})
+            self._end(about, event)
+
+    def _end(self, about: object, event: nodes.Event) -> None:
+        if event.error is not None:
+            self._spans.fail(about, event.error)
+        self._spans.end(about)
+
+
+class Batches:
+    """Reports the batches of storages."""
+
+    def __init__(self, spans: Spans, meter: Any) -> None:
+        self._spans = spans
+        self._size = meter.create_histogram("stepwell.storage.batch.size", "{operation}", "Operations of a batch")
+        self._duration = meter.create_histogram("stepwell.storage.batch.duration", "s", "Duration of batches")
+
+    def __call__(self, storage: Storage, run: RunBatch) -> RunBatch:
+        name = {"stepwell.storage": type(storage).__name__}
+
+        async def observed(batch: Batch) -> list[Result]:
+            error: BaseException | None = None
+            begun, clock = time.time_ns(), time.perf_counter()
+            try:
+                return await run(batch)
+            except BaseException as failure:
+                error = failure
+                raise
+            finally:
+                outcome = name if error is None else name | {"error.type": type(error).__name__}
+                self._size.record(len(batch), outcome)
+                self._duration.record(time.perf_counter() - clock, outcome)
+                self._spans.whole("storage batch", begun, name | {"stepwell.operations": len(batch)}, error)
+
+        return observed

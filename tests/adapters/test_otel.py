@@ -1,0 +1,158 @@
+"""Spans and metrics, read by OpenTelemetry's own SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from stepwell import SQLiteStorage, Storage
+from stepwell.adapters.otel import instrument
+from stepwell.fsm import FSM, Flow, Router, state, text
+from stepwell.nodes import BatchNode, Node, linear
+from stepwell.storage.observers import batch_observers
+from stepwell.testing import Chat, Clock
+
+SECRET = "a text of the user"
+
+
+class Telemetry:
+    """What was exported."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self.reader])
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def metrics(self) -> dict[str, list[Any]]:
+        data = self.reader.get_metrics_data()
+        assert data is not None
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    telemetry = Telemetry()
+    stop = instrument(tracer_provider=telemetry.tracers, meter_provider=telemetry.meters)
+    yield telemetry
+    stop()
+    assert batch_observers == []
+
+
+class Ticket(Flow, name="ticket"):
+    new = state(to=[], timeout=60)
+    default_state = new
+
+
+def parent_of(span: ReadableSpan, parent: ReadableSpan) -> bool:
+    return span.parent is not None and span.parent.span_id == parent.get_span_context().span_id
+
+
+async def test_an_update_a_duplicate_an_error_and_a_timer(telemetry: Telemetry) -> None:
+    def make(storage: Storage) -> Router:
+        router = Router(FSM("desk", storage=storage, flows=[Ticket]))
+
+        @router.on(text("fail"))
+        async def fail(ctx: Any) -> None:
+            raise ValueError(SECRET)
+
+        @router.on(text())
+        async def begin(ctx: Any) -> None:
+            ctx.start_flow(Ticket)
+            ctx.update_data(note=ctx.text)
+            with telemetry.tracers.get_tracer("mine").start_as_current_span("model call"):
+                await asyncio.sleep(0)
+
+        return router
+
+    chat = Chat(make, clock=Clock())
+    await chat.send(SECRET)
+    spans = telemetry.spans
+    update, handler = spans["update message"], spans["handler"]
+    assert parent_of(handler, update)
+    assert parent_of(spans["model call"], handler)
+    assert update.parent is None
+    assert dict(update.attributes or {}) == {"stepwell.bot": "desk", "stepwell.update.kind": "message"}
+    assert [event.name for event in update.events] == ["state entered"]
+    assert not trace.get_current_span().get_span_context().is_valid
+
+    await chat.redeliver()
+    assert (telemetry.spans["update message"].attributes or {})["stepwell.duplicate"] is True
+    with pytest.raises(ValueError, match=SECRET):
+        await chat.send("fail")
+    failed = telemetry.spans["update message"]
+    assert (failed.attributes or {})["error.type"] == "ValueError"
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    await chat.advance(90)
+
+    metrics = telemetry.metrics()
+    assert [point.value for point in metrics["stepwell.updates"]] == [3]
+    assert [point.value for point in metrics["stepwell.duplicates"]] == [1]
+    (errors,) = metrics["stepwell.errors"]
+    assert (errors.value, errors.attributes) == (1, {"stepwell.bot": "desk", "error.type": "ValueError"})
+    (late,) = metrics["stepwell.timer.late"]
+    assert late.sum == pytest.approx(30, abs=1)
+    assert [point.count for point in metrics["stepwell.update.duration"]] == [3]
+    assert [point.count for point in metrics["stepwell.claim.wait"]] == [2]
+    for span in telemetry.exporter.get_finished_spans():
+        assert SECRET not in span.to_json()
+
+
+async def test_a_run_its_nodes_and_its_batches(telemetry: Telemetry, tmp_path: Any) -> None:
+    class Split(Node):
+        def exec(self, prepared: Any) -> list[int]:
+            with telemetry.tracers.get_tracer("mine").start_as_current_span("split"):
+                return [1, 2, 3]
+
+        def post(self, shared: dict[str, Any], prepared: Any, result: list[int]) -> None:
+            shared["items"] = result
+
+    class Double(BatchNode):
+        tries = 0
+
+        def prep(self, shared: dict[str, Any]) -> list[int]:
+            items: list[int] = shared["items"]
+            return items
+
+        def exec(self, item: int) -> int:
+            if item == 2 and self.tries == 0:
+                Double.tries = 1
+                raise ConnectionError(SECRET)
+            return item * 2
+
+    flow = linear(Split, Double(max_retries=2), name="doubles")
+    async with SQLiteStorage(str(tmp_path / "runs.db")) as storage:
+        await flow.run({}, storage=storage, flow_id="run-1")
+    spans = telemetry.spans
+    run = spans["run doubles"]
+    assert (run.attributes or {})["stepwell.flow_id"] == "run-1"
+    nodes = [span for name, span in spans.items() if name.startswith("node ")]
+    assert len(nodes) == 2
+    assert all(parent_of(node, run) for node in nodes)
+    assert parent_of(spans["split"], next(node for node in nodes if "Split" in node.name or "split" in node.name))
+    assert spans["storage batch"].attributes
+
+    metrics = telemetry.metrics()
+    (sizes,) = metrics["stepwell.storage.batch.size"]
+    assert sizes.sum >= 2
+    assert sum(point.value for point in metrics["stepwell.retries"]) == 1
+    assert sum(point.value for point in metrics["stepwell.items"]) == 3
+    outcomes = {point.attributes["stepwell.outcome"]: point.value for point in metrics["stepwell.runs"]}
+    assert outcomes == {"started": 1, "finished": 1}
+    for span in telemetry.exporter.get_finished_spans():
+        assert SECRET not in span.to_json()
