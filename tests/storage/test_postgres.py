@@ -8,17 +8,18 @@ import itertools
 import json
 import random
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable, TooLarge
-from stepwell.record import Address, Change, Queue
+from stepwell.record import Address, Change, Queue, Version
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
@@ -411,17 +412,24 @@ async def test_the_fast_path_uses_index_lookups_after_the_table_was_analyzed_nea
             for n in range(count):
                 await _step(storage, n)
             connection = await asyncpg.connect(server.url(), server_settings={"search_path": "stepwell"})
-            for table in ("records", "memos", "lanes"):
+            for table in ("records", "memos", "lanes", "parts"):
                 await connection.execute(f"vacuum analyze {table}")
             await connection.close()
             for _ in range(4):
                 await asyncio.gather(*(_step(storage, n) for n in range(10)))
+            await storage.perform(part_write(storage.address("bot", 1), "p1", "p2"))
+            await storage.perform(part_write(storage.address("bot", 1), "p2", "p3"))
         explained = _explained(server.log.read_text())
     finally:
         server.stop()
-    for beginning in ("-- Fast path for claims", "-- Fast path for writes"):
+    for beginning in ("-- Fast path for claims", "-- Fast path for writes", "-- Fast path for one write with parts"):
         plans = [each["Plan"] for each in explained if each["Query Text"].startswith(beginning)]
-        nodes = [node for plan in plans for node in _nodes(plan) if node.get("Relation Name") in ("records", "memos")]
+        nodes = [
+            node
+            for plan in plans
+            for node in _nodes(plan)
+            if node.get("Relation Name") in ("records", "memos", "parts")
+        ]
         assert [node for node in nodes if node["Node Type"] == "Index Scan" and "Index Cond" in node]
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         assert not [node for node in nodes if "Index Name" in node and "Index Cond" not in node], beginning
@@ -479,6 +487,10 @@ def small_write(address: Address, token: str, number: int, base: str = "") -> Ap
     return Apply(address, change, Guard(token, base))
 
 
+def part_write(address: Address, *names: str, guard: Guard | None = None, body: str = "00000000 1") -> Apply:
+    return Apply(address, Change(secrets.token_hex(8), parts=dict.fromkeys(names, body)), guard)
+
+
 async def held(storage: Storage, *keys: int) -> list[Address]:
     """Create records and claim each with its number as the token."""
     addresses = [storage.address("bot", key) for key in keys]
@@ -505,6 +517,53 @@ async def test_fast_writes_sent_again_give_the_same_results_and_change_nothing(c
             await storage.run(Batch.of(batch, "lane", 6))
         stored = [await storage.perform(Get(each)) for each in addresses]
         assert [each.version for each in stored] == [result.version for result in first]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_a_fast_write_of_parts_sent_again_gives_the_same_result_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        address = storage.address("bot", 1)
+        (before,) = cast("list[Applied]", await storage.run(Batch.of([part_write(address, "p1")], "lane", 1)))
+        write = part_write(address, "p1", "p2", guard=Guard(version=before.version) if guarded else None)
+        sent = _sent(storage, monkeypatch)
+        (first,) = cast("list[Applied]", await storage.run(Batch.of([write], "lane", 2)))
+        assert first.version == (before.version.number + 1, write.change.write) and first.base == before.base
+        (again,) = cast("list[Applied]", await storage.run(Batch.of([write], "lane", 2)))
+        assert sent == ["fast parts", "fast parts", "function"]
+        assert (again.version, again.base) == (first.version, first.base)
+        with pytest.raises(Exception, match="SW001"):
+            await storage.run(Batch.of([write], "lane", 1))
+        monkeypatch.undo()
+        assert (await storage.perform(Get(address))).version == first.version
+
+
+async def test_a_fast_write_of_parts_that_waited_for_another_one_counts_its_parts(
+    admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
+        address = storage.address("bot", 1)
+        await storage.run(Batch.of([part_write(address, "p1")], "lane", 1))
+        connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
+        transaction = connection.transaction()
+        await transaction.start()
+        # What another process does with the same part.
+        await connection.execute(
+            "update records set version = version + 1, size = size + 102, parts_size = parts_size + 102"
+        )
+        await connection.execute("insert into parts values ('bot', $1, 'p2', 102, $2)", address.key, "x" * 100)
+        sent = _sent(storage, monkeypatch)
+        waiting = asyncio.create_task(storage.run(Batch.of([part_write(address, "p2", "p3")], "lane", 2)))
+        await _until_a_lock_is_awaited(admin)
+        await transaction.commit()
+        assert isinstance((await waiting)[0], Applied)
+        assert sent == ["fast parts", "function"]
+        size = await connection.fetchval("select sum(weight) from parts")
+        assert await connection.fetchval("select parts_size from records") == size == 3 * 12
+        assert await connection.fetchval("select size from records") == size
+        await connection.close()
 
 
 async def test_one_write_that_is_refused_does_not_affect_the_others_of_its_batch(
@@ -564,6 +623,8 @@ async def test_the_fast_path_keeps_names_with_special_characters() -> None:
         await asyncio.gather(*(step(name, 4) for name in odd))
         for name in odd:
             assert await storage.get_state("bot", (name, 1)) == State(name, name, {"turn": 4, "name": name})
+            await storage.perform(part_write(storage.address("bot", (name, 1)), *odd))
+            assert (await storage.perform(Get(storage.address("bot", (name, 1)), True))).parts.keys() == {*odd}
             found = [entry.key async for entry in storage.scan("bot", flow=name, state=name)]
             assert found == [(name, 1)]
 
@@ -584,6 +645,7 @@ def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str
     words = {
         storage._fast_path.claims_sql: "fast claims",
         storage._fast_path.writes_sql: "fast writes",
+        storage._fast_path.parts_sql: "fast parts",
         storage._run_batch_sql: "function",
     }
     sent: list[str] = []
@@ -603,6 +665,7 @@ async def test_results_of_the_fast_path_equal_those_of_memory(monkeypatch: pytes
     pick, clock = random.Random(seed), Clock()
     addresses = [Address("bot", str(n)) for n in range(6)]
     holders: dict[Address, tuple[str, str]] = {}
+    versions: dict[Address, Version] = {}
     async with (
         MemoryStorage(clock=clock, sweep_every=None) as ours,
         PostgresStorage(shared().url(), schema=schema(), clock=clock, sweep_every=None) as theirs,
@@ -617,15 +680,28 @@ async def test_results_of_the_fast_path_equal_those_of_memory(monkeypatch: pytes
             change = Change(f"w{n}-{address.key}", set=fields, **times, **memo)
             return Apply(address, change, Guard(token, base), pick.choice(["release", "keep"]), 30.0)
 
+        def with_parts(address: Address, n: int) -> Apply:
+            token, base = holders.get(address, ("none", ""))
+            version = versions.get(address) if pick.random() < 0.4 else None
+            held = pick.random() < 0.4
+            guard = Guard(token if held else None, base if pick.random() < 0.4 else None, version)
+            fields = {name: pick.choice(TEXTS) for name in pick.sample("abc", pick.choice([0, 0, 1]))}
+            times = {"expiry": pick.choice([20.0, None])} if pick.random() < 0.2 else {}
+            parts = {name: pick.choice(TEXTS) for name in pick.sample(["p1", "p10", "ü", "{a,b}", '"'], 2)}
+            change = Change(f"w{n}-{address.key}", set=fields, parts=parts, limit=pick.choice([500, 50_000]), **times)
+            return Apply(address, change, pick.choice([None, guard]), pick.choice(["release", "keep"]), 30.0)
+
         for n in range(1, 400):
             clock.advance(pick.choice([0.0, 1.0, 7.5]))
             chosen = pick.sample(addresses, pick.choice([1, 1, 2, 4]))
-            kind = pick.choice(["claims", "writes", "writes", "others"])
+            kind = pick.choice(["claims", "writes", "writes", "parts", "others"])
             batch: list[Operation]
             if kind == "claims":
                 batch = [Claim(each, pick.choice(["t1", "t2"]), 30.0) for each in chosen]
             elif kind == "writes":
                 batch = [write(each, n) for each in chosen]
+            elif kind == "parts":
+                batch = [with_parts(chosen[0], n)]
             else:
                 batch = [Apply(each, Change(f"w{n}", delete=pick.random() < 0.1, set={})) for each in chosen]
             expected = await ours.run(batch)
@@ -634,10 +710,12 @@ async def test_results_of_the_fast_path_equal_those_of_memory(monkeypatch: pytes
                 assert plain(one) == plain(other), operation
                 if isinstance(operation, Claim) and isinstance(one, Claimed):
                     holders[operation.address] = operation.token, one.base
+                if isinstance(one, Applied):
+                    versions[operation.address] = one.version
         monkeypatch.undo()
         for address in addresses:
-            assert plain(await ours.perform(Get(address))) == plain(await theirs.perform(Get(address)))
-        assert min(sent.count(name) for name in ("fast claims", "fast writes", "function")) > 20
+            assert plain(await ours.perform(Get(address, True))) == plain(await theirs.perform(Get(address, True)))
+        assert min(sent.count(name) for name in ("fast claims", "fast writes", "fast parts", "function")) > 20
 
 
 async def test_a_claim_is_one_round_trip_for_known_and_for_new_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The fast path beside the batch function: one plain statement for claims of known records, one for simple writes.
+"""The fast path beside the batch function: plain statements for claims of known records, for simple writes, and for a
+write with parts.
 
 The statements apply the rules of ``002_run_batch.sql`` or return too few rows; the caller then calls the function.
 A write statement writes the whole batch or nothing. A claim statement may claim some of the records, which is safe to
@@ -13,16 +14,19 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from stepwell.record import KEEP, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Result
 from stepwell.storage.postgres.rows import (
     DEADLINE_FLAG,
     EXPIRY_FLAG,
     KEEP_FLAG,
+    LARGE,
     escaped,
+    escaped_part,
     is_simple_write,
     small_fields,
     stored,
 )
+from stepwell.storage.reference import weight
 
 __all__ = ["FastPath", "Statement"]
 
@@ -45,6 +49,7 @@ class FastPath:
     def __init__(self, schema: str) -> None:
         self.claims_sql: str = (_FOLDER / "fast_claims.sql").read_text("utf-8").replace("@schema@", schema)
         self.writes_sql: str = (_FOLDER / "fast_writes.sql").read_text("utf-8").replace("@schema@", schema)
+        self.parts_sql: str = (_FOLDER / "fast_parts.sql").read_text("utf-8").replace("@schema@", schema)
         #: Hashes of addresses that had a record when they were last claimed. A collision costs one round trip.
         self._known: set[int] = set()
 
@@ -59,6 +64,9 @@ class FastPath:
                 return None
             args = _claims(operations)
             return None if args is None else (self.claims_sql, args, self._claimed)
+        if len(operations) == 1 and type(operations[0]) is Apply and operations[0].change.parts:
+            args = _parts(operations[0])
+            return None if args is None else (self.parts_sql, args, _parts_applied)
         args = _writes(operations)
         return None if args is None else (self.writes_sql, args, _applied)
 
@@ -89,6 +97,7 @@ class FastPath:
 
 
 _address = itemgetter(0)
+_UNGUARDED = Guard()
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 
@@ -144,6 +153,61 @@ def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             )
         )
     return namespace, *_arrays(rows), first.lease, first.change.limit, len(rows)
+
+
+def _parts(operation: Apply) -> tuple[Any, ...] | None:
+    (namespace, key), change, guard, then, lease, returning = operation
+    token, base, version, absent = guard or _UNGUARDED
+    parts = change.parts
+    if (
+        returning
+        or absent
+        or change.replace
+        or change.delete
+        or change.unset
+        or change.drop is not None
+        or change.head is not KEEP
+        or change.tags is not KEEP
+        or change.deadline is not KEEP
+        or change.memo is not KEEP
+        or change.queue is not KEEP
+        or None in parts.values()
+        or max(map(len, change.set.values()), default=0) > LARGE
+    ):
+        return None
+    data, size = small_fields(change.set)
+    names = [*map(escaped_part, parts)]
+    added = 0
+    for name, body in zip(names, parts.values(), strict=True):
+        added += weight(name, body)
+    number, write = (None, None) if version is None else version
+    expires = change.expiry is not KEEP
+    return (
+        namespace,
+        key,
+        change.write,
+        size + added,
+        added,
+        expires,
+        change.expiry if expires else None,
+        token,
+        then == "keep",
+        lease,
+        data,
+        names,
+        [*parts.values()],
+        base,
+        number,
+        write,
+        change.limit,
+    )
+
+
+def _parts_applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
+    if not rows:
+        return None
+    ((version, now, base),) = rows
+    return [_new(Applied, (_new(Version, (version, operations[0].change.write)), base, now, None))]
 
 
 def _arrays(rows: Sequence[tuple[str | None, ...]]) -> list[str]:
