@@ -82,7 +82,13 @@ def test_a_module_exports_just_these_names(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("SQLiteStorage", "sqlite"), ("RedisStorage", "redis"), ("PostgresStorage", "postgres")]
+    ("name", "module"),
+    [
+        ("SQLiteStorage", "sqlite"),
+        ("RedisStorage", "redis"),
+        ("PostgresStorage", "postgres"),
+        ("SealedStorage", "sealed"),
+    ],
 )
 def test_each_storage_can_be_imported_from_the_package(name: str, module: str) -> None:
     home = importlib.import_module(f"stepwell.storage.{module}")
@@ -94,9 +100,10 @@ def test_a_storage_without_its_driver_raises_missing_extra_and_a_star_import_wor
     code = """if True:
         import sys
         sys.modules["redis"] = sys.modules["redis.asyncio"] = sys.modules["asyncpg"] = None
+        sys.modules["cryptography"] = None
         from stepwell import *
         from stepwell.errors import MissingExtra
-        for name in ("RedisStorage", "PostgresStorage"):
+        for name in ("RedisStorage", "PostgresStorage", "SealedStorage"):
             try:
                 exec(f"from stepwell import {name}")
             except MissingExtra as error:
@@ -105,6 +112,7 @@ def test_a_storage_without_its_driver_raises_missing_extra_and_a_star_import_wor
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "stepwell[redis]" in done.stdout
     assert "stepwell[postgres]" in done.stdout
+    assert "stepwell[sealed]" in done.stdout
 
 
 def test_the_extra_all_has_every_extra_except_those_for_tests() -> None:
@@ -180,6 +188,7 @@ def test_importing_stepwell_loads_no_driver_and_no_framework() -> None:
         "sqlite3",
         "redis",
         "asyncpg",
+        "cryptography",
         "pydantic",
         "aiogram",
         "httpx",

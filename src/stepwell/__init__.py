@@ -21,12 +21,13 @@ from stepwell.storage import (
 if TYPE_CHECKING:
     from stepwell.storage.postgres import PostgresStorage as PostgresStorage
     from stepwell.storage.redis import RedisStorage as RedisStorage
+    from stepwell.storage.sealed import SealedStorage as SealedStorage
     from stepwell.storage.sqlite import SQLiteStorage
 
 __version__ = "0.1.0.dev0"
 
-# RedisStorage and PostgresStorage are public too. They are left out here because their drivers are optional, and
-# "from stepwell import *" must not need them.
+# RedisStorage, PostgresStorage and SealedStorage are public too. They are left out here because the packages that they
+# need are optional, and "from stepwell import *" must not need them.
 __all__ = [
     "KeyValueStorage",
     "Limits",
@@ -51,6 +52,7 @@ _LAZY = {
     "PostgresStorage": "stepwell.storage.postgres",
     "RedisStorage": "stepwell.storage.redis",
     "SQLiteStorage": "stepwell.storage.sqlite",
+    "SealedStorage": "stepwell.storage.sealed",
 }
 
 

@@ -249,18 +249,20 @@ class Change(NamedTuple):
 class Damage(str):
     """A text in a ``Stored`` that the backend found damaged or missing. Decoding it raises ``CorruptRecord``."""
 
-    __slots__ = ("found", "what", "why")
+    __slots__ = ("error", "found", "what", "why")
 
     #: The damaged thing and the kind of damage, for the error message.
     what: str
     why: str
     #: The damaged text.
     found: str | None
+    #: Raised instead of ``CorruptRecord``, for a text that is not damaged and cannot be read.
+    error: Exception | None
 
     def __new__(cls, what: str, why: str, found: str | None = None) -> Damage:
         # No valid checksum begins like this.
         text = super().__new__(cls, f"damaged: {what} {why}")
-        text.what, text.why, text.found = what, why, found
+        text.what, text.why, text.found, text.error = what, why, found, None
         return text
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 from stepwell.codec import values
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.keys import decode_name, encode_name
-from stepwell.errors import CorruptRecord, EncodeError, StoredDataError, TooLarge
+from stepwell.errors import CorruptRecord, EncodeError, KeyMissing, StoredDataError, TooLarge
 from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place
 
-__all__ = ["Seal", "flow_index", "flow_of_index"]
+__all__ = ["ENCRYPTED", "Seal", "flow_index", "flow_of_index"]
+
+#: The first characters of an encrypted text: a mark that no checksum begins with, and the number of the format.
+ENCRYPTED: Final = "~1"
 
 
 class Seal:
@@ -172,8 +175,10 @@ class Seal:
             check = -1
         if text[:9] != f"{check:08x} ":
             if isinstance(text, Damage):
-                raise CorruptRecord(self.address.text, text.what, text.why)
+                raise text.error or CorruptRecord(self.address.text, text.what, text.why)
             what = f"the field {name!r}" if kind == "f" else _NAMES.get(kind, f"the part {name!r}")
+            if text.startswith(ENCRYPTED):
+                raise KeyMissing(self.address.text, what, text[2:8])
             raise CorruptRecord(self.address.text, what, "does not match its checksum")
         return body
 

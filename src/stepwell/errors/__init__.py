@@ -19,6 +19,8 @@ StepwellError
 │   ├── CorruptRecord                          stored data has changed: checksum, syntax or limits
 │   │   └── RunReplaced                        the state of a run was replaced from outside; it cannot continue
 │   ├── UnknownType                            a stored type that is not registered here
+│   ├── KeyMissing                             encrypted with a key that the reader does not have
+│   ├── NotEncrypted                           plaintext in an encrypted storage
 │   ├── DamagedStorage                         the structure of the store is damaged
 │   └── NewerSchema                            written by a newer release
 ├── Conflict                                   another task or process changed or holds the record
@@ -130,9 +132,11 @@ from stepwell.errors.storage import (
     DamagedStorage,
     EncodeError,
     InvalidKey,
+    KeyMissing,
     LeaseLost,
     NewerSchema,
     NotCopied,
+    NotEncrypted,
     NotReplicated,
     OutcomeUnknown,
     RecordExists,
@@ -174,6 +178,7 @@ __all__ = [
     "InvalidKey",
     "InvalidOption",
     "KeptError",
+    "KeyMissing",
     "LeaseLost",
     "MergeConflict",
     "MigrationError",
@@ -184,6 +189,7 @@ __all__ = [
     "NodeFlowError",
     "NodeTimeout",
     "NotCopied",
+    "NotEncrypted",
     "NotReplicated",
     "OutcomeUnknown",
     "Parked",

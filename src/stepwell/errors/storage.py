@@ -82,6 +82,41 @@ class UnknownType(StoredDataError):
         )
 
 
+class KeyMissing(StoredDataError):
+    """A stored text is encrypted with a key that the reader does not have."""
+
+    def __init__(self, place: str, what: str, key_id: str, known: list[str] | None = None) -> None:
+        self.place: str = place
+        self.what: str = what
+        #: The id of the key. It does not reveal the key.
+        self.key_id: str = key_id
+        #: The ids of the reader's keys; ``None`` if it does not use ``SealedStorage``, empty without ``names_key``.
+        self.known: list[str] | None = known
+        if known is None:
+            todo = (
+                "the storage was opened without keys; use SealedStorage, or write sealed+ before its URL, as in "
+                "sealed+sqlite:///bot.db, and set STEPWELL_KEYS"
+            )
+        elif not known:
+            todo = "the names of this storage are encrypted; pass names_key=..., or set STEPWELL_NAMES_KEY"
+        else:
+            todo = f"the keys here have the ids {', '.join(known)}; add the missing key behind them"
+        super().__init__(f"the record at {place} is encrypted: {what} needs the key with the id {key_id!r}; {todo}")
+
+
+class NotEncrypted(StoredDataError):
+    """A stored text is not encrypted, and the reader does not allow that."""
+
+    def __init__(self, place: str, what: str) -> None:
+        self.place: str = place
+        self.what: str = what
+        super().__init__(
+            f"the record at {place} has plaintext in an encrypted storage: {what} is not encrypted; find out which "
+            "program wrote it; to encrypt records of earlier releases of a bot, use allow_plaintext=True and "
+            "'stepwell rotate-keys'"
+        )
+
+
 class DamagedStorage(StoredDataError):
     """The structure of the store is damaged, not only a record."""
 

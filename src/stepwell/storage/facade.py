@@ -234,7 +234,8 @@ def _random_id() -> str:
 
 
 def _raw_texts(texts: Mapping[str, str]) -> dict[str | bytes, str | bytes]:
-    return {_raw(name): _raw(text) for name, text in texts.items() if not isinstance(text, Damage)}
+    found = {name: text.found if isinstance(text, Damage) else text for name, text in texts.items()}
+    return {_raw(name): _raw(text) for name, text in found.items() if text is not None}
 
 
 def _raw(text: str) -> str | bytes:

@@ -94,14 +94,18 @@ def open_storage(url: str, **options: Any) -> Storage:
     """Return a storage for a URL. ``async with`` opens and closes it; the first operation opens it too.
 
     The schemes are ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``,
-    ``redis+cluster://``, ``postgresql://``, and those of backends in the entry point group ``stepwell.storage``.
-    The options are those of the storage's class.
+    ``redis+cluster://``, ``postgresql://``, and those of backends in the entry point group ``stepwell.storage``. With
+    ``sealed+`` before the scheme, the records are encrypted with the keys in ``STEPWELL_KEYS``. The options are those
+    of the storage's class.
     """
     if not isinstance(url, str):
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")
     scheme, separator, _ = url.partition(":")
     if not separator or not _SCHEME.fullmatch(scheme):
         raise UnknownScheme("", sorted(_OURS))
+    if scheme.lower().startswith("sealed+"):
+        # Its options are also those of the storage that it encrypts.
+        return _sealed().from_url(url, **options)
     backend = _backend(scheme.lower())
     known, takes_any = _options(backend)
     unknown = sorted(set(options) - set(known))
@@ -138,9 +142,7 @@ def _no_option(backend: type[Storage], names: str, known: list[str]) -> InvalidO
 
 def _backend(scheme: str) -> type[Storage]:
     if scheme in _OURS:
-        module, _, name = _OURS[scheme].partition(":")
-        ours: type[Storage] = getattr(import_module(module), name)
-        return ours
+        return _imported(_OURS[scheme])
     # Reading the installed packages' metadata is slow, and only a third-party scheme needs it.
     from importlib.metadata import entry_points
 
@@ -148,6 +150,16 @@ def _backend(scheme: str) -> type[Storage]:
         if point.name == scheme:
             return _load(point)
     raise UnknownScheme(scheme, sorted({*_OURS, *(point.name for point in entry_points(group=_GROUP))}))
+
+
+def _sealed() -> type[Storage]:
+    return _imported("stepwell.storage.sealed:SealedStorage")
+
+
+def _imported(where: str) -> type[Storage]:
+    module, _, name = where.partition(":")
+    ours: type[Storage] = getattr(import_module(module), name)
+    return ours
 
 
 def _load(point: EntryPoint) -> type[Storage]:
