@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 SITE := $(VENV)/.site
 
-.PHONY: help demo test check docs bench torture clean
+.PHONY: help demo test check docs dist bench torture clean
 
 help:
 	@echo "make demo    chat with a bot that survives kill -9, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, complete types, the layers, the exported names"
 	@echo "make docs    the site, in build/docs"
+	@echo "make dist    sdist and wheel in dist, tried in empty environments"
 	@echo "make bench   benchmarks of Stepwell and its peers, side by side"
 	@echo "make torture all randomised and fault tests with many repetitions (hours)"
 	@echo "make clean   remove the environment and all caches"
@@ -57,6 +58,17 @@ $(SITE): $(READY)
 docs: $(SITE)
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env --jobs auto docs build/docs
 	@echo "Open build/docs/index.html"
+
+DIST_READY := $(VENV)/.dist
+
+$(DIST_READY): $(READY)
+	@echo "Setting up the packages for distribution (once) ..."
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dist
+	@touch $@
+
+# ARGS="--python python3.13" tries the wheel on further versions, ARGS="--extra redis" with this extra only.
+dist: $(DIST_READY)
+	@$(BIN)/python scripts/dist.py $(ARGS)
 
 torture: $(READY)
 	@STEPWELL_DOSE=large $(BIN)/python -m pytest tests/reliability tests/storage tests/codec -s $(ARGS)
