@@ -115,7 +115,7 @@ async def converse(
         person = {"id": user, "is_bot": False, "first_name": "A"}
         message = {"message_id": 1, "date": 1, "from": person, "chat": {"id": user, "type": "private"}, "text": "hi"}
         async with window:
-            calls = await _handled(router, {"update_id": update_id, "message": message})
+            calls = await handled(router, {"update_id": update_id, "message": message})
         report("acknowledged", number, [call["text"] for call in calls])
 
     await asyncio.gather(*(deliver(*delivery) for delivery in deliveries))
@@ -133,14 +133,14 @@ async def register(storage: Storage, report: Report, *, update: dict[str, Any], 
     if hang == "holding":
         router.on(hangs)(hangs)
     router.include(handlers)
-    calls = await _handled(router, update)
+    calls = await handled(router, update)
     if hang == "committed":
         hangs()
     report("answered", [call["text"] for call in calls])
     await asyncio.Event().wait()
 
 
-async def _handled(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
+async def handled(router: Router, update: dict[str, Any]) -> list[dict[str, Any]]:
     while True:
         try:
             return await router.handle(update)

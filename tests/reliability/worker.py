@@ -25,6 +25,7 @@ from stepwell import open_storage
 from tests.reliability import (
     child_roles,
     control_roles,
+    failover_roles,
     log_roles,
     queue_roles,
     roles,
@@ -34,7 +35,10 @@ from tests.reliability import (
     timer_roles,
 )
 
-MODULES = (roles, run_roles, queue_roles, control_roles, child_roles, storm_roles, log_roles, thread_roles, timer_roles)
+MODULES = (
+    *(roles, run_roles, queue_roles, control_roles, child_roles),
+    *(storm_roles, log_roles, thread_roles, timer_roles, failover_roles),
+)
 
 
 def serve() -> None:
