@@ -117,6 +117,7 @@ DOWN = {
     "option": ("sqlite:///{folder}/a.db?nope=1", "has no option 'nope'"),
     "redis": ("redis://localhost:1?patience=0", "localhost:1"),
     "redis-cluster": ("redis+cluster://localhost:1?patience=0", "localhost:1"),
+    "redis-sentinel": ("redis+sentinel://localhost:1/mymaster?patience=0", "localhost:1"),
     "postgres": ("postgresql://localhost:1/x?patience=0", "localhost:1"),
     "port": ("redis://localhost:x", "port"),
 }

@@ -57,13 +57,16 @@ class RedisServer:
 
     def start(self, *more: str) -> None:
         log = self.folder / "log"
-        command = [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = Process([*command, "--save", "", *self._options, *more], log)
+        self.process = Process([*self._command(), *self._options, *more], log)
         give_up = time.monotonic() + 20
         while not self._answers():
             if time.monotonic() > give_up or not self.process.running:
                 raise RuntimeError(f"the Redis server did not start: {log.read_text()[-2000:]}")
             time.sleep(0.01)
+
+    def _command(self) -> list[str]:
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        return [self._program, *place, "--save", ""]
 
     def _answers(self) -> bool:
         try:
@@ -148,6 +151,78 @@ class RedisCluster:
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()
+
+
+class SentinelProcess(RedisServer):
+    """A Sentinel. It writes what it knows to its file, and reads it again after a restart."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = lines
+        super().__init__()
+
+    def _command(self) -> list[str]:
+        file = self.folder / "sentinel.conf"
+        if not file.exists():
+            place = (f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}")
+            file.write_text("\n".join((*place, *self._lines, "")))
+        return [self._program, str(file), "--sentinel"]
+
+
+class Sentinels:
+    """Three Sentinels over a master with two replicas."""
+
+    #: Milliseconds without an answer after which a Sentinel holds a server for down.
+    DOWN_AFTER = 1200
+
+    def __init__(self, *options: str) -> None:
+        safe = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "3", "--repl-diskless-sync-delay", "0")
+        self.options = (*safe, "--repl-diskless-load", "swapdb", *options)
+        self.servers = [RedisServer(*self.options)]
+        master = self.servers[0].port
+        self.servers += [RedisServer(*self.options, "--replicaof", f"127.0.0.1 {master}") for _ in range(2)]
+        self.sentinels = [
+            SentinelProcess(
+                f"sentinel monitor stepwell 127.0.0.1 {master} 2",
+                f"sentinel down-after-milliseconds stepwell {self.DOWN_AFTER}",
+                "sentinel failover-timeout stepwell 3000",
+                "sentinel parallel-syncs stepwell 2",
+            )
+            for _ in range(3)
+        ]
+        self.until_ready()
+
+    def until_ready(self) -> None:
+        """Wait until the Sentinels know each other, and both replicas follow the master."""
+        give_up = time.monotonic() + 60
+        while not self._is_ready():
+            if time.monotonic() > give_up:
+                raise RuntimeError("the Sentinels and their servers did not become ready")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                facts = client.sentinel_master("stepwell")
+                replicas = client.sentinel_slaves("stepwell")
+            up = [each for each in replicas if each["flags"] == "slave" and each["master-link-status"] == "ok"]
+            if facts["num-other-sentinels"] != 2 or len(up) != 2 or facts["flags"] != "master":
+                return False
+        with self.master().client() as client:
+            return bool(client.info("replication").get("min_slaves_good_slaves") == 2)
+
+    def master(self) -> RedisServer:
+        """Return the server that the first Sentinel names."""
+        with self.sentinels[0].client() as client:
+            _, port = client.sentinel_get_master_addr_by_name("stepwell")
+        return next(server for server in self.servers if server.port == port)
+
+    def url(self, query: str = "") -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/stepwell/0{query}"
+
+    def stop(self) -> None:
+        for process in (*self.sentinels, *self.servers):
+            process.stop()
 
 
 def _known(client: redis.Redis) -> int:

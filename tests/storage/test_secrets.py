@@ -43,6 +43,7 @@ FORMS = [
     "redis://:{}@127.0.0.1:{}",
     "rediss://:{}@127.0.0.1:{}/x",
     "redis+cluster://:{}@127.0.0.1:{},127.0.0.1:1",
+    "redis+sentinel://:{}@127.0.0.1:{},127.0.0.1:1/mymaster/0",
     "unix://:{}@/no/such/socket?port={}",
     "sqlite://user:{}@127.0.0.1:{}/bot.db",
     "memory://user:{}@127.0.0.1:{}",

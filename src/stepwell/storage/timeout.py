@@ -38,6 +38,15 @@ class CallTimeout:
         task, self._task = self._task, None
         return self._expired and task is not None and task.uncancel() <= self._cancelling
 
+    def expire(self) -> bool:
+        """End the call in progress as if it had taken too long; return whether there is one."""
+        if self._task is None:
+            return False
+        if not self._expired:
+            self._expired = True
+            self._task.cancel()
+        return True
+
     def close(self) -> None:
         """Cancel the timer."""
         if self._timer is not None:
@@ -52,5 +61,4 @@ class CallTimeout:
         if loop.time() < self._deadline:
             self._timer = loop.call_at(self._deadline, self._check)
         else:
-            self._expired = True
-            self._task.cancel()
+            self.expire()

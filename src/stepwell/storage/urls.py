@@ -22,7 +22,8 @@ _OURS = {
     "memory": "stepwell.storage.memory:MemoryStorage",
     "sqlite": "stepwell.storage.sqlite:SQLiteStorage",
     **dict.fromkeys(
-        ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "stepwell.storage.redis:RedisStorage"
+        ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
+        "stepwell.storage.redis:RedisStorage",
     ),
     "postgresql": "stepwell.storage.postgres:PostgresStorage",
     "postgres": "stepwell.storage.postgres:PostgresStorage",
@@ -94,9 +95,9 @@ def open_storage(url: str, **options: Any) -> Storage:
     """Return a storage for a URL. ``async with`` opens and closes it; the first operation opens it too.
 
     The schemes are ``memory://``, ``sqlite:///bot.db``, ``redis://``, ``rediss://``, ``unix://``,
-    ``redis+cluster://``, ``postgresql://``, and those of backends in the entry point group ``stepwell.storage``. With
-    ``sealed+`` before the scheme, the records are encrypted with the keys in ``STEPWELL_KEYS``. The options are those
-    of the storage's class.
+    ``redis+cluster://``, ``redis+sentinel://``, ``postgresql://``, and those of backends in the entry point group
+    ``stepwell.storage``. With ``sealed+`` before the scheme, the records are encrypted with the keys in
+    ``STEPWELL_KEYS``. The options are those of the storage's class.
     """
     if not isinstance(url, str):
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")

@@ -16,6 +16,7 @@ from stepwell.storage.urls import check_url
 _asyncio = require("redis.asyncio", "redis")
 _connections = require("redis.asyncio.connection", "redis")
 _errors = require("redis.exceptions", "redis")
+_sentinel = require("redis.asyncio.sentinel", "redis")
 _hiredis = require("hiredis", "redis")
 
 __all__ = [
@@ -75,6 +76,9 @@ class ServerConfig(NamedTuple):
     arguments: dict[str, Any]
     #: It is a node of a Cluster.
     cluster: bool = False
+    #: The name under which Sentinels know this server, and the Sentinels. They give its address.
+    master: str = ""
+    sentinels: tuple[Any, ...] = ()
 
     @classmethod
     def from_url(cls, url: str) -> ServerConfig:
@@ -159,7 +163,9 @@ def configs_of_url(url: str) -> list[ServerConfig]:
     scheme, separator, rest = url.partition("://")
     kind, plus, cluster = scheme.lower().partition("+")
     if not separator or (plus and cluster != "cluster"):
-        raise InvalidOption("a Redis URL must begin with redis://, rediss://, unix:// or redis+cluster://")
+        raise InvalidOption(
+            "a Redis URL must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
+        )
     if not plus:
         return [ServerConfig.from_url(f"{kind}://{rest}")]
     at = len(rest) - len(rest.lstrip("/"))
@@ -181,8 +187,23 @@ def configs_of_client(client: Any) -> tuple[list[ServerConfig], bool]:
         ], True
     if isinstance(client, _asyncio.Redis):
         pool = client.connection_pool
+        if isinstance(pool, _sentinel.SentinelConnectionPool):
+            return [_config_of_sentinels(pool)], False
         return [ServerConfig.from_arguments(pool.connection_class, pool.connection_kwargs)], False
     raise InvalidOption(f"client must be a redis.asyncio.Redis or RedisCluster, not {type(client).__name__}")
+
+
+def _config_of_sentinels(pool: Any) -> ServerConfig:
+    """Return the master of a pool of redis-py's ``Sentinel``."""
+    tls = issubclass(pool.connection_class, _connections.SSLConnection)
+    arguments = {name: value for name, value in pool.connection_kwargs.items() if name != "connection_pool"}
+    sentinels = [
+        ServerConfig.from_arguments(each.connection_pool.connection_class, each.connection_pool.connection_kwargs)
+        for each in pool.sentinel_manager.sentinels
+    ]
+    return ServerConfig.from_arguments(
+        _connections.SSLConnection if tls else _connections.Connection, arguments
+    )._replace(master=str(pool.service_name), sentinels=tuple(each.for_messages() for each in sentinels))
 
 
 class RedisConnection:
@@ -195,6 +216,8 @@ class RedisConnection:
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
+        #: Why the present exchange was ended before its timeout.
+        self._abandoned = ""
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send all commands at once and return their replies; an error reply is a ``Refused``.
@@ -224,7 +247,8 @@ class RedisConnection:
             await self.close()
             if not self._timeout.end():
                 raise
-            what = f"does not answer within {self._timeout.seconds:g} s"
+            why, self._abandoned = self._abandoned, ""
+            what = why or f"does not answer within {self._timeout.seconds:g} s"
             raise self._unavailable(what, None, sent=sent) from error
         except StorageUnavailable:
             await self.close()
@@ -238,6 +262,9 @@ class RedisConnection:
         except _errors.ResponseError as error:
             # Errors of commands are replies, so this is an error of the handshake.
             await self.close()
+            if isinstance(error, _errors.NoPermissionError):
+                what = "does not permit its user to connect; see the ACL line in docs/redis.md"
+                raise self._unavailable(what, error, sent=sent, final=True) from error
             if "DB index" not in str(error):
                 raise self._unavailable("cannot be reached", error, sent=sent) from error
             raise self._unavailable(
@@ -265,6 +292,13 @@ class RedisConnection:
         except (_errors.RedisError, OSError) as error:
             await self.close()
             raise self._unavailable("cannot be reached", error, sent=True) from error
+
+    async def abandon(self, why: str) -> None:
+        """Close the connection. An exchange in progress ends with ``StorageUnavailable``, whose message has ``why``."""
+        if self._timeout.expire():
+            self._abandoned = why
+        else:
+            await self.close()
 
     async def close(self, *, wait: bool = False) -> None:
         """Close the connection, and ``wait`` until it is closed; the next exchange opens a new one."""

@@ -1,4 +1,4 @@
-"""Records in Redis or Valkey, on a single server or a Cluster, shared by many workers.
+"""Records in Redis or Valkey, on a single server, the master of Sentinels, or a Cluster, shared by many workers.
 
 ``record.lua`` documents the keys. A batch is one call of ``batch.lua``; in a Cluster it is one call for
 each hash tag, to all nodes concurrently.
@@ -22,6 +22,7 @@ from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.notices import RedisChannel
+from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
     TAGS,
@@ -107,7 +108,11 @@ class RedisStorage(Storage):
             raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
         check_patience(patience, timeout)
         configs, cluster = configs_of_client(client)
-        self._server: Server | Cluster = Cluster(configs, timeout) if cluster else Server(configs[0], timeout)
+        self._server: Server | Cluster
+        if cluster:
+            self._server = Cluster(configs, timeout)
+        else:
+            self._server = (SentinelServer if configs[0].sentinels else Server)(configs[0], timeout)
         self._keys = Keys(prefix)
         # The databases of a server share its channels.
         database = configs[0].arguments.get("db") or 0
@@ -125,15 +130,18 @@ class RedisStorage(Storage):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """Return a storage for ``redis://``, ``rediss://``, ``unix://`` or ``redis+cluster://host:port,host:port``.
+        """Return a storage for ``redis://``, ``rediss://`` or ``unix://``.
 
+        ``redis+cluster://host:port,host:port`` is a Cluster, ``redis+sentinel://host:port,host:port/name`` the master
+        that Sentinels know by this name.
         The query may contain options of the storage, and options of redis-py's connections.
         """
         if "client" in options:
             raise InvalidOption("pass a client to RedisStorage(client), without a URL")
         check_url(url)
         rest, ours = take_options(url, URL_OPTIONS, "a Redis URL")
-        return cls(configs_of_url(rest), **(ours | options))
+        configs = [sentinel_config(rest)] if is_sentinel_url(rest) else configs_of_url(rest)
+        return cls(configs, **(ours | options))
 
     def __repr__(self) -> str:
         return f"<RedisStorage at {self._server.location}>"
