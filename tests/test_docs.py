@@ -34,6 +34,16 @@ def test_no_local_link_of_a_page_is_broken(page: Path) -> None:
     assert broken(page) == []
 
 
+def test_every_page_is_in_a_list_of_contents() -> None:
+    listed: set[Path] = set()
+    for page in PAGES:
+        for contents in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            entries = [line for line in contents.splitlines() if line and not line.startswith(":")]
+            listed |= {found.resolve() for entry in entries for found in page.parent.glob(f"{entry}.md")}
+    docs = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert docs - listed == {ROOT / "docs" / "index.md"}
+
+
 def test_the_readme_has_snippets() -> None:
     assert ROOT / "README.md" in WITH_SNIPPETS
 
