@@ -21,9 +21,10 @@ class Registration(Flow, name="registration"):
     default_state = get_name
 
 
-def make_bot(token: str, storage: Storage | str, *, threaded: bool = True, **options: Any) -> TeleBot:
+def make_bot(token: str, storage: Storage | str, **options: Any) -> TeleBot:
     """Return the bot over any storage; options are passed to the FSM."""
-    bot = TeleBot(token, threaded=threaded)
+    # Without threads, Telegram keeps an update until it is handled.
+    bot = TeleBot(token, threaded=False)
     setup(bot, FSM("registration_bot", storage=storage, flows=[Registration], **options))
 
     def begin(message: Message) -> None:

@@ -15,12 +15,7 @@ from aiogram.client.telegram import TelegramAPIServer
 
 from examples import aiogram_registration, aiogram_states, support_forum
 from stepwell.playground.botapi import BotAPI, Person
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[BotAPI]:
-    async with BotAPI() as api:
-        yield api
+from tests.adapters.scenarios import check_registration, until_confirmed
 
 
 @asynccontextmanager
@@ -31,10 +26,7 @@ async def polling(dispatcher: Dispatcher, api: BotAPI, chat: Person) -> AsyncIte
     )
     try:
         yield
-        # A handled update is confirmed; another one would be delivered again after a restart.
-        async with asyncio.timeout(60):
-            while chat.bot.updates.pending:
-                await asyncio.sleep(0.01)
+        await until_confirmed(chat.bot)
     finally:
         await dispatcher.stop_polling()
         await running
@@ -46,17 +38,8 @@ async def test_the_registration_bot_in_both_styles(
 ) -> None:
     storage = f"sqlite:///{tmp_path}/bot.db"
     chat = api.chat(api.bot("my_bot"))
-    bob = chat.user(7)
     make: Callable[[str], Dispatcher] = example.make_dispatcher  # type: ignore[attr-defined]
-    async with polling(make(storage), api, chat):
-        assert await chat.ask("/register") == "What's your name?"
-        assert await bob.ask("/register") == "What's your name?"
-        assert await chat.ask("Alice") == "Got it, Alice! What's your email?"
-        assert await bob.ask("/cancel") == "Cancelled."
-    # After a restart.
-    async with polling(make(storage), api, chat):
-        assert await chat.ask("alice@example.com") == "Please confirm."
-        assert await chat.ask("yes") == "Registered! Welcome, Alice!"
+    await check_registration(chat, lambda: polling(make(storage), api, chat))
     assert "Error" not in caplog.text
     assert chat.bot.token not in caplog.text
 

@@ -2,68 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import BotAPI, Person
-from tests.adapters.processes import PATIENCE, Bots, close_nursery
+from stepwell.playground.botapi import BotAPI
+from tests.adapters.processes import Bots
+from tests.adapters.scenarios import LARGE, REGISTRATION, WIZARD, Walk, check_kills
 from tests.backends import Backend, Postgres, Redis, SQLite
 
 MODULE = "tests.adapters.ptb_worker"
-LARGE = os.environ.get("STEPWELL_DOSE") == "large"
-REGISTRATION = [
-    ("/register", "What's your name?"),
-    ("Alice", "Got it, Alice! What's your email?"),
-    ("alice@example.com", "Please confirm."),
-    ("yes", "Registered! Welcome, Alice!"),
-]
-WIZARD = [
-    ("/register", "What's your name?"),
-    ("Alice", "What's your email?"),
-    ("alice@example.com", "Alice, alice@example.com: is that right?"),
-    ("Confirm", "Registered! Welcome, Alice!"),
-]
 BOTS = {"registration": REGISTRATION, "wizard": WIZARD}
 STYLES = {"handler": "tests.adapters.ptb_walkers:make_handler", "flow": "tests.adapters.ptb_walkers:make_flow"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nursery() -> Iterator[None]:
-    yield
-    close_nursery(MODULE)
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[BotAPI]:
-    async with BotAPI(webhook_pause=0.05) as api:
-        yield api
-
-
-@pytest.fixture
-def bots(api: BotAPI, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bots]:
-    bots = Bots(MODULE, api, tmp_path, request.param)
-    yield bots
-    bots.kill()
-
-
-@pytest.fixture
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    backend = request.param(tmp_path)
-    yield backend
-    await backend.close()
-
-
-async def say(chat: Person, text: str) -> None:
-    if text == "Confirm":
-        await chat.press(text)
-    else:
-        await chat.send(text)
 
 
 @pytest.mark.parametrize(
@@ -73,28 +23,9 @@ async def say(chat: Person, text: str) -> None:
 )
 async def test_a_bot_killed_at_any_moment_loses_no_update(api: BotAPI, bots: Bots, name: str, tmp_path: Path) -> None:
     make, storage = f"tests.adapters.ptb_walkers:make_{name}", f"sqlite:///{tmp_path}/bot.db"
-    chat, conversation = api.chat(bots.bot), BOTS[name]
-    worker = bots.start(make, storage)
+    bots.start(make, storage)
     await bots.until_listening(1)
-    for number, (said, answer) in enumerate(conversation):
-        await say(chat, said)
-        if LARGE or number in (1, 3):
-            await asyncio.sleep(random.uniform(0, 0.05))
-            worker.kill()
-            worker = bots.start(make, storage)
-        async with asyncio.timeout(PATIENCE):
-            while chat.last != answer:
-                try:
-                    await chat.hear(timeout=PATIENCE)
-                except TimeoutError:
-                    raise AssertionError(f"no answer to {said!r}; the workers said:\n{bots.log()[-3000:]}") from None
-        await bots.settled()
-    # At least once, and never anything else or out of order.
-    texts = [message["text"] for message in chat.messages if message["from"]["is_bot"]]
-    expected = [answer for _, answer in conversation]
-    assert list(dict.fromkeys(texts)) == expected
-    assert texts == sorted(texts, key=expected.index)
-    assert bots.bot.token not in bots.log()
+    await check_kills(api, bots, make, storage, BOTS[name], range(4) if LARGE else (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -108,46 +39,15 @@ async def test_a_bot_killed_at_any_moment_loses_no_update(api: BotAPI, bots: Bot
 async def test_two_workers_behind_one_webhook_make_each_transition_once(
     api: BotAPI, bots: Bots, server: Backend, style: str
 ) -> None:
-    users, kills = (500, 10) if LARGE else (10, 1)
-    seed = random.randrange(10**6)
-    dice = random.Random(seed)
-    url = server.place()
-    for _ in range(2):
-        bots.start(STYLES[style], url)
-    chats = [api.chat(bots.bot, user=1000 + number) for number in range(users)]
-    again = 0
-    for number in range(10):
-        for chat in chats:
-            await chat.send(str(number))
-            if dice.random() < 0.05 or not again:
-                await chat.redeliver()
-                again += 1
-    # A connection stays with the worker that accepted it, so both must be running first.
-    await bots.until_listening(2)
-    await bots.listen()
-    total = len(bots.bot.updates.pending)
-    for kill in range(1, kills + 1):
-        async with asyncio.timeout(PATIENCE * 3):
-            while len(bots.bot.updates.pending) > total * (1 - kill / (kills + 1)):
-                await asyncio.sleep(0.01)
-        bots.workers[-2].kill()
-        bots.start(STYLES[style], url)
-        await bots.until_listening(2 + kill)
-    await bots.settled(PATIENCE * (10 if LARGE else 3))
-    assert again
+    walk, url = Walk(api, bots, users=500 if LARGE else 10), server.place()
+    await walk.run(STYLES[style], url, kills=10 if LARGE else 1)
     storage = server.storage(url)
-    workers: Counter[int] = Counter()
-    for chat in chats:
+    for chat in walk.chats:
         record = await storage.get_state("walkers", chat.id if style == "handler" else (chat.id, chat.id))
-        assert record is not None, f"seed {seed}: {chat.id} is missing; {bots.log()[-2000:]}"
-        arrived = "1" if style == "handler" else "arrived"
-        assert (record.flow, record.state) == ("walk", arrived), f"seed {seed}: {record}"
-        data = {key.removeprefix("user_data."): value for key, value in record.data.items()}
-        # Updates that are delivered again may overtake others.
-        assert sorted(data["steps"]) == [str(number) for number in range(10)], f"seed {seed}"
+        found = {} if record is None else record.data
+        data = {key.removeprefix("user_data."): value for key, value in found.items()}
+        walk.check(chat, record, "1" if style == "handler" else "arrived", data)
         if style == "handler":
-            assert data["chat_data.n"] == 10, f"seed {seed}"
-        workers.update(data["by"])
-    assert sum(workers.values()) == users * 10
+            assert data["chat_data.n"] == 10, f"seed {walk.seed}"
     # The system may give all connections of a few users to one worker.
-    assert len(workers) >= (2 if LARGE else 1), f"only one worker did anything: {workers}"
+    walk.check_workers(2 if LARGE else 1)

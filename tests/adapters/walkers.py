@@ -26,7 +26,7 @@ class Walk(Flow, name="walk"):
 
 def make_dispatcher(storage: str) -> Dispatcher:
     dispatcher = Dispatcher(disable_fsm=True)
-    setup(dispatcher, FSM("walkers", storage=storage, flows=[Walk]))
+    setup(dispatcher, FSM("walkers", storage=storage, flows=[Walk], lease=1.0))
 
     @dispatcher.message(fsm_flow(None))
     async def begin(message: Message, ctx: Context) -> None:
