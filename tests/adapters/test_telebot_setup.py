@@ -244,6 +244,42 @@ async def test_updates_of_different_types_are_handled_in_the_order_in_which_they
     assert seen == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("awaits", [False, True], ids=["sync", "async"])
+async def test_a_call_that_fails_after_the_commit_does_not_fail_the_update(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, awaits: bool
+) -> None:
+    fsm = FSM("my_bot", storage="memory://", flows=[Registration])
+    async with BotAPI() as api:
+        for helper in (apihelper, asyncio_helper):
+            monkeypatch.setattr(helper, "API_URL", f"{api.url}/bot{{0}}/{{1}}")
+        registered = api.bot("my_bot")
+        person = api.chat(registered)
+
+        def answer(message: types.Message) -> None:
+            fsm_of(message).call("sendMessage", chat_id=5, text="The chat does not exist.")
+            fsm_of(message).answer("hello")
+
+        async def answer_async(message: types.Message) -> None:
+            answer(message)
+
+        if awaits:
+            async_bot = AsyncTeleBot(registered.token)
+            setup(async_bot, fsm)
+            async_bot.register_message_handler(answer_async)
+            await async_bot.process_new_updates([update("hi")])
+            await async_bot.close_session()
+        else:
+            bot = TeleBot(registered.token, threaded=False)
+            setup(bot, fsm)
+            bot.register_message_handler(answer)
+            await asyncio.to_thread(bot.process_new_updates, [update("hi")])
+            await asyncio.to_thread(bot.stop_bot)
+            await asyncio.to_thread(apihelper._get_req_session().close)
+        assert await person.answer() == "hello"
+    assert "sendMessage failed after the update was handled" in caplog.text
+    assert registered.token not in caplog.text
+
+
 def test_a_group_that_becomes_a_supergroup_keeps_its_conversations(fsm: FSM) -> None:
     bot = TeleBot("7:token", threaded=False)
     setup(bot, fsm)

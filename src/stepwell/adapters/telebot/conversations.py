@@ -7,9 +7,11 @@ replaces methods of the bot object.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from telebot import TeleBot
 from telebot.async_telebot import AsyncTeleBot
@@ -29,6 +31,10 @@ from stepwell.fsm.update import Update
 
 __all__ = ["BotConversations", "setup"]
 
+logger: logging.Logger = logging.getLogger(__name__)
+
+_Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
+
 
 def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
     """Let the handlers of a bot use conversations: ``ctx = fsm_of(message)``.
@@ -43,21 +49,28 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
         raise InvalidOption(f"setup(bot, fsm) takes an FSM, got {fsm!r}")
     if hasattr(bot, _MARK):
         raise UsageError("setup() was already called for this bot; put all flows in one FSM(flows=[...])")
+    # Not typed in telebot.
+    handle_exception: Any = bot._handle_exception
     if isinstance(bot, TeleBot):
-        _replace_methods(bot, BotConversations(bot, fsm, lambda call: call_in_thread(call_bot, bot.token, call)))
+        send: _Send = partial(call_in_thread, call_bot, bot.token)
+        _replace_methods(bot, BotConversations(bot, fsm, send, partial(call_in_thread, handle_exception)))
     else:
-        _replace_async_methods(bot, BotConversations(bot, fsm, lambda call: async_call_bot(bot.token, call)))
+        send = partial(async_call_bot, bot.token)
+        _replace_async_methods(bot, BotConversations(bot, fsm, send, handle_exception))
 
 
 class BotConversations:
     """The conversations of one bot."""
 
-    def __init__(self, bot: Any, fsm: FSM, send: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+    def __init__(
+        self, bot: Any, fsm: FSM, send: _Send, handle_exception: Callable[[Exception], Awaitable[bool]]
+    ) -> None:
         self.fsm: FSM = fsm
         #: Whether the timers run.
         self.running: bool = False
         self._bot = bot
         self._send = send
+        self._handle_exception = handle_exception
         self._starting = asyncio.Lock()
         self._handling: set[HandledEvent] = set()
         self._idle = asyncio.Event()
@@ -107,13 +120,21 @@ class BotConversations:
         handled = remember(event)
         self._handling.add(handled)
         try:
-            calls = await self._commit(handled, handlers)
-            for call in calls:
-                await self._send(call)
+            for call in await self._commit(handled, handlers):
+                await self._call(call)
         finally:
             self._handling.discard(handled)
             if not self._handling:
                 self._idle.set()
+
+    async def _call(self, call: dict[str, Any]) -> None:
+        try:
+            await self._send(call)
+        except Exception as error:  # noqa: BLE001 it is passed to the exception handler
+            # The changes are written, so the update must not be delivered again: the call could fail every time.
+            if not await self._handle_exception(error):
+                reason = str(error).replace(self._bot.token, "<token>")
+                logger.error("%s failed after the update was handled: %s", call["method"], reason)  # noqa: TRY400
 
     async def _commit(
         self, handled: HandledEvent, handlers: Callable[[HandledEvent], Awaitable[None]]
