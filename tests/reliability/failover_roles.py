@@ -7,8 +7,10 @@ import random
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from stepwell import Storage
+from stepwell.errors import NotReplicated
 from stepwell.fsm import FSM, Context, Router
 from tests.reliability.roles import OPERATIONS, Done, Report, handled
 
@@ -16,7 +18,7 @@ from tests.reliability.roles import OPERATIONS, Done, Report, handled
 THINK = 0.02
 
 
-async def converse_on(storage: Storage, report: Report, *, users: int, stop: str) -> None:
+async def converse_on(storage: Storage, report: Report, *, users: int, stop: str, first: int = 1) -> None:
     """Send updates of several users, each after the answer to the last one. The handler counts and adds their ids."""
     router = Router(FSM("talk", storage=storage, flows=[]))
 
@@ -31,11 +33,21 @@ async def converse_on(storage: Storage, report: Report, *, users: int, stop: str
         for update_id in count(user * 1_000_000 + 1):
             if Path(stop).exists():
                 return
-            await handled(router, {"update_id": update_id, "message": message})
+            await _delivered(router, {"update_id": update_id, "message": message})
             report("acknowledged", user, update_id, time.monotonic())
             await asyncio.sleep(random.uniform(0, THINK))
 
-    await asyncio.gather(*(one(user) for user in range(1, users + 1)))
+    await asyncio.gather(*(one(user) for user in range(first, first + users)))
+
+
+async def _delivered(router: Router, update: dict[str, Any]) -> None:
+    while True:
+        try:
+            await handled(router, update)
+            return
+        except NotReplicated:
+            # A webhook that was not acknowledged is sent again.
+            continue
 
 
 async def operate_on(storage: Storage, report: Report, *, tasks: int, keys: int, seed: int, stop: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import asyncpg
@@ -14,16 +13,15 @@ import pytest
 
 from stepwell import open_storage
 from tests.reliability.dose import dose, seeded
+from tests.reliability.failovers import LONGER, check_totals, longest_pause, pause_of, progress
 from tests.reliability.linear import Op, check
-from tests.reliability.workers import Worker, Workers
+from tests.reliability.workers import Workers
 from tests.servers.standby import StandbyPair
 
 #: Users of each of the two workers.
 USERS = 25
 #: Errors of a plain client during a promotion.
 FAILURES = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-#: Seconds that a user may wait longer than a plain client of the servers.
-LONGER = 2.0
 
 
 @pytest.fixture
@@ -59,32 +57,6 @@ class Prober:
                 connection.terminate()
 
 
-def pause_of(times: list[float], since: float) -> float:
-    """Return the longest time between two successes, from just before the kill on."""
-    return max(later - earlier for earlier, later in pairwise(times) if later >= since)
-
-
-def acknowledged(worker: Worker) -> dict[int, list[tuple[int, float]]]:
-    """Return the id and time of each update of each user."""
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for _, user, update_id, at in worker.reported("acknowledged"):
-        found[user].append((update_id, at))
-    return found
-
-
-async def progress(worker: Worker, prober: Prober, updates: int) -> None:
-    """Wait until each user has this many updates, and the plain client has one success, from now on."""
-    since = time.monotonic()
-    async with asyncio.timeout(120):
-        while True:
-            users = acknowledged(worker).values()
-            recent = [sum(at > since for _, at in times[-updates:]) for times in users]
-            if len(recent) == USERS and min(recent) >= updates and prober.times[-1:] > [since]:
-                return
-            assert worker.alive()
-            await asyncio.sleep(0.05)
-
-
 async def test_promotions_under_load_lose_and_repeat_nothing(
     pair: StandbyPair, workers: Workers, tmp_path: Path
 ) -> None:
@@ -103,14 +75,14 @@ async def test_promotions_under_load_lose_and_repeat_nothing(
             if number:
                 await pair.replace_standby()
             await pair.synchronize(("on", "remote_apply")[number % 2])
-            await progress(talking, prober, 3)
+            await progress([talking], USERS, prober.times, 3)
             await asyncio.sleep(choose.uniform(0, 0.1))
             killed = time.monotonic()
             await asyncio.to_thread(pair.primary.kill)
             await pair.promote()
-            await progress(talking, prober, 1)
+            await progress([talking], USERS, prober.times, 1)
             plain = pause_of(prober.times, killed)
-            ours = max(pause_of([at for _, at in times], killed) for times in acknowledged(talking).values())
+            ours = longest_pause([talking], killed)
             print(f"promotion {number + 1}: a plain client waited {plain:.2f} s, users at most {ours:.2f} s")
             assert ours <= plain + LONGER
         stop.touch()
@@ -119,11 +91,7 @@ async def test_promotions_under_load_lose_and_repeat_nothing(
             await worker.wait_for("done")
         await asyncio.wait([probing])
 
-        updates = acknowledged(talking)
-        assert len(updates) == USERS
-        totals = sorted((len(times), sum(update_id for update_id, _ in times)) for times in updates.values())
-        stored = [entry.state.data async for entry in storage.scan("talk")]
-        assert sorted((data["count"], data["total"]) for data in stored) == totals
+        updates = await check_totals(storage, [talking])
     histories: dict[int, list[Op]] = defaultdict(list)
     for _, *fields in operating.reported("op"):
         op = Op(*fields)
@@ -131,5 +99,5 @@ async def test_promotions_under_load_lose_and_repeat_nothing(
     for history in histories.values():
         check(history)
     operations = sum(map(len, histories.values()))
-    print(f"{promotions} promotions, {sum(map(len, updates.values()))} updates, {operations} operations")
+    print(f"{promotions} promotions, {updates} updates, {operations} operations")
     assert operations >= USERS * promotions

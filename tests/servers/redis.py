@@ -80,7 +80,8 @@ class RedisServer:
     def client(self, **options: Any) -> redis.Redis:
         """Return a blocking client for changes to the server by a test; close it with ``with``."""
         once = Retry(NoBackoff(), 0)
-        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=10, retry=once, **options)
+        given: dict[str, Any] = {"decode_responses": True, "socket_timeout": 10, "retry": once, **options}
+        return redis.Redis(port=self.port, **given)
 
     def url(self, query: str = "") -> str:
         return f"redis://127.0.0.1:{self.port}/0{query}"
