@@ -14,12 +14,23 @@ project = "Stepwell"
 copyright = "the authors of Stepwell"  # noqa: A001 - the name that Sphinx reads
 version = release = __version__
 
-extensions = ["myst_parser", "pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "api", "pages"]
 exclude_patterns = ["_site", "images"]
 
 # Links between pages are those that GitHub understands: [text](page.md#heading).
 myst_heading_anchors = 4
 nitpicky = True
+# Annotations name types of other packages, type variables and internal classes, which have no page.
+nitpick_ignore_regex = [("py:(class|obj|exc|data|func)", r".*")]
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+add_module_names = False
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "Stepwell"

@@ -55,6 +55,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         message_thread_id: int | None = None,
         bot_id: int | None = None,
     ) -> str | int | None:
+        """Return the state of a user, or ``None``."""
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
         return self._records.run(self._records.state(key))
 
@@ -126,6 +127,7 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
         message_thread_id: int | None = None,
         bot_id: int | None = None,
     ) -> bool:
+        """Replace the whole data of a user."""
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
         return self._records.run(self._records.set_data(key, data))
 
@@ -166,6 +168,7 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
         message_thread_id: int | None = None,
         bot_id: int | None = None,
     ) -> str | int | None:
+        """Return the state of a user, or ``None``."""
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
         return await self._records.state(key)
 
@@ -237,6 +240,7 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
         message_thread_id: int | None = None,
         bot_id: int | None = None,
     ) -> bool:
+        """Replace the whole data of a user."""
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
         return await self._records.set_data(key, data)
 

@@ -1,0 +1,75 @@
+"""The reference describes every public name, and every public function has a docstring."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell.fsm.keys import KeyStrategy
+from tests.docs.page import ROOT
+from tests.test_public_names import NAMES
+
+sys.path.append(str(ROOT / "docs" / "_site"))
+import public
+
+REFERENCE = ROOT / "docs" / "reference"
+MODULES = sorted({module for page in REFERENCE.glob("*.md") for module in public.modules_of(page)})
+
+
+def test_the_reference_has_every_public_module() -> None:
+    adapters = {f"stepwell.adapters.{path.stem}" for path in (ROOT / "src/stepwell/adapters").iterdir()}
+    adapters = {name for name in adapters if hasattr(importlib.import_module(name), "__all__")}
+    internal = {"stepwell.adapters.aiogram_records", "stepwell.adapters.retry", "stepwell.adapters.imports"}
+    assert sorted({*NAMES, *adapters, "stepwell.fsm.keys", "stepwell.playground.botapi"} - {*MODULES, *internal}) == []
+
+
+def test_the_index_lists_every_page_of_the_reference() -> None:
+    index = (REFERENCE / "index.md").read_text()
+    assert [
+        page.name for page in REFERENCE.glob("*.md") if page.stem != "index" and f"({page.name})" not in index
+    ] == []
+
+
+def functions(value: type) -> Iterator[tuple[str, object]]:
+    """Yield the public methods and properties that a class defines."""
+    for name, member in vars(value).items():
+        if not name.startswith(("_", "test_")):
+            function = getattr(member, "__func__", member)
+            if inspect.isfunction(function) or isinstance(member, property):
+                yield name, getattr(value, name)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "stepwell.pocketflow"])
+def test_every_public_name_and_method_has_a_docstring(module: str) -> None:
+    missing = []
+    for name in public.names_of(module):
+        value = getattr(importlib.import_module(module), name)
+        if (inspect.isclass(value) or inspect.isroutine(value)) and not value.__doc__:
+            missing.append(name)
+        if inspect.isclass(value) and value.__module__.startswith("stepwell"):
+            # The methods of strategies are described by their protocol and in docs/keys.md.
+            strategy = module == "stepwell.fsm.keys" and value is not KeyStrategy
+            known = {"extract", "parts", "tags", "moved"} if strategy else set()
+            missing += [
+                f"{name}.{method}"
+                for method, function in functions(value)
+                if not inspect.getdoc(function) and method not in known
+            ]
+    assert missing == []
+
+
+def test_each_object_has_one_home() -> None:
+    homes = public.homes(REFERENCE)
+    assert len(homes) > 200
+    assert {home[0] for home in homes.values()} <= {page.stem for page in REFERENCE.glob("*.md")}
+
+
+def test_a_page_is_found_by_its_mark(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# Page\n\n```{api} stepwell.log\n```\n")
+    assert public.modules_of(tmp_path / "page.md") == ["stepwell.log"]
+    assert {home[2] for home in public.homes(tmp_path).values()} == {"Log", "LogEntry"}
