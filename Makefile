@@ -31,12 +31,12 @@ $(READY) $(DEMO): pyproject.toml constraints.txt
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	@$(BIN)/python -m stepwell demo
 
-# Tests wait for servers and leases more than they compute, so two cores run four processes well.
-WORKERS ?= 4
+# Tests wait for servers and leases more than they compute, so two cores run six processes well.
+WORKERS ?= 6
 
 # Bytecode is written, because many tests start processes that would compile all modules again.
 test: $(READY)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.forks --forks=$(WORKERS) $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff check .

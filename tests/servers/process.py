@@ -15,7 +15,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
-#: Hypothesis seeds the default generator, and then all workers of pytest-xdist would choose the same ports.
+#: Hypothesis seeds the default generator, and then all processes of the tests would choose the same ports.
 _CHOOSE = random.SystemRandom()
 
 
