@@ -6,12 +6,10 @@ import atexit
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from functools import cache
-from pathlib import Path
 
-from tests.servers import postgres
+from tests.servers import folders, postgres
 from tests.servers.packages import program
 from tests.servers.process import free_port
 
@@ -20,7 +18,7 @@ class PgBouncer:
     """A PgBouncer with few connections to its server, each used for one transaction at a time."""
 
     def __init__(self, server: postgres.PostgresServer, *, connections: int = 2, settings: str = "") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="stepwell-pgbouncer-"))
+        self.folder = folders.new("pgbouncer")
         self.port = free_port()
         users = self.folder / "users.txt"
         users.write_text('"postgres" ""\n')

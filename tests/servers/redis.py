@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.servers import folders
 from tests.servers.packages import program
 from tests.servers.process import Process, free_port
 
@@ -49,7 +48,7 @@ class RedisServer:
     """A server in its own folder. By default it keeps nothing on disk."""
 
     def __init__(self, *options: str, port: int | None = None, program: str | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="stepwell-redis-"))
+        self.folder = folders.new("redis")
         self.port = port or free_port()
         self._options = options
         self._program = program or binary()
