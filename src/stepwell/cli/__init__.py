@@ -179,6 +179,7 @@ def _add_operator_commands(commands: Any) -> None:
         edits,
         imports,
         inspect,
+        keys,
         migrate,
         new,
         records,
@@ -188,6 +189,9 @@ def _add_operator_commands(commands: Any) -> None:
         timers,
     )
 
-    reading, changing = (records, timers, runs, doctor, inspect), (edits, run_edits, schedules, copy, imports, migrate)
+    reading, changing = (
+        (records, timers, runs, doctor, inspect),
+        (edits, run_edits, schedules, copy, imports, migrate, keys),
+    )
     for module in (*reading, *changing, diagram, new, completion):
         module.add(commands)

@@ -116,13 +116,16 @@ def storage_at(url: str, *, create: bool = False, patient: bool = False) -> Stor
     command may run for long.
     """
     options: dict[str, Any] = {"sweep_every": None}
-    if not patient and url.startswith(("redis", "unix:", "postgres")) and "patience=" not in url:
+    is_server = url.removeprefix("sealed+").startswith(("redis", "unix:", "postgres"))
+    if not patient and is_server and "patience=" not in url:
         options["patience"] = PATIENCE
     storage = open_storage(url, **options)
     if not storage.shared:
         raise UsageError(f"{url.partition(':')[0]}:// is in the memory of one process; give the storage of the bot")
-    if isinstance(storage, SQLiteStorage) and not create and not Path(storage.path).exists():
-        raise UsageError(f"there is no file {storage.path}; check --storage and STEPWELL_STORAGE")
+    # The storage inside an encrypted one.
+    store = getattr(storage, "inner", storage)
+    if isinstance(store, SQLiteStorage) and not create and not Path(store.path).exists():
+        raise UsageError(f"there is no file {store.path}; check --storage and STEPWELL_STORAGE")
     return storage
 
 

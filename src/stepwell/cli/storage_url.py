@@ -46,7 +46,7 @@ def _state_folder() -> Path:
 
 def place_of(url: str) -> str:
     """Return the location that a storage URL names, without its password."""
-    parts = urlsplit(url)
+    parts = urlsplit(url.removeprefix("sealed+"))
     if parts.scheme == "sqlite":
         path = unquote(parts.path)[1:]
         home = str(Path.home())
@@ -56,7 +56,7 @@ def place_of(url: str) -> str:
 
 def is_in_memory(url: str) -> bool:
     """Return whether the storage is in the memory of one process and ends with it."""
-    return url.startswith("memory:") or ":memory:" in url
+    return url.removeprefix("sealed+").startswith("memory:") or ":memory:" in url
 
 
 async def check_storage(url: str) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.codec import Seal, decode_namespace, encode_namespace
-from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported, VersionChanged
+from stepwell.errors import CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported, VersionChanged
 from stepwell.record import KEEP, PROCESSES, Address, Change, Head, Keep, ReservedNamespace, Stored
+from stepwell.storage.bulk import all_ended, claim_when_free
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
-from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release, Taken
+from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release
 from stepwell.storage.urls import as_storage
 
 __all__ = ["Copied", "copy_records"]
@@ -91,7 +92,7 @@ async def copy_records(
         for work in (copier.copy, copier.compare) if verify else (copier.copy,):
             for copied.namespace in names:
                 async for addresses in _pages(source, copied.namespace):
-                    await _all(work(address) for address in addresses)
+                    await all_ended(work(address) for address in addresses)
                     if progress is not None:
                         progress(copied)
     finally:
@@ -156,7 +157,7 @@ class _Copier:
     async def _copy(self, address: Address) -> None:
         there: Stored | None = await self._target.perform(Get(address))
         token = self._source.ids()
-        claimed = await self._claimed(self._source, address, token)
+        claimed = await claim_when_free(self._source, address, token, LEASE, self._wait)
         try:
             if claimed.record is None:
                 return
@@ -188,7 +189,7 @@ class _Copier:
     ) -> None:
         """Write a record to the target, and then more parts."""
         token = self._target.ids()
-        base = (await self._claimed(self._target, address, token)).base
+        base = (await claim_when_free(self._target, address, token, LEASE, self._wait)).base
 
         async def apply(change: Change) -> None:
             nonlocal base
@@ -292,18 +293,6 @@ class _Copier:
                 return
             first = next(reversed(ours.parts)) + "\0"
 
-    async def _claimed(self, storage: Storage, address: Address, token: str) -> Claimed:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait
-        while True:
-            result = await storage.perform(Claim(address, token, LEASE))
-            if not isinstance(result, Taken):
-                claimed: Claimed = result
-                return claimed
-            if loop.time() >= deadline:
-                raise Busy(address.text, self._wait)
-            await asyncio.sleep(min(0.1, max(result.remaining, 0.001)))
-
 
 def _pieces(parts: Mapping[str, str]) -> list[dict[str, str | None]]:
     """Return parts in pieces; at least one piece, so that a record without parts is written too."""
@@ -329,11 +318,3 @@ def _content(record: Stored) -> tuple[Any, ...]:
         record.expires_at is None,
         record.queue,
     )
-
-
-async def _all(works: Iterable[Any]) -> None:
-    """Await all concurrently, and raise the first error after all have ended."""
-    results = await asyncio.gather(*works, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

@@ -165,6 +165,14 @@ class SealedStorage(Storage):
     async def confirm(self, claim: Claim) -> None:
         await self.inner.confirm(claim)
 
+    def decrypted(self, address: Address, stored: Stored) -> Stored:
+        """Return the plaintext of a record of the inner storage."""
+        return self._codec.stored(address, stored)
+
+    def decrypted_memo(self, address: Address, memo: str) -> str:
+        """Return the plaintext of a memo of the inner storage."""
+        return self._codec.memo(address, memo)
+
     # Lists
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
