@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from redis.asyncio.sentinel import Sentinel as Client
 
-from stepwell import State, open_storage
+from stepwell import State, Storage, open_storage
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.slot import Slot
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.sentinel import sentinel_config
 from tests.servers.process import free_port
 from tests.servers.proxy import CERTIFICATE, Proxy
-from tests.servers.redis import RedisServer, SentinelProcess
+from tests.servers.redis import RedisServer, SentinelProcess, the_cluster
+from tests.storage.test_redis_cluster import linked
 from tests.storage.test_redis_faults import acl_line
 
 BOT = "bot"
@@ -24,7 +27,7 @@ BOT = "bot"
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    server = RedisServer()
+    server = RedisServer("--repl-diskless-sync-delay", "0")
     yield server
     server.stop()
 
@@ -162,6 +165,63 @@ async def test_tls_checks_the_certificates_of_sentinels(sentinel: SentinelProces
             await open_storage(place, patience=0.1).open()
         with pytest.raises(StorageUnavailable, match="does not know this name, it knows one"):
             await open_storage(f"{place}?ssl_ca_certs={CERTIFICATE}", patience=0.1).open()
+
+
+async def test_lists_that_may_lag_are_read_from_a_replica(server: RedisServer) -> None:
+    replica = RedisServer("--replicaof", f"127.0.0.1 {server.port}")
+    await linked(server)
+    sentinel = SentinelProcess(f"sentinel monitor one 127.0.0.1 {server.port} 1")
+    try:
+        with sentinel.client() as client:
+            while [each["master-link-status"] for each in client.sentinel_slaves("one")] != ["ok"]:
+                await asyncio.sleep(0.05)
+        async with open_storage(url(sentinel), replicas="scan", durability="wait") as storage:
+            await check_lists(storage, [server], [replica])
+            replica.process.kill()
+            assert await keys_of(storage, may_lag=True) == set(range(100)), "the master answers"
+    finally:
+        sentinel.stop()
+        replica.stop()
+
+
+async def test_lists_that_may_lag_are_read_from_replicas_of_a_cluster() -> None:
+    cluster = the_cluster()
+    masters = cluster.masters()
+    replicas = [node for node in cluster.nodes if node not in masters]
+    place = cluster.url(f"?prefix={uuid.uuid4().hex}&replicas=scan&durability=wait")
+    async with open_storage(place, sweep_every=None) as storage:
+        await check_lists(storage, masters, replicas)
+
+
+async def check_lists(storage: Storage, masters: list[RedisServer], replicas: list[RedisServer]) -> None:
+    await asyncio.gather(*(storage.set_state(BOT, n, State("f", "s", {"n": n})) for n in range(100)))
+    for may_lag, serving, idle in ((True, replicas, masters), (False, masters, replicas)):
+        before = scripts(serving), scripts(idle)
+        # WAIT counts a write when a replica has received it, and the replica applies it a moment later.
+        while await keys_of(storage, may_lag=may_lag) != set(range(100)):
+            assert may_lag
+        assert scripts(serving) > before[0]
+        assert scripts(idle) == before[1]
+
+
+async def keys_of(storage: Storage, *, may_lag: bool) -> set[Any]:
+    return {entry.key async for entry in storage.scan(BOT, may_lag=may_lag)}
+
+
+def scripts(servers: list[RedisServer]) -> int:
+    """Return how many scripts these servers have run for clients."""
+    count = 0
+    for server in servers:
+        with server.client() as client:
+            count += client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    return count
+
+
+def test_a_single_server_has_no_replicas_to_read_from() -> None:
+    with pytest.raises(InvalidOption, match=r"needs redis\+sentinel:// or redis\+cluster://"):
+        open_storage("redis://localhost?replicas=scan")
+    with pytest.raises(InvalidOption, match="replicas is 'none' or 'scan', not 'all'"):
+        open_storage("redis+sentinel://localhost/m?replicas=all")
 
 
 @pytest.mark.parametrize(

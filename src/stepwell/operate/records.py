@@ -92,7 +92,7 @@ async def counted(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count
     found: Counter[tuple[str | None, str | None]] = Counter()
     oldest: dict[tuple[str | None, str | None], float] = {}
     looked = 0
-    async for entry in storage.scan(bot, page=PAGE):
+    async for entry in storage.scan(bot, page=PAGE, may_lag=True):
         if looked == limit:
             break
         looked += 1
@@ -126,9 +126,8 @@ async def listed(
     ``after``: the key of a record that was listed before, as text; the list continues behind it. ``on_look`` is called
     with the number of records read, after each page; before that, ``on_page`` is called with the key of the last one.
     """
-    query = Query(
-        encode_namespace(bot, storage.limits), wanted.flow, wanted.state, wanted.tags[0] if wanted.tags else None
-    )
+    tag = wanted.tags[0] if wanted.tags else None
+    query = Query(encode_namespace(bot, storage.limits), wanted.flow, wanted.state, tag, may_lag=True)
     before = written_before(storage, wanted.older_than)
     looked = 0
     async for page in pages(storage, query, after):

@@ -100,7 +100,7 @@ async def listed_runs(
     seen: set[str] = set()
     looked = 0
     for section in sections[sections.index(status) :]:
-        query = Query(namespace, state=section or None, tag=tag)
+        query = Query(namespace, state=section or None, tag=tag, may_lag=True)
         async for page in pages(storage, query, key):
             for address, stored in page:
                 if address.key in seen:

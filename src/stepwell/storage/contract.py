@@ -402,11 +402,15 @@ class Storage(Facade):
         state: str | Any_ | None = ANY,
         tag: str | None = None,
         page: int = 500,
+        may_lag: bool = False,
     ) -> AsyncIterator[Entry]:
-        """Yield the records of a bot, optionally only those in a flow or state, or with a tag. Not a snapshot."""
+        """Yield the records of a bot, optionally only those in a flow or state, or with a tag. Not a snapshot.
+
+        ``may_lag``: a replica may answer, without the latest writes, if the storage has the option ``replicas``.
+        """
         if page < 1:
             raise InvalidOption(f"page must be the number of records to read at once, not {page!r}")
-        query = Query(encode_namespace(namespace, self.limits), flow, state, tag)
+        query = Query(encode_namespace(namespace, self.limits), flow, state, tag, may_lag)
         after: Any = None
         while True:
             if self._loop is not asyncio.get_running_loop():

@@ -28,6 +28,8 @@ class Query(NamedTuple):
     flow: str | Any_ | None = ANY
     state: str | Any_ | None = ANY
     tag: str | None = None
+    #: Whether a replica may answer, which may not have the latest writes.
+    may_lag: bool = False
 
 
 class Page(NamedTuple):

@@ -37,6 +37,7 @@ class Cluster:
         self._configs = configs
         self._timeout = timeout
         self._owners: list[ClusterNode | None] = [None] * TAGS
+        self._replicas: list[list[ClusterNode]] = [[]] * TAGS
         #: All nodes, replicas included, in the order in which to query them for the map of slots.
         self._known: list[ClusterNode] = []
         self._connections: dict[tuple[Hashable, ClusterNode], RedisConnection] = {}
@@ -100,6 +101,31 @@ class Cluster:
         raise StorageUnavailable(
             f"the Redis Cluster at {self.location} redirects a call from node to node", sent=bool(answers)
         )
+
+    async def read(self, lane: Hashable, requests: Sequence[Request]) -> list[Answer]:
+        """Send calls that write nothing to replicas, and to the masters those that no replica answers."""
+        groups: dict[ClusterNode, list[int]] = {}
+        for n, request in enumerate(requests):
+            replicas = self._replicas[request.tag]
+            if replicas:
+                groups.setdefault(replicas[0], []).append(n)
+        found: dict[int, Answer] = {}
+
+        async def one(node: ClusterNode, indexes: list[int]) -> None:
+            try:
+                # Without this command, a replica redirects to its master.
+                answers = await ask(self._connection(lane, node), [requests[n] for n in indexes], 0, ("READONLY",))
+            except StorageUnavailable:
+                # Do not wait for it again before the map of slots is loaded again.
+                self._replicas = [[each for each in nodes if each != node] for nodes in self._replicas]
+                return
+            found.update((n, each) for n, each in zip(indexes, answers, strict=True) if type(each[0]) is not Refused)
+
+        await asyncio.gather(*(one(node, indexes) for node, indexes in groups.items()))
+        missing = [n for n in range(len(requests)) if n not in found]
+        if missing:
+            found.update(zip(missing, await self.call(lane, [requests[n] for n in missing]), strict=True))
+        return [found[n] for n in range(len(requests))]
 
     async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
         """Return the replies of all masters to ``INFO`` and ``TIME`` by their location."""
@@ -226,15 +252,16 @@ class Cluster:
 
     def _set_slots(self, ranges: list[Any], source: ClusterNode) -> None:
         owners: list[ClusterNode | None] = [None] * TAGS
+        replicas: list[list[ClusterNode]] = [[]] * TAGS
         known: dict[ClusterNode, None] = {}
         for first, last, *servers in ranges:
             nodes = [ClusterNode(server[0] or source.host, int(server[1])) for server in servers]
             known.update(dict.fromkeys(nodes))
             for tag, slot in enumerate(_SLOTS):
                 if first <= slot <= last:
-                    owners[tag] = nodes[0]
+                    owners[tag], replicas[tag] = nodes[0], nodes[1:]
         known.pop(source, None)
-        self._owners, self._known = owners, [*known, source]
+        self._owners, self._replicas, self._known = owners, replicas, [*known, source]
         self._loads += 1
 
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from stepwell._backoff import backoff
 from stepwell.errors import InvalidOption, StorageError, StorageUnavailable
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
-from stepwell.storage.redis.server import Server, info
+from stepwell.storage.redis.server import Answer, Request, Server, ask, info
 from stepwell.storage.redis.wire import paired
 
 __all__ = ["SentinelServer", "is_sentinel_url", "sentinel_config"]
@@ -25,6 +25,8 @@ ANSWER: Final = 1.0
 CHECK_EVERY: Final = 5.0
 #: Seconds between attempts to watch a Sentinel: the first pause, and the longest.
 PAUSES: Final = (0.1, 5.0)
+#: Seconds for which the list of replicas is used.
+REPLICAS_EVERY: Final = 5.0
 #: Events after which a Sentinel names another master. The one that leads a failover publishes the second one first, and
 #: the other one only when all replicas follow the new master.
 EVENTS: Final = ("+switch-master", "+promoted-slave")
@@ -108,6 +110,9 @@ class SentinelServer(Server):
         #: How often the master was looked up.
         self._lookups = 0
         self._watcher: asyncio.Task[None] | None = None
+        self._replicas: dict[tuple[str, int], RedisConnection] = {}
+        #: When the list of replicas has to be loaded again.
+        self._replicas_until = 0.0
 
     @property
     def location(self) -> str:
@@ -120,6 +125,45 @@ class SentinelServer(Server):
         await super().open(lane)
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="stepwell-sentinel")
+
+    async def read(self, lane: Hashable, requests: Sequence[Request]) -> list[Answer]:
+        """Send calls that write nothing to a replica, or to the master if no replica answers."""
+        with suppress(StorageUnavailable):
+            await self._load_replicas()
+            for address, replica in list(self._replicas.items()):
+                with suppress(StorageUnavailable):
+                    answers = await ask(replica, requests)
+                    if not any(isinstance(reply, Refused) for reply, _ in answers):
+                        return answers
+                # Do not wait for it again before the list is loaded again.
+                self._replicas.pop(address, None)
+                await replica.close()
+        return await self.call(lane, requests)
+
+    async def _load_replicas(self) -> None:
+        """Ask the Sentinels for the replicas that follow the master, if the last answer is some seconds old."""
+        now = asyncio.get_running_loop().time()
+        if now < self._replicas_until:
+            return
+        for config in self._config.sentinels:
+            try:
+                (replicas,) = await self._exchange(config, [("SENTINEL", "REPLICAS", self._config.master)])
+            except StorageUnavailable:
+                continue
+            facts = [paired(each) for each in replicas] if isinstance(replicas, list) else []
+            following = [
+                (each["ip"], int(each["port"]))
+                for each in facts
+                if each.get("flags") == "slave" and each.get("master-link-status") == "ok"
+            ]
+            former, self._replicas = self._replicas, {}
+            for address in following:
+                kept = former.pop(address, None)
+                self._replicas[address] = kept or RedisConnection(self._config.with_address(*address), self._timeout)
+            self._replicas_until = now + REPLICAS_EVERY
+            for connection in former.values():
+                await connection.close()
+            return
 
     async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
         """Return the replies of the master to ``INFO`` and ``TIME`` by its location."""
@@ -139,6 +183,9 @@ class SentinelServer(Server):
             await asyncio.wait([watcher])
         # The next use may be in another event loop.
         self._finding = asyncio.Lock()
+        replicas, self._replicas, self._replicas_until = self._replicas, {}, 0.0
+        for connection in replicas.values():
+            await connection.close(wait=True)
         await super().close()
 
     def _connection(self, lane: Hashable) -> RedisConnection:

@@ -162,6 +162,10 @@ class Server:
                 raise error
         return answers
 
+    async def read(self, lane: Hashable, requests: Sequence[Request]) -> list[Answer]:
+        """Send calls that write nothing, and whose answers may lag."""
+        return await self.call(lane, requests)
+
     async def info(self, lane: Hashable) -> dict[str, tuple[Reply, Reply]]:
         """Return the replies to ``INFO`` and ``TIME`` by the location of the server."""
         return {self.location: await info(self._connection(lane))}

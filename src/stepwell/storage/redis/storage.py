@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["RedisStorage"]
 
 Durability = Literal["fast", "wait"]
+Replicas = Literal["none", "scan"]
 
 _BATCH: Final = Script("batch")
 _PAGE: Final = Script("page")
@@ -63,6 +64,7 @@ URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "patience": float,
     "sweep_every": float,
     "notices": truth,
+    "replicas": str,
 }
 #: Lanes: for writes, for other operations, and for confirmations by replicas. Each has its own connection.
 _WRITES, _REST, _CONFIRM = "writes", "rest", "confirm"
@@ -83,6 +85,8 @@ class RedisStorage(Storage):
     ``prefix``: the beginning of all keys. ``timeout``: seconds to wait for one answer. ``patience``: seconds for which
     calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when a replica has it.
     ``notices=False``: send and receive no notices about new runs; workers poll.
+    ``replicas="scan"``: read lists that may lag from replicas, such as those of the inspector and
+    ``scan(may_lag=True)``.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class RedisStorage(Storage):
         durability: Durability = "fast",
         timeout: float = 5.0,
         notices: bool = True,
+        replicas: Replicas = "none",
         limits: Limits | None = None,
         clock: Callable[[], float] | None = None,
         ids: Callable[[], str] | None = None,
@@ -106,6 +111,8 @@ class RedisStorage(Storage):
             raise InvalidOption(f"durability is 'fast' or 'wait', not {durability!r}")
         if not timeout > 0:
             raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
+        if replicas not in ("none", "scan"):
+            raise InvalidOption(f"replicas is 'none' or 'scan', not {replicas!r}")
         check_patience(patience, timeout)
         configs, cluster = configs_of_client(client)
         self._server: Server | Cluster
@@ -113,6 +120,9 @@ class RedisStorage(Storage):
             self._server = Cluster(configs, timeout)
         else:
             self._server = (SentinelServer if configs[0].sentinels else Server)(configs[0], timeout)
+        if replicas == "scan" and type(self._server) is Server:
+            raise InvalidOption("replicas='scan' needs redis+sentinel:// or redis+cluster://, which know the replicas")
+        self._reads_replicas = replicas == "scan"
         self._keys = Keys(prefix)
         # The databases of a server share its channels.
         database = configs[0].arguments.get("db") or 0
@@ -289,6 +299,7 @@ class RedisStorage(Storage):
                 _PAGE,
                 [(tag, self._keys.listing(tag, space, query.tag)) for tag in tags],
                 [(begin, str(room), *wanted) for begin, room in zip(begins, most, strict=True)],
+                may_lag=query.may_lag,
             )
 
         left = range(first, TAGS)
@@ -433,7 +444,12 @@ class RedisStorage(Storage):
         return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
 
     async def _ask(
-        self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
+        self,
+        script: Script,
+        indexes: Sequence[tuple[int, str]],
+        rows: Sequence[tuple[str, ...]],
+        *,
+        may_lag: bool = False,
     ) -> list[list[Any]]:
         """Call a script on each of these indexes in one round trip."""
         if not indexes:
@@ -445,7 +461,8 @@ class RedisStorage(Storage):
             Request(tag, script, (*call, f"{self._keys.prefixes[tag]}-", index, *basics, *row))
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
-        return [reply for reply, _ in await self._server.call(_ASIDE, requests)]
+        read = self._server.read if may_lag and self._reads_replicas else self._server.call
+        return [reply for reply, _ in await read(_ASIDE, requests)]
 
     async def _ask_same(
         self, script: Script, indexes: Sequence[tuple[int, str]], row: tuple[str, ...]
