@@ -35,13 +35,15 @@ def test_no_local_link_of_a_page_is_broken(page: Path) -> None:
 
 
 def test_every_page_is_in_a_list_of_contents() -> None:
-    listed: set[Path] = set()
+    listed: list[Path] = []
     for page in PAGES:
         for contents in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             entries = [line for line in contents.splitlines() if line and not line.startswith(":")]
-            listed |= {found.resolve() for entry in entries for found in page.parent.glob(f"{entry}.md")}
+            found = [path.resolve() for entry in entries for path in page.parent.glob(f"{entry}.md")]
+            listed += [path for path in found if path != page]
+    assert [page for page in listed if listed.count(page) > 1] == []
     docs = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
-    assert docs - listed == {ROOT / "docs" / "index.md"}
+    assert docs - set(listed) == {ROOT / "docs" / "index.md"}
 
 
 def test_the_readme_has_snippets() -> None:
