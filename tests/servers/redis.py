@@ -91,18 +91,11 @@ class RedisServer:
 
 
 class RedisCluster:
-    """Three masters with a replica each."""
+    """By default three masters with a replica each."""
 
-    def __init__(self) -> None:
-        self.nodes = [
-            RedisServer(
-                *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
-                *("--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0"),
-                *("--repl-diskless-load", "swapdb", "--cluster-replica-validity-factor", "0"),
-                port=free_port(also=BUS),
-            )
-            for _ in range(6)
-        ]
+    def __init__(self, masters: int = 3, *, replicas: int = 1, node_timeout: int = 2000) -> None:
+        self._masters, self._replicas, self._node_timeout = masters, replicas, node_timeout
+        self.nodes = [self._node() for _ in range(masters * (1 + replicas))]
         clients = [node.client() for node in self.nodes]
         try:
             self._form(clients)
@@ -110,22 +103,31 @@ class RedisCluster:
             for client in clients:
                 client.close()
 
+    def _node(self) -> RedisServer:
+        return RedisServer(
+            *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+            *("--cluster-node-timeout", str(self._node_timeout), "--repl-diskless-sync-delay", "0"),
+            *("--repl-diskless-load", "swapdb", "--cluster-replica-validity-factor", "0"),
+            port=free_port(also=BUS),
+        )
+
     def _form(self, clients: list[redis.Redis]) -> None:
+        masters = self._masters
         # The epoch can be set only while a node knows no other node.
         for number, client in enumerate(clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            if number < 3:
-                slots = range(16384 * number // 3, 16384 * (number + 1) // 3)
+            if number < masters:
+                slots = range(16384 * number // masters, 16384 * (number + 1) // masters)
                 client.execute_command("CLUSTER", "ADDSLOTS", *slots)
         for client in clients:
             for other in self.nodes:
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
         ids = [client.execute_command("CLUSTER", "MYID") for client in clients]
-        self._until(lambda: all(_known(client) == 6 for client in clients), "its nodes know each other")
-        for number in range(3):
-            self._until(lambda n=number: ids[n] in _ids(clients[n + 3]), "a replica knows its master")
-            clients[number + 3].execute_command("CLUSTER", "REPLICATE", ids[number])
-        self._until(lambda: all(_settled(client) for client in clients), "it is ready")
+        self._until(lambda: all(_known(client) == len(clients) for client in clients), "its nodes know each other")
+        for number, client in enumerate(clients[masters:]):
+            self._until(lambda n=number, c=client: ids[n % masters] in _ids(c), "a replica knows its master")
+            client.execute_command("CLUSTER", "REPLICATE", ids[number % masters])
+        self._until(lambda: all(_settled(client, self._replicas) for client in clients), "it is ready")
 
     def _until(self, done: Any, what: str) -> None:
         give_up = time.monotonic() + 30
@@ -135,7 +137,7 @@ class RedisCluster:
             time.sleep(0.02)
 
     def url(self, query: str = "") -> str:
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[: self._masters])
         return f"redis+cluster://{hosts}/{query}"
 
     def masters(self) -> list[RedisServer]:
@@ -233,9 +235,10 @@ def _ids(client: redis.Redis) -> str:
     return str(client.execute_command("CLUSTER", "NODES"))
 
 
-def _settled(client: redis.Redis) -> bool:
+def _settled(client: redis.Redis, replicas: int) -> bool:
     info = client.info("replication")
-    linked = (info["role"] == "master" and info["connected_slaves"] == 1) or info.get("master_link_status") == "up"
+    is_master = info["role"] == "master"
+    linked = info["connected_slaves"] == replicas if is_master else info.get("master_link_status") == "up"
     return linked and client.cluster("INFO")["cluster_state"] == "ok"
 
 

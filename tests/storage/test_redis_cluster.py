@@ -125,7 +125,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
     url = the_cluster().url(f"?prefix={uuid.uuid4().hex}")
     async with open_storage(url, sweep_every=None, patience=patience) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
-        owners = storage._server._owners  # type: ignore[attr-defined]
+        owners = storage._server.owners  # type: ignore[attr-defined]
         async with Proxy(owners[_tag(storage, 1)].port) as proxy:
             # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
             owners[_tag(storage, 1)] = ClusterNode("127.0.0.1", proxy.port)
@@ -150,9 +150,9 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
         await storage.set_state(BOT, 1, State("f", "s"))
         cluster = storage._server  # type: ignore[attr-defined]
         tag = _tag(storage, 1)
-        async with Proxy(cluster._owners[tag].port) as proxy:
+        async with Proxy(cluster.owners[tag].port) as proxy:
             proxy.fall_silent()
-            cluster._owners[tag] = ClusterNode("127.0.0.1", proxy.port)
+            cluster.owners[tag] = ClusterNode("127.0.0.1", proxy.port)
             first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
             while not proxy.round_trips:
                 await asyncio.sleep(0.001)
@@ -162,7 +162,7 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
             assert await storage.get_data(BOT, 1) == {"n": 2}
             await storage.update_data(BOT, 1, {"n": 3})
             write = Apply(storage.address(BOT, 1), Change(write="w"))
-            assert storage.lane_of(write) == ("writes", cluster._owners[tag]), "it follows once nothing is under way"
+            assert storage.lane_of(write) == ("writes", cluster.owners[tag]), "it follows once nothing is under way"
 
 
 def _tag(storage: Storage, key: int) -> int:

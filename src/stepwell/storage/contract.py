@@ -354,9 +354,11 @@ class Storage(Facade):
             if self._sweeping is not None:
                 self._sweeping.cancel()
                 await asyncio.wait([self._sweeping])
-            lanes, self._lanes = self._lanes, {}
-            for lane in lanes.values():
-                await lane.close()
+            while self._lanes:
+                # A lane may pass operations on to a new one.
+                lanes, self._lanes = self._lanes, {}
+                for lane in lanes.values():
+                    await lane.close()
             await self._outbox.close()
             if self._channel is not None:
                 await self._channel.close()

@@ -10,11 +10,11 @@ import asyncio
 import copy
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stepwell._backoff import backoff
 from stepwell.errors import (
@@ -27,7 +27,7 @@ from stepwell.errors import (
 )
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
-__all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Lane", "check_patience", "elapsed", "retrieve"]
+__all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Entry", "Lane", "Remainder", "check_patience", "elapsed", "retrieve"]
 
 #: The limits of one batch.
 MAX_OPERATIONS = 100
@@ -77,7 +77,24 @@ class Batch(tuple[Operation, ...]):
         return batch
 
 
-_Entry: TypeAlias = tuple[Operation, "asyncio.Future[Result]"]
+#: An operation and the future of its waiter.
+Entry: TypeAlias = tuple[Operation, "asyncio.Future[Result]"]
+
+
+class Remainder(NamedTuple):
+    """A part of a batch that has no results yet, while the rest of the batch has."""
+
+    entries: list[Entry]
+    batch: Batch
+    #: When to stop retrying it.
+    deadline: float
+    #: Whether the server may have received it.
+    sent: bool
+
+
+#: Takes the operations of a batch that have no result yet, each with its error. Gets the lane, the batch and the time
+#: until which to retry.
+Park: TypeAlias = "Callable[[Lane, Batch, float, list[tuple[Entry, StorageUnavailable]]], None]"
 
 
 class Lane:
@@ -90,6 +107,9 @@ class Lane:
     With ``yields``, tasks that have just got a result may add their next operation to the next batch. That is for a
     backend in this process: such a task and the batch would take turns for the GIL anyway, and one more batch would be
     one more wait for the disk. A server works meanwhile.
+
+    ``numbers``: the numbers of its batches, if several lanes share an id. ``park``: if a result is a
+    ``StorageUnavailable``, its operation is passed on with it, and the lane continues with the next batch.
     """
 
     def __init__(
@@ -101,18 +121,25 @@ class Lane:
         pauses: tuple[float, float] = (0.02, 0.5),
         clock: Callable[[], float] = elapsed,
         yields: bool = False,
+        numbers: Iterator[int] | None = None,
+        park: Park | None = None,
     ) -> None:
         self._run = run
         self._yields = yields
+        self._park = park
+        #: Called once before a new batch, when no operation is being sent or has to be sent again.
+        self.before_next: Callable[[Lane], None] | None = None
         self._patience = min(patience, REPEATABLE)
         self._clock = clock
         self._pauses = pauses
         self._id = ids()
-        self._number = 0
+        self._numbers = count(1) if numbers is None else numbers
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[Entry] = deque()
         #: Halves of a batch that failed as a whole; they are sent next.
-        self._halves: deque[list[_Entry]] = deque()
+        self._halves: deque[list[Entry]] = deque()
+        #: Parts of batches of other lanes that must be sent again; they are sent first.
+        self._remainders: deque[Remainder] = deque()
         self._blocked: deque[asyncio.Future[None]] = deque()
         #: Releases that failed in an outage or on a full disk. They are sent again after it: otherwise their addresses
         #: would stay claimed until the leases end.
@@ -124,6 +151,25 @@ class Lane:
     def idle(self) -> bool:
         """Whether no operation is queued or being sent, or has to be sent again."""
         return self._runner is None and not self._blocked and not self._unreleased
+
+    def adopt(self, remainder: Remainder) -> None:
+        """Send the remainder of another lane's batch again, before all queued operations."""
+        self._remainders.append(remainder)
+        self._start()
+
+    def push(self, entries: Iterable[Entry]) -> None:
+        """Queue operations of another lane."""
+        self._queue.extend(entries)
+        self._start()
+
+    def pull(self, wanted: Callable[[Operation], bool]) -> list[Entry]:
+        """Remove the operations that are ``wanted`` from the queue, in their order, and return them."""
+        waiting = [*chain(*self._halves), *self._queue]
+        pulled = [entry for entry in waiting if wanted(entry[0])]
+        if pulled:
+            self._halves = deque([[entry for entry in half if not wanted(entry[0])] for half in self._halves])
+            self._queue = deque([entry for entry in self._queue if not wanted(entry[0])])
+        return pulled
 
     async def submit(self, operation: Operation) -> Any:
         """Queue an operation and wait for its result; its error is raised."""
@@ -158,6 +204,10 @@ class Lane:
             self._runner = self._loop.create_task(self._drain(), name="stepwell-lane")
         return future
 
+    def _start(self) -> None:
+        if self._runner is None:
+            self._runner = self._loop.create_task(self._drain(), name="stepwell-lane")
+
     async def close(self) -> None:
         """Send all queued operations, and refuse new ones."""
         self._closed = True
@@ -165,44 +215,63 @@ class Lane:
             await asyncio.wait([self._runner])
 
     async def _drain(self) -> None:
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
+        park = self._park
         try:
-            while self._halves or self._queue or self._blocked:
-                entries = self._halves.popleft() if self._halves else self._take()
-                if not entries:
-                    # Callers that waited for room now add their operations.
-                    await asyncio.sleep(0)
-                    continue
-                self._number += 1
-                batch = Batch(map(_operation, entries))
-                batch.lane, batch.number = self._id, self._number
+            while self._halves or self._queue or self._blocked or self._remainders:
+                if self.before_next is not None and not (self._remainders or self._halves or self._blocked):
+                    before_next, self.before_next = self.before_next, None
+                    before_next(self)
+                deadline, sent = self._clock() + self._patience, False
+                if self._remainders:
+                    entries, batch, deadline, sent = self._remainders.popleft()
+                    if sent and self._clock() >= deadline:
+                        self._fail(entries, StorageUnavailable("it was not answered in time"))
+                        continue
+                else:
+                    entries = self._halves.popleft() if self._halves else self._take()
+                    if not entries:
+                        # Callers that waited for room now add their operations.
+                        await asyncio.sleep(0)
+                        continue
+                    batch = Batch(map(_operation, entries))
+                    batch.lane, batch.number = self._id, next(self._numbers)
                 try:
-                    results = await self._retry(batch)
+                    results = await self._retry(batch, deadline, sent)
                 except Exception as error:  # noqa: BLE001 it is passed to the waiters
                     self._fail(entries, error)
                 else:
                     while self._unreleased:
                         self._put(self._unreleased.popleft()).add_done_callback(retrieve)
-                    for (operation, future), result in zip(entries, results, strict=True):
-                        if not future.done():
+                    unsettled: list[tuple[Entry, StorageUnavailable]] = []
+                    for entry, result in zip(entries, results, strict=True):
+                        operation, future = entry
+                        if park is not None and isinstance(result, StorageUnavailable):
+                            unsettled.append((entry, result))
+                        elif not future.done():
                             future.set_result(result)
                         else:
                             self._discard(operation, result)
+                    if unsettled and park is not None:
+                        entries = []
+                        park(self, batch, deadline, unsettled)
                     if self._yields and self._queue:
                         await asyncio.sleep(0)
         finally:
             self._runner = None
             # These remain only if the event loop is shutting down.
-            for _, future in [*entries, *chain(*self._halves), *self._queue]:
+            adopted = [remainder.entries for remainder in self._remainders]
+            for _, future in [*entries, *chain(*adopted), *chain(*self._halves), *self._queue]:
                 future.cancel()
             for room in self._blocked:
                 room.cancel()
+            self._remainders.clear()
             self._halves.clear()
             self._queue.clear()
             self._blocked.clear()
 
-    def _take(self) -> list[_Entry]:
-        entries: list[_Entry] = []
+    def _take(self) -> list[Entry]:
+        entries: list[Entry] = []
         queue = self._queue
         size = 0
         while queue and len(entries) < MAX_OPERATIONS and size < MAX_BYTES:
@@ -220,9 +289,7 @@ class Lane:
                 room.set_result(None)
         return entries
 
-    async def _retry(self, batch: Batch) -> list[Result]:
-        deadline = self._clock() + self._patience
-        sent = False
+    async def _retry(self, batch: Batch, deadline: float, sent: bool) -> list[Result]:
         attempt = 0
         while True:
             try:
@@ -231,6 +298,10 @@ class Lane:
                     raise StorageUnavailable(
                         f"the backend returned {len(results)} results for {len(batch)} operations", final=True
                     )
+                if sent:
+                    for result in results:
+                        if isinstance(result, StorageUnavailable):
+                            result.sent = True
                 return results
             except StorageUnavailable as error:
                 sent = error.sent = sent or error.sent
@@ -260,7 +331,7 @@ class Lane:
                 # The process was stopped or the machine suspended, so the journal may have expired.
                 raise last
 
-    def _fail(self, entries: list[_Entry], error: Exception) -> None:
+    def _fail(self, entries: list[Entry], error: Exception) -> None:
         """Pass an error to the waiters of a batch."""
         unavailable = isinstance(error, StorageUnavailable)
         if len(entries) > 1 and not unavailable and not isinstance(error, StorageFull | StorageClosed):

@@ -38,6 +38,11 @@ class CallTimeout:
         task, self._task = self._task, None
         return self._expired and task is not None and task.uncancel() <= self._cancelling
 
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the call began, or 0 without a call."""
+        return 0.0 if self._task is None else self._task.get_loop().time() - self._deadline + self.seconds
+
     def expire(self) -> bool:
         """End the call in progress as if it had taken too long; return whether there is one."""
         if self._task is None:

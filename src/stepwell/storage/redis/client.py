@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -218,6 +218,9 @@ class RedisConnection:
         self._lock = asyncio.Lock()
         #: Why the present exchange was ended before its timeout.
         self._abandoned = ""
+        #: Returns the next reply that has arrived, or ``_nothing``.
+        self._parsed: Callable[[], Reply] = _no_reply
+        self._nothing: object = None
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send all commands at once and return their replies; an error reply is a ``Refused``.
@@ -236,12 +239,20 @@ class RedisConnection:
             packed = b"".join(map(_hiredis.pack_command, commands))
             sent = True
             await connection.send_packed_command(packed, check_health=False)
-            read = connection.read_response
+            read, parsed, nothing = connection.read_response, self._parsed, self._nothing
             for _ in commands:
-                try:
-                    replies.append(await read())
-                except _errors.ResponseError as error:
-                    replies.append(Refused(_code(error), str(error)))
+                # Replies that have arrived together are taken from the parser, without a call of the driver for each.
+                reply = parsed()
+                if reply is nothing:
+                    try:
+                        reply = await read()
+                    except _errors.ResponseError as error:
+                        reply = error
+                if type(reply) is not list and isinstance(reply, Exception):
+                    if not isinstance(reply, _errors.ResponseError):
+                        raise reply
+                    reply = Refused(_code(reply), str(reply))
+                replies.append(reply)
             return replies
         except asyncio.CancelledError as error:
             await self.close()
@@ -285,6 +296,11 @@ class RedisConnection:
             self._timeout.end()
             self._lock.release()
 
+    @property
+    def waited(self) -> float:
+        """The seconds since the exchange that is being made began, or 0."""
+        return self._timeout.elapsed
+
     async def receive(self, seconds: float) -> Reply | None:
         """Return the next message of a connection that has subscribed to a channel, or ``None`` if none arrives."""
         try:
@@ -319,6 +335,11 @@ class RedisConnection:
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._load_files(connection)
         await connection.connect()
+        parser = getattr(getattr(connection, "_parser", None), "_reader", None)
+        if isinstance(parser, _hiredis.Reader) and not parser.has_data():
+            self._parsed, self._nothing = parser.gets, parser.gets()
+        else:
+            self._parsed, self._nothing = _no_reply, None
         return connection
 
     def _load_files(self, connection: Any) -> None:
@@ -338,6 +359,10 @@ class RedisConnection:
     ) -> StorageUnavailable:
         why = f" ({error})" if error is not None and str(error) else ""
         return StorageUnavailable(f"Redis at {self.location} {what}{why}", sent=sent, final=final)
+
+
+def _no_reply() -> None:
+    """Stand in for a parser that another driver release may hide."""
 
 
 def _code(error: Exception) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from binascii import crc_hqx
-from collections.abc import Hashable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from stepwell.errors import StorageUnavailable
+from stepwell.errors import StorageError, StorageUnavailable
 from stepwell.record import Address
 from stepwell.storage.redis.client import RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.server import Answer, Request, ask, info, publish, refused, values_of
@@ -19,6 +20,8 @@ __all__ = ["Cluster"]
 _SLOTS: Final = [crc_hqx(f"{tag:02}".encode(), 0) % 16384 for tag in range(TAGS)]
 #: How often one call is redirected before its lane retries it.
 _REDIRECTIONS: Final = 5
+#: Seconds without an answer after which the map of slots is loaded again, to find out whether the node was replaced.
+_SLOW: Final = 0.5
 
 
 class ClusterNode(NamedTuple):
@@ -26,6 +29,17 @@ class ClusterNode(NamedTuple):
 
     host: str
     port: int
+
+
+class SlotMoves(StorageUnavailable):
+    """A call was refused because its slot is being moved or has moved. Nothing was written."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)
+
+
+#: The indexes of calls by their node, and whether to send ``ASKING`` before each.
+_Groups: TypeAlias = Mapping[tuple[ClusterNode | None, bool], Sequence[int]]
 
 
 class Cluster:
@@ -36,7 +50,8 @@ class Cluster:
     def __init__(self, configs: Sequence[ServerConfig], timeout: float) -> None:
         self._configs = configs
         self._timeout = timeout
-        self._owners: list[ClusterNode | None] = [None] * TAGS
+        #: The node of each hash tag.
+        self.owners: list[ClusterNode | None] = [None] * TAGS
         self._replicas: list[list[ClusterNode]] = [[]] * TAGS
         #: All nodes, replicas included, in the order in which to query them for the map of slots.
         self._known: list[ClusterNode] = []
@@ -44,6 +59,10 @@ class Cluster:
         self._loading = asyncio.Lock()
         #: How often the map was loaded.
         self._loads = 0
+        #: The timer that looks for calls without an answer, while there are calls.
+        self._watch: asyncio.TimerHandle | None = None
+        #: The task that reloads the map for them.
+        self._search: asyncio.Task[None] | None = None
         #: How many connections for messages were made.
         self._subscribers = 0
 
@@ -54,7 +73,28 @@ class Cluster:
 
     def node_of(self, address: Address) -> Hashable:
         """Return the node that has an address. Addresses of one node share their lanes."""
-        return self._owners[tag_of(address)]
+        return self.owners[tag_of(address)]
+
+    def _look(self) -> None:
+        """Reload the map if a call has no answer for long: its node may have been replaced."""
+        self._watch = None
+        loop = asyncio.get_running_loop()
+        waits = [connection.waited for connection in self._connections.values()]
+        if any(waited > _SLOW for waited in waits) and self._search is None:
+            self._search = loop.create_task(self._leave_replaced(), name="stepwell-slots")
+        if any(waits):
+            self._watch = loop.call_later(_SLOW, self._look)
+
+    async def _leave_replaced(self) -> None:
+        """End the calls to nodes that have no slots any more; their lanes send them to the successors."""
+        try:
+            await self._reload_slots()
+            present = {*self.owners, *chain(*self._replicas)}
+            for (_, node), connection in list(self._connections.items()):
+                if connection.waited > _SLOW and node not in present:
+                    await connection.abandon("has lost its slots to another node")
+        finally:
+            self._search = None
 
     async def open(self, lane: Hashable) -> None:
         """Load the map of slots."""
@@ -65,42 +105,118 @@ class Cluster:
 
         Raises ``StorageUnavailable`` with ``sent=True`` if some of them may have been applied.
         """
-        if any(self._owners[request.tag] is None for request in requests):
+        if any(self.owners[request.tag] is None for request in requests):
             await self._load_slots()
-        answers: dict[int, Answer] = {}
-        pending = [(n, self._owner(request.tag), False) for n, request in enumerate(requests)]
+        groups = self._grouped(requests)
+        answers: list[Answer] = []
+        problem: StorageError | None = None
+        for outcome in await self._settle(lane, requests, wait, groups, follow=True):
+            if isinstance(outcome, StorageError):
+                problem = problem or outcome
+            else:
+                answers.append(outcome)
+        if problem is None:
+            return answers
+        if isinstance(problem, StorageUnavailable):
+            problem.sent = problem.sent or len(requests) > 1
+        raise problem
+
+    async def outcomes(
+        self, lane: Hashable, requests: Sequence[Request], wait: int = 0
+    ) -> Sequence[Answer | StorageUnavailable]:
+        """Send these calls over the lane's connections; each has its own answer or error.
+
+        Raises the error if all calls failed because a node is lost, or if there is one call only and it was refused.
+        """
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_SLOW, self._look)
+        nodes = {self.owners[request.tag] for request in requests}
+        node = nodes.pop()
+        if nodes or node is None:
+            if node is None or None in nodes:
+                await self._reload_slots()
+            return _separated(await self._settle(lane, requests, wait, self._grouped(requests)))
+        # The calls of a lane usually have one node.
+        connection = self._connections.get((lane, node)) or self._connection(lane, node)
+        commands = [request.command for request in requests]
+        if wait:
+            commands.append(("WAIT", "1", str(wait)))
+        first: list[Answer] | StorageUnavailable
+        replies: list[Reply] | None = None
+        try:
+            replies = await connection.exchange(commands)
+            replicated = True
+            if wait:
+                copies = replies.pop()
+                replicated = isinstance(copies, int) and copies > 0
+            first = [(reply, replicated) for reply in replies]
+            if Refused not in map(type, replies):
+                return first
+            if any(type(reply) is Refused and reply.code == "NOSCRIPT" for reply in replies):
+                # Calls that were applied are not applied again: writes have a number, claims a token.
+                first = await ask(connection, requests, wait)
+        except StorageUnavailable as error:
+            # After an answer this is the second attempt.
+            error.sent = error.sent or replies is not None
+            first = error
+        settled = await self._settle(lane, requests, wait, {(node, False): range(len(requests))}, [first])
+        return _separated(settled)
+
+    def _grouped(self, requests: Sequence[Request]) -> _Groups:
+        groups: dict[tuple[ClusterNode | None, bool], list[int]] = {}
+        for n, request in enumerate(requests):
+            groups.setdefault((self.owners[request.tag], False), []).append(n)
+        return groups
+
+    async def _settle(
+        self,
+        lane: Hashable,
+        requests: Sequence[Request],
+        wait: int,
+        groups: _Groups,
+        outcomes: list[list[Answer] | StorageUnavailable] | None = None,
+        *,
+        follow: bool = False,
+    ) -> list[Answer | StorageError]:
+        """Return an answer or an error for each call. ``outcomes``: those of the first round, if it was made.
+
+        Redirections are followed if no call has an answer yet, or always with ``follow``.
+        """
+        found: list[Answer | StorageError | None] = [None] * len(requests)
+        answered = False
         for _ in range(_REDIRECTIONS):
-            groups: dict[tuple[ClusterNode, bool], list[int]] = {}
-            for n, node, asking in pending:
-                groups.setdefault((node, asking), []).append(n)
-            outcomes = await self._exchange(lane, groups, requests, wait)
-            pending = []
+            outcomes = await self._exchange(lane, groups, requests, wait) if outcomes is None else outcomes
+            redirected: dict[tuple[ClusterNode | None, bool], list[int]] = {}
+            reload = False
             for (node, _), indexes, outcome in zip(groups, groups.values(), outcomes, strict=True):
                 if isinstance(outcome, StorageUnavailable):
-                    await self._reload_slots()
-                    outcome.sent = outcome.sent or bool(answers) or len(outcomes) > 1
-                    raise outcome
+                    reload = reload or not outcome.final
+                    for n in indexes:
+                        found[n] = StorageUnavailable(str(outcome), sent=outcome.sent, final=outcome.final)
+                    continue
+                assert node is not None
                 for n, answer in zip(indexes, outcome, strict=True):
                     reply, _ = answer
                     if not isinstance(reply, Refused):
-                        answers[n] = answer
+                        found[n] = answer
+                        answered = True
                     elif reply.code in ("MOVED", "ASK"):
                         target = _target(reply, node)
+                        found[n] = SlotMoves(
+                            f"Redis at {node.host}:{node.port} has moved slot {_SLOTS[requests[n].tag]}"
+                        )
                         if reply.code == "MOVED":
-                            self._owners[requests[n].tag] = target
-                        pending.append((n, target, reply.code == "ASK"))
+                            self.owners[requests[n].tag] = target
+                        redirected.setdefault((target, reply.code == "ASK"), []).append(n)
                     else:
-                        error = refused(reply, f"{node.host}:{node.port}")
-                        if isinstance(error, StorageUnavailable):
-                            error.sent = len(requests) > 1
-                            if reply.code != "TRYAGAIN":
-                                await self._reload_slots()
-                        raise error
-            if not pending:
-                return [answers[n] for n in range(len(requests))]
-        raise StorageUnavailable(
-            f"the Redis Cluster at {self.location} redirects a call from node to node", sent=bool(answers)
-        )
+                        found[n] = _refused(reply, node)
+                        reload = reload or reply.code in ("CLUSTERDOWN", "MASTERDOWN", "READONLY")
+            if reload:
+                await self._reload_slots()
+            if not redirected or (answered and not follow):
+                break
+            groups, outcomes = redirected, None
+        return cast("list[Answer | StorageError]", found)
 
     async def read(self, lane: Hashable, requests: Sequence[Request]) -> list[Answer]:
         """Send calls that write nothing to replicas, and to the masters those that no replica answers."""
@@ -142,11 +258,11 @@ class Cluster:
         return found
 
     def _masters(self) -> list[ClusterNode]:
-        return sorted({node for node in self._owners if node is not None})
+        return sorted({node for node in self.owners if node is not None})
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel, on all nodes."""
-        nodes = dict.fromkeys(node for node in self._owners if node is not None)
+        nodes = dict.fromkeys(node for node in self.owners if node is not None)
         problem = StorageUnavailable(f"no node of the Redis Cluster at {self.location} is known", sent=False)
         for node in nodes:
             try:
@@ -172,14 +288,26 @@ class Cluster:
         """Close all connections."""
         # The next use may be in another event loop.
         self._loading = asyncio.Lock()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._search is not None and not self._search.get_loop().is_closed():
+            self._search.cancel()
+        self._watch = self._search = None
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close(wait=True)
 
     async def _exchange(
-        self, lane: Hashable, groups: dict[tuple[ClusterNode, bool], list[int]], requests: Sequence[Request], wait: int
+        self, lane: Hashable, groups: _Groups, requests: Sequence[Request], wait: int
     ) -> list[list[Answer] | StorageUnavailable]:
-        async def one(node: ClusterNode, asking: bool, indexes: list[int]) -> list[Answer] | StorageUnavailable:
+        async def one(
+            node: ClusterNode | None, asking: bool, indexes: Sequence[int]
+        ) -> list[Answer] | StorageUnavailable:
+            if node is None:
+                slot = _SLOTS[requests[indexes[0]].tag]
+                return StorageUnavailable(
+                    f"no node of the Redis Cluster at {self.location} has slot {slot}", sent=False
+                )
             before = ("ASKING",) if asking else None
             try:
                 return await ask(self._connection(lane, node), [requests[n] for n in indexes], wait, before)
@@ -189,14 +317,6 @@ class Cluster:
         calls = [one(node, asking, indexes) for (node, asking), indexes in groups.items()]
         # A lane usually has one node. A task for a single call would cost more than the call.
         return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-
-    def _owner(self, tag: int) -> ClusterNode:
-        node = self._owners[tag]
-        if node is None:
-            raise StorageUnavailable(
-                f"no node of the Redis Cluster at {self.location} has slot {_SLOTS[tag]}", sent=False
-            )
-        return node
 
     def _connection(self, lane: Hashable, node: ClusterNode) -> RedisConnection:
         connection = self._connections.get((lane, node))
@@ -225,7 +345,9 @@ class Cluster:
                 for config in self._configs
             ]
             problem: StorageUnavailable | None = None
-            for node in dict.fromkeys([*self._known, *seeds]):
+            slow = {node for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
+            # Nodes that do not answer come last.
+            for node in sorted(dict.fromkeys([*self._known, *seeds]), key=slow.__contains__):
                 connection = RedisConnection(self._configs[0].with_address(*node), min(self._timeout, 1.0))
                 try:
                     (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])
@@ -261,8 +383,33 @@ class Cluster:
                 if first <= slot <= last:
                     owners[tag], replicas[tag] = nodes[0], nodes[1:]
         known.pop(source, None)
-        self._owners, self._replicas, self._known = owners, replicas, [*known, source]
+        self.owners, self._replicas, self._known = owners, replicas, [*known, source]
         self._loads += 1
+
+
+def _separated(settled: list[Answer | StorageError]) -> list[Answer | StorageUnavailable]:
+    """Return the outcomes of a batch, or raise the one error of all."""
+    errors = [outcome for outcome in settled if isinstance(outcome, StorageError)]
+    if len(settled) == 1 and errors and not isinstance(errors[0], StorageUnavailable):
+        raise errors[0]
+    lost = [error for error in errors if isinstance(error, StorageUnavailable) and not isinstance(error, SlotMoves)]
+    if len(lost) == len(settled):
+        final = [error for error in lost if error.final]
+        problem = (final or lost)[0]
+        problem.sent = any(error.sent for error in lost)
+        raise problem
+    # A call that was refused for another reason is sent again alone, so that its error concerns no other call.
+    return [
+        StorageUnavailable(str(outcome), sent=False)
+        if isinstance(outcome, StorageError) and not isinstance(outcome, StorageUnavailable)
+        else outcome
+        for outcome in settled
+    ]
+
+
+def _refused(reply: Refused, node: ClusterNode) -> StorageError:
+    error = refused(reply, f"{node.host}:{node.port}")
+    return SlotMoves(str(error)) if reply.code == "TRYAGAIN" else error
 
 
 def _target(reply: Refused, source: ClusterNode) -> ClusterNode:

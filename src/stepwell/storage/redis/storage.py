@@ -7,15 +7,17 @@ each hash tag, to all nodes concurrently.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, check_patience
+from stepwell.storage.lane import Batch, Entry, Lane, Remainder, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.queue_text import END, key_of
@@ -23,7 +25,7 @@ from stepwell.storage.redis.client import ServerConfig, configs_of_client, confi
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
-from stepwell.storage.redis.server import Request, Server
+from stepwell.storage.redis.server import Answer, Request, Server
 from stepwell.storage.redis.wire import (
     TAGS,
     Keys,
@@ -123,6 +125,9 @@ class RedisStorage(Storage):
         if replicas == "scan" and type(self._server) is Server:
             raise InvalidOption("replicas='scan' needs redis+sentinel:// or redis+cluster://, which know the replicas")
         self._reads_replicas = replicas == "scan"
+        self._send: Callable[..., Awaitable[Sequence[Answer | StorageUnavailable]]] = (
+            self._server.outcomes if isinstance(self._server, Cluster) else self._server.call
+        )
         self._keys = Keys(prefix)
         # The databases of a server share its channels.
         database = configs[0].arguments.get("db") or 0
@@ -135,8 +140,15 @@ class RedisStorage(Storage):
         # lane's next one for that hash tag raises the fence: the server refuses the earlier one if it arrives late.
         self._sent = 0
         self._unsure: set[tuple[str, int]] = set()
-        #: The node whose lane has the writes of each hash tag. For a Cluster.
+        # In a Cluster, lanes of one kind share an id and their numbers, so that the journal and the fence of a hash tag
+        # hold for all lanes that it uses one after the other: those of its nodes, and its own (see ``_park``). Each
+        # opening makes new ids, because forked processes must not share them.
+        self._lane_ids: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        #: The node whose lane has the writes of each hash tag; the tag itself for its own lane.
         self._write_nodes: list[Hashable] = [None] * TAGS
+        #: Hash tags whose other operations are in their own lane.
+        self._parked: set[int] = set()
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -165,6 +177,8 @@ class RedisStorage(Storage):
         return self._wake_key
 
     async def _open(self) -> None:
+        self._lane_ids.clear()
+        self._parked.clear()
         give_up = asyncio.get_running_loop().time() + self._patience
         try:
             while True:
@@ -184,22 +198,80 @@ class RedisStorage(Storage):
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
         server = self._server
-        if not server.spread:
+        if not isinstance(server, Cluster):
             # The same as node_of(), without a call.
             return _WRITES if type(operation) is Apply else _REST, hash(operation.address) & 1
-        node = server.node_of(operation.address)
-        if type(operation) is not Apply:
-            return _REST, node
         tag = tag_of(operation.address)
+        node: Hashable = server.owners[tag]
+        # Claims share the lane and so the round trips of writes. With "wait" they would wait for replicas, and reads of
+        # parts may be large.
+        kind = type(operation)
+        if kind is not Apply and (self._wait or (kind is Get and operation.parts)):  # type: ignore[union-attr]
+            if self._parked and tag in self._parked:
+                if not self._lanes[_REST, tag].idle:
+                    return _REST, tag
+                self._parked.discard(tag)
+            return _REST, node
         before = self._write_nodes[tag]
         if node != before:
-            # The tag has moved to another node. Writes to one address keep their order, so they stay in their lane
-            # until it is idle.
+            # Writes to one address keep their order, so they stay in their lane until it has sent what it is sending.
             lane = self._lanes.get((_WRITES, before))
             if lane is not None and not lane.idle:
+                lane.before_next = self._hand_over
                 return _WRITES, before
             self._write_nodes[tag] = node
         return _WRITES, node
+
+    def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
+        if not self._server.spread:
+            return super()._new_lane(name, run)
+        kind, node = cast("tuple[str, Hashable]", name)
+        own = isinstance(node, int)
+        lane = self._lanes[name] = Lane(
+            self._run_parked if own else run,
+            ids=lambda: self._lane_ids.setdefault(kind, self.ids()),
+            patience=self._patience,
+            numbers=self._numbers,
+            park=None if own or kind == _CONFIRM else partial(self._park, kind),
+        )
+        return lane
+
+    def _park(
+        self,
+        kind: str,
+        lane: Lane,
+        batch: Batch,
+        deadline: float,
+        unsettled: list[tuple[Entry, StorageUnavailable]],
+    ) -> None:
+        """Retry the operations of hash tags that were refused or not answered, without delaying the rest of a lane.
+
+        Each such tag gets its own lane. Its later operations follow there until that lane is idle.
+        """
+        groups: dict[int, list[tuple[Entry, StorageUnavailable]]] = {}
+        for entry, error in unsettled:
+            groups.setdefault(tag_of(entry[0].address), []).append((entry, error))
+        for tag, group in groups.items():
+            entries = [entry for entry, _ in group]
+            if kind == _WRITES:
+                self._write_nodes[tag] = tag
+            else:
+                self._parked.add(tag)
+            own = self._lanes.get((kind, tag)) or self._new_lane((kind, tag), self.run)
+            part = Batch.of([operation for operation, _ in entries], batch.lane, batch.number)
+            own.adopt(Remainder(entries, part, deadline, any(error.sent for _, error in group)))
+            own.push(lane.pull(partial(_has_tag, tag)))
+
+    async def _run_parked(self, batch: Batch) -> list[Result]:
+        """Run the batch of one hash tag, which succeeds or fails as a whole."""
+        return _whole(await self.run(batch))
+
+    def _hand_over(self, lane: Lane) -> None:
+        """Pass on the queued writes of a lane to the lanes of the nodes that have their hash tags now."""
+        for entry in lane.pull(lambda _: True):
+            tag = tag_of(entry[0].address)
+            node = self._write_nodes[tag] = self._server.node_of(entry[0].address)
+            (self._lanes.get((_WRITES, node)) or self._new_lane((_WRITES, node), self.run)).push([entry])
 
     async def confirm(self, claim: Claim) -> None:
         if not self._wait:
@@ -212,76 +284,103 @@ class RedisStorage(Storage):
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
         await lane.submit(claim._replace(renew=True))
 
-    def _run_confirm(self, batch: Batch) -> Coroutine[Any, Any, list[Result]]:
-        return self._make(batch, batch.lane, wait=self._wait)
+    async def _run_confirm(self, batch: Batch) -> list[Result]:
+        return _whole(await self._make(batch, batch.lane, wait=self._wait))
 
     def run(self, operations: Sequence[Operation]) -> Coroutine[Any, Any, list[Result]]:
         kinds = {*map(type, operations)}
         wait = self._wait if Apply in kinds else 0
         if not isinstance(operations, Batch):
             return self._make(operations, _ASIDE, wait=wait)
-        lane = operations.lane
-        if Apply in kinds:
-            return self._make(operations, lane, operations.number, wait=wait)
-        if kinds == {Get}:
-            return self._make(operations, lane)
-        self._sent += 1
-        return self._make(operations, lane, self._sent, fenced=True)
+        fence = 0
+        if not kinds <= {Apply, Get}:
+            self._sent += 1
+            fence = self._sent
+        return self._make(operations, operations.lane, operations.number, wait=wait, fence=fence)
 
     async def _make(
-        self, operations: Sequence[Operation], lane: str, number: int = 0, *, wait: int = 0, fenced: bool = False
+        self, operations: Sequence[Operation], lane: str, number: int = 0, *, wait: int = 0, fence: int = 0
     ) -> list[Result]:
-        """Run a batch over the connection of a lane. With a number, the lane's journal or fence is used."""
-        groups = self._grouped(operations) if self._server.spread else [(0, range(len(operations)))]
+        """Run a batch over the connection of a lane.
+
+        With a number the journal of the lane is used for writes, with a ``fence`` its fence for other operations.
+        """
+        groups = self._grouped(operations)
         fences: set[tuple[str, int]] = set()
         requests = []
-        for tag, indexes in groups:
+        for writes, tag, indexes in groups:
             use = _JOURNAL
-            if fenced:
+            if not writes and fence:
                 fences.add((lane, tag))
                 use = _RAISE if (lane, tag) in self._unsure else _CHECK
-            requests.append(self._batch(tag, operations, indexes, lane=lane, number=number, use=use))
+            requests.append(
+                self._batch(tag, operations, indexes, lane=lane, number=number if writes else fence, use=use)
+            )
         try:
-            answers = await self._server.call(lane, requests, wait)
+            answers = await self._send(lane, requests, wait)
         except BaseException:
             self._unsure |= fences
             raise
         self._unsure -= fences
         results: list[Result] = [None] * len(operations)
-        try:
-            for (_, indexes), (reply, replicated) in zip(groups, answers, strict=True):
+        for (writes, tag, indexes), answer in zip(groups, answers, strict=True):
+            try:
+                if type(answer) is not tuple:
+                    raise cast("StorageUnavailable", answer)
+                reply, replicated = answer
                 now = float(reply[0])
-                for n, answer in zip(indexes, reply[1:], strict=True):
-                    outcome = result(operations[n], answer, now)
+                for n, one in zip(indexes, reply[1:], strict=True):
+                    outcome = result(operations[n], one, now)
                     if not replicated and type(outcome) in (Applied, Claimed):
                         outcome = NotReplicated(operations[n].address.text)
                     results[n] = outcome
-        except StorageUnavailable as error:
-            # The calls for other hash tags were applied.
-            error.sent = len(groups) > 1
-            await self._server.lost(lane)
-            raise
+            except StorageUnavailable as error:
+                if answer is not error:
+                    await self._server.lost(lane)
+                if len(groups) == 1:
+                    raise
+                # The other calls have their own results.
+                if not writes and fence:
+                    self._unsure.add((lane, tag))
+                for n in indexes:
+                    results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
         return results
 
-    def _grouped(self, operations: Sequence[Operation]) -> list[tuple[int, Sequence[int]]]:
-        """Return each hash tag with the indexes of its operations."""
-        groups: dict[int, list[int]] = {}
+    def _grouped(self, operations: Sequence[Operation]) -> Collection[tuple[bool, int, Sequence[int]]]:
+        """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations."""
+        if not self._server.spread:
+            return [(Apply in {*map(type, operations)}, 0, range(len(operations)))]
+        groups: dict[int, tuple[bool, int, list[int]]] = {}
         for n, operation in enumerate(operations):
-            groups.setdefault(tag_of(operation.address), []).append(n)
-        return list(groups.items())
+            tag = tag_of(operation.address)
+            writes = type(operation) is Apply
+            found = groups.get(tag if writes else ~tag)
+            if found is None:
+                groups[tag if writes else ~tag] = writes, tag, [n]
+            else:
+                found[2].append(n)
+        return groups.values()
 
     def _batch(
         self, tag: int, operations: Sequence[Operation], indexes: Sequence[int], *, lane: str, number: int, use: str
     ) -> Request:
         keys = self._keys
         prefix = keys.prefixes[tag]
-        names = [f"{prefix}-", f"{prefix}j:{lane}"]
-        row = ["" if self.clock is None else self._now(), keys.width, str(number), use]
-        for n in indexes:
-            operation = operations[n]
-            names.append(keys.record(operation.address))
-            row += arguments(operation)
-        return Request(tag, _BATCH, ("EVALSHA", _BATCH.sha, str(len(names)), *names, *row))
+        journal = f"{prefix}j:{lane}" if use is _JOURNAL else f"{prefix}j:{lane}-"
+        now = "" if self.clock is None else self._now()
+        if len(indexes) == 1:
+            # Usual in a Cluster.
+            operation = operations[indexes[0]]
+            names, row = [keys.record(operation.address)], [*arguments(operation)]
+        else:
+            names, row = [], []
+            for n in indexes:
+                names.append(keys.record(operations[n].address))
+                row += arguments(operations[n])
+        count = str(len(names) + 2)
+        command = "EVALSHA", _BATCH.sha, count, f"{prefix}-", journal, *names, now, keys.width, str(number), use, *row
+        # Without a call of the constructor, which is a Python function.
+        return tuple.__new__(Request, (tag, _BATCH, command))
 
     def _now(self) -> str:
         return "" if self.clock is None else repr(float(self.clock()))
@@ -476,6 +575,18 @@ class RedisStorage(Storage):
         command = ("EVALSHA", script.sha, str(len(names)), *names, self._now(), self._keys.width, *row)
         ((reply, _),) = await self._server.call(_ASIDE, [Request(0, script, command)])
         return cast("list[list[Any]]", reply)
+
+
+def _has_tag(tag: int, operation: Operation) -> bool:
+    return tag_of(operation.address) == tag
+
+
+def _whole(results: list[Result]) -> list[Result]:
+    """Return the results of a batch that is retried as a whole, or raise the error of an operation without a result."""
+    for outcome in results:
+        if isinstance(outcome, StorageUnavailable):
+            raise outcome
+    return results
 
 
 #: A queued record or the name of a queue, or a deadline with its key.

@@ -92,6 +92,7 @@ class Keys:
         return self.prefixes[tag] + "x"
 
 
+@lru_cache(maxsize=4096)
 def tag_of(address: Address) -> int:
     """Return the hash tag of an address."""
     return crc32(address.text.encode()) % TAGS

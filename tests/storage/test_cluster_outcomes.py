@@ -1,0 +1,215 @@
+"""In a Cluster each operation has its own outcome: a lost node or a moving slot affects its own records only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stepwell import Storage, open_storage
+from stepwell.errors import OutcomeUnknown, StorageUnavailable
+from stepwell.record import Change
+from stepwell.slot import Slot
+from stepwell.storage import Apply, Claim, Claimed
+from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
+from stepwell.storage.redis.wire import TAGS, tag_of
+from tests.servers.proxy import Proxy
+from tests.servers.redis import RedisCluster
+from tests.storage.test_redis_cluster import _slot_between_nodes
+
+BOT = "bot"
+
+
+@pytest.fixture(scope="module")
+def masters() -> Iterator[RedisCluster]:
+    """Three masters without replicas. They wait long before they declare a node lost."""
+    cluster = RedisCluster(replicas=0, node_timeout=60_000)
+    yield cluster
+    cluster.stop()
+
+
+def _node(storage: Storage, key: int) -> ClusterNode:
+    node: ClusterNode = storage._server.owners[tag_of(storage.address(BOT, key))]  # type: ignore[attr-defined]
+    return node
+
+
+def _keys_by_node(storage: Storage) -> dict[int, list[int]]:
+    """Return twenty keys of each node, by its port."""
+    keys: dict[int, list[int]] = {}
+    for key in range(500):
+        keys.setdefault(_node(storage, key).port, []).append(key)
+    return {port: found[:20] for port, found in keys.items()}
+
+
+def _forget_owners(storage: Storage) -> None:
+    """Let the next operations share one lane, as after a change of the map."""
+    storage._server.owners = [None] * TAGS  # type: ignore[attr-defined]
+
+
+async def _gathered(calls: list[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_only_the_writes_that_were_sent_to_a_silent_node_have_an_unknown_outcome(masters: RedisCluster) -> None:
+    url = masters.url("?prefix=silent&patience=1&timeout=1.5")
+    async with open_storage(url, sweep_every=None) as storage:
+        by_node = _keys_by_node(storage)
+        everything = [storage.update_data(BOT, key, {"n": 0}) for keys in by_node.values() for key in keys]
+        await asyncio.gather(*everything)
+        victim = masters.nodes[0]
+        dead = by_node.pop(victim.port)
+        alive = [key for keys in by_node.values() for key in keys]
+        victim.process.pause()
+        try:
+            _forget_owners(storage)
+            outcomes = await _gathered([storage.update_data(BOT, key, {"n": 1}) for key in [*alive, *dead]])
+        finally:
+            victim.process.resume()
+        assert outcomes[: len(alive)] == [{"n": 1}] * len(alive)
+        assert {type(error) for error in outcomes[len(alive) :]} == {OutcomeUnknown}
+        for key in dead:
+            # Each was applied once or not at all, and is not applied later.
+            assert await storage.update_data(BOT, key, {"m": 1}) in ({"n": 0, "m": 1}, {"n": 1, "m": 1})
+
+
+async def test_a_claim_that_was_refused_for_its_node_is_granted_once_the_node_answers(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=claims&timeout=0.5&patience=20"), sweep_every=None) as storage:
+        by_node = _keys_by_node(storage)
+        victim = masters.nodes[1]
+        victim.process.pause()
+        _forget_owners(storage)
+        claims = {
+            key: asyncio.create_task(storage.perform(Claim(storage.address(BOT, key), f"t{key}", 30.0)))
+            for keys in by_node.values()
+            for key in keys
+        }
+        lost = {claims[key] for key in by_node[victim.port]}
+        await asyncio.wait(set(claims.values()) - lost)
+        assert not any(task.done() for task in lost)
+        victim.process.resume()
+        assert {type(claimed) for claimed in await asyncio.gather(*claims.values())} == {Claimed}
+
+
+@pytest.mark.parametrize("query", ["", "&durability=wait"], ids=["fast", "wait"])
+async def test_updates_on_living_nodes_go_on_while_another_node_is_silent(masters: RedisCluster, query: str) -> None:
+    async with open_storage(
+        masters.url(f"?prefix=isolated{len(query)}{query}&timeout=20"), sweep_every=None
+    ) as storage:
+        if query:
+            # There are no replicas here, so nothing would be acknowledged.
+            storage._wait = 1  # type: ignore[attr-defined]
+        by_node = _keys_by_node(storage)
+        victim = masters.nodes[2]
+        dead = by_node.pop(victim.port)
+        victim.process.pause()
+        try:
+            stuck = [asyncio.create_task(_update(storage, key)) for key in dead]
+            for _ in range(3):
+                await _gathered([_update(storage, key) for keys in by_node.values() for key in keys])
+            assert not any(task.done() for task in stuck)
+        finally:
+            victim.process.resume()
+        await _gathered([*stuck])
+        for keys in (*by_node.values(), dead):
+            for key in keys:
+                assert await storage.get_data(BOT, key) == {"n": 1 if keys is dead else 3}
+
+
+async def _update(storage: Storage, key: int) -> None:
+    async with Slot(storage, BOT, key, wait=30) as slot:
+        slot.data["n"] = slot.data.get("n", 0) + 1
+        await slot.commit()
+
+
+async def test_a_moving_slot_does_not_delay_the_other_slots_of_its_node(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=moving&patience=30"), sweep_every=None) as storage:
+        port = _node(storage, 0).port
+        others = [key for key in _keys_by_node(storage)[port] if _tag(storage, key) != _tag(storage, 0)]
+        await _update(storage, 0)
+        with _slot_between_nodes(masters, _SLOTS[_tag(storage, 0)]) as (source, target):
+            keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", _SLOTS[_tag(storage, 0)], 100)
+            source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            moving = asyncio.create_task(_update(storage, 0))
+            for _ in range(3):
+                await asyncio.gather(*(_update(storage, key) for key in others))
+            assert not moving.done()
+        await moving
+        assert await storage.get_data(BOT, 0) == {"n": 2}
+        assert _node(storage, 0).port == target.port
+
+
+def _tag(storage: Storage, key: int) -> int:
+    return tag_of(storage.address(BOT, key))
+
+
+async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=busy"), sweep_every=None) as storage:
+        port = _node(storage, 0).port
+        stop = asyncio.Event()
+        made = 0
+
+        async def load(key: int) -> None:
+            nonlocal made
+            while not stop.is_set():
+                applied = await storage.perform(_merge(storage, key))
+                assert applied.version.write
+                made += 1
+
+        keys = [0, 0, 0, *_keys_by_node(storage)[port][:10]]
+        loads = [asyncio.create_task(load(key)) for key in keys]
+        with _slot_between_nodes(masters, _SLOTS[_tag(storage, 0)]) as (source, target):
+            found = source.execute_command("CLUSTER", "GETKEYSINSLOT", _SLOTS[_tag(storage, 0)], 100)
+            if found:
+                source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
+        write = _merge(storage, 0)
+        await _until(lambda: storage.lane_of(write) == ("writes", ClusterNode("127.0.0.1", target.port)))
+        count = made
+        await _until(lambda: made > count + 50)
+        stop.set()
+        await asyncio.gather(*loads)
+
+
+def _merge(storage: Storage, key: int) -> Apply:
+    address = storage.address(BOT, key)
+    return Apply(address, Change(write=storage.ids(), set=storage.seal(address).fields({"n": 1})))
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_before_its_timeout(
+    masters: RedisCluster,
+) -> None:
+    async with open_storage(masters.url("?prefix=replaced&timeout=60"), sweep_every=None) as storage:
+        await storage.update_data(BOT, 1, {"n": 1})
+        async with Proxy(_node(storage, 1).port) as proxy:
+            proxy.fall_silent()
+            # As if this node had been replaced while it did not answer.
+            storage._server.owners[_tag(storage, 1)] = ClusterNode("127.0.0.1", proxy.port)  # type: ignore[attr-defined]
+            async with asyncio.timeout(30):
+                assert await storage.update_data(BOT, 1, {"m": 1}) == {"n": 1, "m": 1}
+            assert proxy.round_trips
+
+
+# The last test: it kills a node
+
+
+async def test_writes_that_share_a_batch_with_a_lost_node_succeed_at_once(masters: RedisCluster) -> None:
+    url = masters.url("?prefix=lost&patience=3&timeout=1.5")
+    async with open_storage(url, sweep_every=None) as storage:
+        by_node = _keys_by_node(storage)
+        victim = masters.nodes[0]
+        dead = by_node.pop(victim.port)
+        victim.process.kill()
+        _forget_owners(storage)
+        lost = [asyncio.create_task(storage.update_data(BOT, key, {"n": 1})) for key in dead]
+        living = [storage.update_data(BOT, key, {"n": 1}) for keys in by_node.values() for key in keys]
+        assert await _gathered([*living]) == [{"n": 1}] * 40
+        assert not any(task.done() for task in lost)
+        for error in await _gathered([*lost]):
+            assert type(error) is StorageUnavailable, "it was never sent"
