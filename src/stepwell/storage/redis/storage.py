@@ -305,7 +305,7 @@ class RedisStorage(Storage):
 
         With a number the journal of the lane is used for writes, with a ``fence`` its fence for other operations.
         """
-        groups = self._grouped(operations)
+        groups = self._grouped(operations, split=bool(fence))
         fences: set[tuple[str, int]] = set()
         requests = []
         for writes, tag, indexes in groups:
@@ -346,14 +346,17 @@ class RedisStorage(Storage):
                     results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
         return results
 
-    def _grouped(self, operations: Sequence[Operation]) -> Collection[tuple[bool, int, Sequence[int]]]:
-        """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations."""
+    def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[tuple[bool, int, Sequence[int]]]:
+        """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations.
+
+        ``split``: writes and other operations of a hash tag, which are from different tasks, have different calls.
+        """
         if not self._server.spread:
             return [(Apply in {*map(type, operations)}, 0, range(len(operations)))]
         groups: dict[int, tuple[bool, int, list[int]]] = {}
         for n, operation in enumerate(operations):
             tag = tag_of(operation.address)
-            writes = type(operation) is Apply
+            writes = not split or type(operation) is Apply
             found = groups.get(tag if writes else ~tag)
             if found is None:
                 groups[tag if writes else ~tag] = writes, tag, [n]
