@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
+
+import redis
 
 from stepwell import Storage
 from tests.reliability.workers import Worker
+from tests.servers.redis import RedisServer
 
 #: Seconds that a user may wait longer than a plain client of the servers.
 LONGER = 2.0
+
+
+class Prober:
+    """A plain client in a thread that writes to any server that a replica follows, and notes its successes."""
+
+    def __init__(self, servers: list[RedisServer], key: str = "probe") -> None:
+        self._servers = servers
+        self._key = key
+        self._stopped = threading.Event()
+        self.times: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.02):
+            for server in self._servers:
+                try:
+                    with server.client(socket_timeout=0.3) as client:
+                        if client.set(self._key, 1) and client.wait(1, 200):
+                            self.times.append(time.monotonic())
+                            break
+                except redis.RedisError:
+                    continue
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
 
 
 def pause_of(times: Sequence[float], since: float) -> float:
@@ -42,9 +73,13 @@ async def progress(workers: Sequence[Worker], users: int, probes: Sequence[float
             await asyncio.sleep(0.05)
 
 
-def longest_pause(workers: Sequence[Worker], since: float) -> float:
-    """Return the longest time that a user waited between two updates."""
-    return max(pause_of([at for _, at in times], since) for times in acknowledged(*workers).values())
+def longest_pause(workers: Sequence[Worker], since: float, users: Container[int] | None = None) -> float:
+    """Return the longest time that a user, or one of these users, waited between two updates."""
+    return max(
+        pause_of([at for _, at in times], since)
+        for user, times in acknowledged(*workers).items()
+        if users is None or user in users
+    )
 
 
 async def check_totals(storage: Storage, workers: Sequence[Worker]) -> int:

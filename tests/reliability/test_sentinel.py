@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis
 
 from stepwell import State, open_storage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from tests.reliability.dose import LARGE, dose, seeded
-from tests.reliability.failovers import LONGER, check_totals, longest_pause, pause_of, progress
+from tests.reliability.failovers import LONGER, Prober, check_totals, longest_pause, pause_of, progress
 from tests.reliability.workers import Worker, Workers
 from tests.servers.redis import RedisServer, Sentinels
 
@@ -30,32 +28,6 @@ def sentinels() -> Iterator[Sentinels]:
     sentinels = Sentinels()
     yield sentinels
     sentinels.stop()
-
-
-class Prober:
-    """A plain client in a thread that writes to any server that a replica follows, and notes its successes."""
-
-    def __init__(self, servers: list[RedisServer]) -> None:
-        self._servers = servers
-        self._stopped = threading.Event()
-        self.times: list[float] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(0.02):
-            for server in self._servers:
-                try:
-                    with server.client(socket_timeout=0.3) as client:
-                        if client.set("probe", 1) and client.wait(1, 200):
-                            self.times.append(time.monotonic())
-                            break
-                except redis.RedisError:
-                    continue
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
 
 
 class Load:

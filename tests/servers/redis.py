@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import time
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import redis
@@ -93,8 +94,10 @@ class RedisServer:
 class RedisCluster:
     """By default three masters with a replica each."""
 
-    def __init__(self, masters: int = 3, *, replicas: int = 1, node_timeout: int = 2000) -> None:
+    def __init__(self, masters: int = 3, *, replicas: int = 1, node_timeout: int = 2000, options: str = "") -> None:
         self._masters, self._replicas, self._node_timeout = masters, replicas, node_timeout
+        self._options = options.split()
+        self._added: RedisServer | None = None
         self.nodes = [self._node() for _ in range(masters * (1 + replicas))]
         clients = [node.client() for node in self.nodes]
         try:
@@ -108,6 +111,7 @@ class RedisCluster:
             *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--cluster-node-timeout", str(self._node_timeout), "--repl-diskless-sync-delay", "0"),
             *("--repl-diskless-load", "swapdb", "--cluster-replica-validity-factor", "0"),
+            *self._options,
             port=free_port(also=BUS),
         )
 
@@ -149,6 +153,73 @@ class RedisCluster:
                     if client.info("replication")["role"] == "master":
                         found.append(node)
         return found
+
+    def until_ready(self) -> None:
+        """Wait until all nodes agree that every master has its replicas and every slot a master."""
+        self._until(self._is_ready, "it is ready")
+
+    def _is_ready(self) -> bool:
+        for node in self.nodes:
+            with node.client() as client:
+                if not _settled(client, self._replicas) or "fail" in _ids(client):
+                    return False
+        return True
+
+    def master_of(self, slot: int) -> RedisServer:
+        """Return the node that has a slot, as most nodes report it."""
+        ports = []
+        for node in self.nodes:
+            with suppress(redis.RedisError), node.client(socket_timeout=0.3) as client:
+                ports.append(_port_of(client, slot))
+        port = max(set(ports), key=ports.count)
+        return next(node for node in self.nodes if node.port == port)
+
+    def replica_of(self, master: RedisServer) -> RedisServer:
+        """Return a replica of a master."""
+        with master.client() as client:
+            port = client.info("replication")["slave0"]["port"]
+        return next(node for node in self.nodes if node.port == port)
+
+    def add_shard(self) -> RedisServer:
+        """Add a master without slots, with a replica; return the master, which is the same each time."""
+        if self._added is None:
+            self._added, replica = self._node(), self._node()
+            self.nodes += [self._added, replica]
+            with self._added.client() as client, replica.client() as other:
+                for node in self.nodes:
+                    client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+                own_id = client.execute_command("CLUSTER", "MYID")
+                self._until(lambda: own_id in _ids(other), "a replica knows its master")
+                other.execute_command("CLUSTER", "REPLICATE", own_id)
+        self._until(self._is_ready, "a new master is ready")
+        return self._added
+
+    def moves_atomically(self) -> bool:
+        """Return whether its servers can move a slot as a whole."""
+        with self.nodes[0].client() as client:
+            return any("MIGRATESLOTS" in line for line in client.execute_command("CLUSTER", "HELP"))
+
+    def move_slot(self, slot: int, target: RedisServer, *, atomic: bool = False) -> None:
+        """Move a slot as redis-cli does, key by key, or as a whole."""
+        source = self.master_of(slot)
+        if source is target:
+            return
+        with ExitStack() as stack:
+            clients = {node: stack.enter_context(node.client()) for node in self.nodes}
+            old, new = clients[source], clients[target]
+            own_ids = {node: client.execute_command("CLUSTER", "MYID") for node, client in clients.items()}
+            if atomic:
+                old.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", own_ids[target])
+            else:
+                new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", own_ids[source])
+                old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", own_ids[target])
+                while keys := old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+                    old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+                for node in (target, source):
+                    clients[node].execute_command("CLUSTER", "SETSLOT", slot, "NODE", own_ids[target])
+            self._until(
+                lambda: all(_port_of(client, slot) == target.port for client in clients.values()), "a slot has moved"
+            )
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -233,6 +304,13 @@ def _known(client: redis.Redis) -> int:
 
 def _ids(client: redis.Redis) -> str:
     return str(client.execute_command("CLUSTER", "NODES"))
+
+
+def _port_of(client: redis.Redis, slot: int) -> int:
+    for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            return int(port)
+    return 0
 
 
 def _settled(client: redis.Redis, replicas: int) -> bool:
