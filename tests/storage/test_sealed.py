@@ -14,7 +14,7 @@ from stepwell import Log, MemoryStorage, SealedStorage, SQLiteStorage, State, St
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, NotEncrypted, StoredDataError, TooLarge
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, NodeFlow, worker
-from stepwell.record import Change, Head, Queue, Stored
+from stepwell.record import Address, Change, Head, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
 from stepwell.storage.sealed import new_key
@@ -327,16 +327,17 @@ async def test_the_limit_of_a_record_counts_about_its_plaintext() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_draws_other_nonces() -> None:
-    from stepwell.storage.sealed import cipher
-
-    cipher._nonce()
+    cipher = sealed().keyring.at(Address("bot", "1"))
+    cipher.encrypt("f", "a", "")
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, cipher._nonce())
+        os.write(write, cipher.encrypt("f", "a", "").encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(read, 100) not in [cipher._nonce() for _ in range(70)]
+    nonces = {cipher.encrypt("f", "a", "")[8:24] for _ in range(200)}
+    assert len(nonces) == 200
+    assert os.read(read, 100).decode()[8:24] not in nonces
 
 
 async def test_the_same_value_has_another_text_each_time_and_names_have_the_same() -> None:
@@ -349,3 +350,17 @@ async def test_the_same_value_has_another_text_each_time_and_names_have_the_same
         assert (len(texts), len(names)) == (5, 1)
         await storage.set_data("other", 1, {"a": 1})
         assert set((await storage.inner.perform(Get(storage.address("other", 1)))).fields) != names
+
+
+async def test_remembered_texts_are_those_of_the_store() -> None:
+    inner = MemoryStorage()
+    async with sealed(inner) as one, sealed(inner) as two:
+        for number in range(4):
+            await one.update_data("bot", 1, {"a": number, **{f"f{n}": n for n in range(40)}, "long": "x" * 5000})
+            for each in (two, one):
+                data = await each.get_data("bot", 1)
+                assert data is not None and data["a"] == number and len(data) == 42
+            await two.update_data("bot", 1, {"a": -number})
+            assert (await one.get_data("bot", 1) or {})["a"] == -number
+        cipher = one.keyring.at(one.address("bot", 1))
+        assert len(cipher._known) <= 32

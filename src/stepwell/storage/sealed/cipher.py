@@ -24,8 +24,10 @@ __all__ = ["Keyring", "NameCipher", "RecordCipher"]
 #: The prefix and the id of the key.
 _HEADER = len(PREFIX) + 6
 _NONCE = 12
-#: How many ciphers of records are kept. Making one takes about as long as encrypting three texts.
+#: How many ciphers of records are kept.
 _KEPT = 4096
+#: A cipher remembers texts of up to so many characters, and so many of them.
+_SHORT, _MANY = 4096, 32
 
 _UNREADABLE = "cannot be decrypted: it was changed, shortened, or moved from another place"
 #: A name that ``NameCipher`` has encrypted: at least a nonce and a tag in base64.
@@ -37,14 +39,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_nonces.clear)
 
 
-def _nonce() -> bytes:
-    try:
-        return _nonces.pop()
-    except IndexError:
-        # One system call for many nonces.
-        drawn = os.urandom(_NONCE * 64)
-        _nonces.extend([drawn[at : at + _NONCE] for at in range(_NONCE, len(drawn), _NONCE)])
-        return drawn[:_NONCE]
+def _draw() -> bytes:
+    """Return a new random nonce, and keep more of them: one system call for many."""
+    drawn = os.urandom(_NONCE * 64)
+    _nonces.extend([drawn[at : at + _NONCE] for at in range(_NONCE, len(drawn), _NONCE)])
+    return drawn[:_NONCE]
 
 
 class Keyring:
@@ -88,7 +87,7 @@ class RecordCipher:
     moved to another record, field or part cannot be decrypted.
     """
 
-    __slots__ = ("_address", "_aead", "_header", "_ring")
+    __slots__ = ("_address", "_aead", "_header", "_known", "_ring")
 
     def __init__(self, ring: Keyring, address: Address) -> None:
         aead = ring._aead(ring.newest.id, address)
@@ -97,15 +96,29 @@ class RecordCipher:
         self._header = PREFIX + ring.newest.id
         self._ring = ring
         self._address = address
+        #: The last text of each kind and name with its plaintext, without parts. Most fields of a conversation are the
+        #: same in its next update.
+        self._known: dict[str, tuple[str, str]] = {}
 
     def encrypt(self, kind: str, name: str, text: str) -> str:
         """Return a text, encrypted with the newest key."""
-        nonce = _nonce()
-        sealed = self._aead.encrypt(nonce, text.encode("utf-8", "surrogatepass"), f"{kind}{name}".encode())
-        return self._header + b2a_base64(nonce + sealed, newline=False).decode()
+        try:
+            nonce = _nonces.pop()
+        except IndexError:
+            nonce = _draw()
+        place = kind + name
+        raw = nonce + self._aead.encrypt(nonce, text.encode("utf-8", "surrogatepass"), place.encode())
+        sealed = self._header + b2a_base64(raw, newline=False).decode()
+        if kind != "p":
+            self._remember(place, sealed, text)
+        return sealed
 
     def decrypt(self, kind: str, name: str, text: str) -> str:
         """Return the plaintext of a stored text. A text that cannot be decrypted is returned as ``Damage``."""
+        place = kind + name
+        known = self._known.get(place)
+        if known is not None and known[0] == text:
+            return known[1]
         header = text[:_HEADER]
         if header == self._header:
             aead: AESGCM | None = self._aead
@@ -117,11 +130,21 @@ class RecordCipher:
             return self._key_missing(kind, name, header[len(PREFIX) :])
         try:
             raw = a2b_base64(text[_HEADER:], strict_mode=True)
-            return aead.decrypt(raw[:_NONCE], raw[_NONCE:], f"{kind}{name}".encode()).decode("utf-8", "surrogatepass")
+            plain = aead.decrypt(raw[:_NONCE], raw[_NONCE:], place.encode()).decode("utf-8", "surrogatepass")
         except (InvalidTag, Base64Error, ValueError):
             key_id = _hidden_by(name) if kind == "f" else None
             # A reader without the key for names has the encrypted name.
             return Damage(_what(kind, name), _UNREADABLE, text) if key_id is None else self._names_key_missing(key_id)
+        if kind != "p":
+            self._remember(place, text, plain)
+        return plain
+
+    def _remember(self, place: str, text: str, plain: str) -> None:
+        known = self._known
+        if len(text) > _SHORT:
+            known.pop(place, None)
+        elif len(known) < _MANY or place in known:
+            known[place] = (text, plain)
 
     def _not_encrypted(self, kind: str, name: str) -> Damage:
         what = _what(kind, name)

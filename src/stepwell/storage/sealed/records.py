@@ -8,8 +8,8 @@ from stepwell.storage.sealed.cipher import Keyring, NameCipher
 
 __all__ = ["RecordCodec"]
 
-#: The characters of an encrypted text beyond four thirds of its plaintext.
-_OVERHEAD = 48
+#: The characters of four encrypted texts beyond four thirds of their plaintext.
+_FOUR = 4 * 48
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 
@@ -23,8 +23,8 @@ class RecordCodec:
 
     def encrypted(self, apply: Apply) -> Apply:
         """Return a write with encrypted texts."""
-        address, change, *rest = apply
-        *flags, head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop = change
+        address, change, guard, then, lease, returning = apply
+        _, _, _, _, _, head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop = change
         encrypt = self._ring.at(address).encrypt
         names = self._names
         if head is not KEEP:
@@ -46,9 +46,9 @@ class RecordCodec:
         if parts:
             parts = {name: None if text is None else encrypt("p", name, text) for name, text in parts.items()}
         # The store counts encrypted texts. There is room for the overhead of four of them.
-        limit = limit * 4 // 3 + min(limit, 4 * _OVERHEAD)
-        texts = (head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop)
-        return _new(Apply, (address, _new(Change, (*flags, *texts)), *rest))
+        limit = limit * 4 // 3 + min(limit, _FOUR)
+        sealed = (*change[:5], head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop)
+        return _new(Apply, (address, _new(Change, sealed), guard, then, lease, returning))
 
     def decrypted(self, address: Address, result: Result) -> Result:
         """Return a result with plaintext."""

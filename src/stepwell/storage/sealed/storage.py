@@ -127,9 +127,8 @@ class SealedStorage(Storage):
             result = await self.inner.perform(operation)
         except TooLarge as error:
             raise _too_large(error) from None
-        if result is None:
-            return None
-        if _is_large(result):
+        record = result if type(result) is Stored else getattr(result, "record", None)
+        if record is not None and _size(record) > _LARGE:
             return await self._decrypt_in_thread(operation, result)
         return self._codec.decrypted(operation.address, result)
 
@@ -288,8 +287,3 @@ def _too_large(error: TooLarge) -> TooLarge:
 def _size(stored: Stored) -> int:
     size = sum(map(len, stored.fields.values()))
     return size + sum(map(len, stored.parts.values())) if stored.parts else size
-
-
-def _is_large(result: Any) -> bool:
-    record = result if type(result) is Stored else getattr(result, "record", None)
-    return record is not None and _size(record) > _LARGE
