@@ -166,6 +166,17 @@ async def test_pruning_keeps_what_delta_channels_are_computed_from(backend: Back
     assert (await compiled(saver).aget_state(THREAD)).values["numbers"] == [*expected["numbers"], 9, 9]
 
 
+async def test_writes_of_delta_channels_do_not_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = StateGraph(Numbers)
+    builder.add_node("add", lambda state: {"numbers": [len(state["numbers"])]})
+    builder.add_edge(START, "add")
+    graph = builder.compile(checkpointer=StepwellSaver("memory://"))
+    await graph.ainvoke({"numbers": [0]}, THREAD)
+    monkeypatch.setattr("stepwell.adapters.langgraph.ownership._LINGER", 3600)
+    # LangGraph awaits these writes before it stores the next checkpoint.
+    await asyncio.wait_for(graph.ainvoke({"numbers": [0]}, THREAD), 30)
+
+
 async def test_constant_values_are_written_once(backend: Backend) -> None:
     saver = StepwellSaver(backend.storage())
     graph = chat(saver)

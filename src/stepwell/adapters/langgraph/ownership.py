@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
+from stepwell.storage.lane import retrieve
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -39,6 +40,28 @@ class StaleWriter(LeaseLost):
         )
 
 
+class _Group:
+    """Writes that share a commit."""
+
+    __slots__ = ("led", "parts", "timer", "waiters")
+
+    def __init__(self) -> None:
+        self.parts: dict[str, str] = {}
+        #: Whether a task writes the group, or is about to.
+        self.led = False
+        self.timer: asyncio.TimerHandle | None = None
+        #: The futures of the other tasks.
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def end(self, error: BaseException | None = None) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(error)
+
+
 class ThreadWriter:
     """Gathers the writes of concurrent tasks to one thread, without a condition."""
 
@@ -47,8 +70,9 @@ class ThreadWriter:
         self._address = address
         self._limit = limit
         self._lock = asyncio.Lock()
-        self._next: tuple[dict[str, str], asyncio.Task[None]] | None = None
-        self._flush_now = asyncio.Event()
+        #: The group of the next commit.
+        self._next: _Group | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
         """Write parts. Raises ``StaleWriter``.
@@ -56,25 +80,45 @@ class ThreadWriter:
         ``linger``: wait a moment for a write that does not linger, to share its commit. A graph stores the writes of
         its tasks right before the next checkpoint.
         """
-        if self._next is None:
-            gathered: dict[str, str] = {}
-            self._next = gathered, asyncio.ensure_future(self._flush(gathered))
-        gathered, task = self._next
-        gathered.update(parts)
-        if not linger:
-            self._flush_now.set()
-        # A cancelled caller must not cancel the write of the others.
-        await asyncio.shield(task)
+        group = self._next
+        if group is None:
+            group = self._next = _Group()
+        group.parts.update(parts)
+        if not linger and not group.led:
+            # Without a task of its own, which would take another turn of the event loop.
+            await self._write(group)
+            return
+        loop = asyncio.get_running_loop()
+        if not group.led and group.timer is None:
+            group.timer = loop.call_later(_LINGER, self._start, group)
+        waiter = loop.create_future()
+        group.waiters.append(waiter)
+        await waiter
 
-    async def _flush(self, gathered: dict[str, str]) -> None:
-        async with self._lock:
-            if not self._flush_now.is_set():
-                timer = asyncio.get_running_loop().call_later(_LINGER, self._flush_now.set)
-                await self._flush_now.wait()
-                timer.cancel()
-            self._next = None
-            self._flush_now.clear()
-            await self._apply(gathered)
+    def _start(self, group: _Group) -> None:
+        """Write a group in a task of its own. Its waiters get the error."""
+        self._task = asyncio.ensure_future(self._write(group))
+        self._task.add_done_callback(retrieve)
+
+    async def _write(self, group: _Group) -> None:
+        group.led = True
+        if group.timer is not None:
+            group.timer.cancel()
+            group.timer = None
+        try:
+            async with self._lock:
+                if self._next is group:
+                    self._next = None
+                await self._apply(group.parts)
+        except asyncio.CancelledError:
+            if not all(waiter.done() for waiter in group.waiters):
+                # The writes of the others go on. The same parts may be written twice.
+                self._start(group)
+            raise
+        except BaseException as error:
+            group.end(error)
+            raise
+        group.end()
 
     async def _apply(self, parts: Mapping[str, str]) -> None:
         change = Change(self._storage.ids(), parts=parts, limit=self._limit)

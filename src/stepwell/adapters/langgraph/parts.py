@@ -1,13 +1,10 @@
 """The parts of a thread's record: checkpoints, values of channels, and pending writes.
 
-The names are ``c/<namespace>/<checkpoint>``, ``v/<namespace>/<channel>/<version>``,
-``w/<namespace>/<checkpoint>/<task>/<kind>`` and ``r/<run>``. Ids of checkpoints grow, so the last name of a namespace
-is its newest checkpoint. A value is written once for each version of its channel.
+A value is written once for each version of its channel.
 """
 
 from __future__ import annotations
 
-import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -25,53 +22,28 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from stepwell.adapters.langgraph.checkpoints import is_plain, is_small, packed, unpacked
+from stepwell.adapters.langgraph.names import (
+    VALUE,
+    WRITES,
+    checkpoint_name,
+    id_of,
+    long,
+    name,
+    run_name,
+    short,
+    task_of,
+)
 from stepwell.codec import Seal
-from stepwell.codec.json import from_json
+from stepwell.codec.json import from_json, to_json
 from stepwell.errors import EncodeError
 
-__all__ = ["CheckpointRow", "ThreadCodec", "checkpoint_name", "id_of", "name", "namespace_of", "run_name"]
-
-CHECKPOINT: Final = "c"
-VALUE: Final = "v"
-WRITES: Final = "w"
-RUN: Final = "r"
+__all__ = ["CheckpointRow", "ThreadCodec"]
 
 #: The kind of sealed text, which is part of its checksum.
 _KIND: Final = "p"
-#: Longer strings have a part of their own, so that a constant one is not written with each checkpoint.
-_SHORT: Final = 64
-_INT64: Final = 1 << 63
-#: The kind of a text that is stored as it is. No serializer has a kind of this name.
-_TEXT: Final = "$text"
-
-
-def name(kind: str, *path: str) -> str:
-    """Return the name of a part, or the prefix of the names below a path if the last element is empty."""
-    return "/".join((kind, *(each.replace("%", "%25").replace("/", "%2F") for each in path)))
-
-
-def checkpoint_name(namespace: str, checkpoint_id: str) -> str:
-    """Return the name of a checkpoint's part."""
-    return name(CHECKPOINT, namespace, checkpoint_id)
-
-
-def run_name(run_id: str) -> str:
-    """Return the name of the part that marks a thread of a run."""
-    return name(RUN, run_id)
-
-
-def namespace_of(part: str) -> str:
-    """Return the namespace in the name of a part."""
-    return _unquoted(part.split("/")[1])
-
-
-def id_of(part: str) -> str:
-    """Return the checkpoint in the name of its part or of one of its writes."""
-    return _unquoted(part.split("/")[2])
-
-
-def _unquoted(text: str) -> str:
-    return text.replace("%2F", "/").replace("%25", "%")
+#: The kind of a value that is stored as JSON. No serializer has a kind of this name.
+_JSON: Final = "$"
 
 
 class CheckpointRow(NamedTuple):
@@ -112,28 +84,43 @@ class ThreadCodec:
     ) -> dict[str, str]:
         """Return the parts of a new checkpoint: its own, and those of the channels with a new version."""
         values = checkpoint["channel_values"]
-        small = {channel: value for channel, value in values.items() if self._plain and _is_small(value)}
+        small = {channel: value for channel, value in values.items() if self._plain and is_small(value)}
         parts = {
-            part: self._sealed(part, self._typed(values[channel]))
+            part: self._plainly_sealed(part, self._typed(values[channel]))
             for channel, version in new_versions.items()
             if channel in values and channel not in small
             for part in [name(VALUE, namespace, channel, str(version))]
         }
-        # The id is in the name.
-        bare = {key: value for key, value in checkpoint.items() if key not in ("channel_values", "id")}
         part = checkpoint_name(namespace, checkpoint["id"])
+        if parent is not None:
+            parent = short(parent)
+        if is_plain(checkpoint, metadata):
+            # Quicker and smaller than the general form.
+            try:
+                body = to_json({"k": packed(checkpoint), "m": metadata, "p": parent, "s": small})
+                parts[part] = self._seal.seal_body(_KIND, part, body)
+                return parts
+            except UnicodeEncodeError:
+                pass  # A name or text has a lone surrogate. The serializer may support it.
+        # The id is in the name.
+        rest = {key: value for key, value in checkpoint.items() if key not in ("channel_values", "id")}
         try:
-            parts[part] = self._sealed(part, {"c": bare, "m": metadata, "p": parent, "s": small})
+            parts[part] = self._sealed(part, {"c": rest, "m": metadata, "p": parent, "s": small})
         except EncodeError:
-            parts[part] = self._sealed(part, {"t": self._typed((bare, metadata)), "p": parent, "s": small})
+            parts[part] = self._sealed(part, {"t": self._typed((rest, metadata)), "p": parent, "s": small})
         return parts
 
     def row(self, part: str, text: str) -> CheckpointRow:
         """Decode the part of a checkpoint."""
-        body = self._opened(part, text)
-        bare, metadata = self._value(body["t"]) if "t" in body else (body["c"], body["m"])
+        body = self._texts(part, text)
+        if "k" in body:
+            bare, metadata = unpacked(body["k"]), body["m"]
+        else:
+            body = self._opened(part, text)
+            bare, metadata = self._value(body["t"]) if "t" in body else (body["c"], body["m"])
         checkpoint = cast("Checkpoint", {**bare, "id": id_of(part)})
-        return CheckpointRow(checkpoint, metadata, body["p"], body["s"])
+        parent = body["p"]
+        return CheckpointRow(checkpoint, metadata, None if parent is None else long(parent), body["s"])
 
     def writes(
         self, namespace: str, checkpoint_id: str, task_id: str, task_path: str, writes: Sequence[tuple[str, Any]]
@@ -145,7 +132,7 @@ class ThreadCodec:
             kind = "0" if index >= 0 else str(-index)
             kinds.setdefault(kind, []).append([index, channel, *self._typed(value)])
         return {
-            part: self._sealed(part, [task_path, rows])
+            part: self._plainly_sealed(part, [task_path, rows])
             for kind, rows in kinds.items()
             for part in [name(WRITES, namespace, checkpoint_id, task_id, kind)]
         }
@@ -155,7 +142,7 @@ class ThreadCodec:
         found = []
         for part, text in parts.items():
             task_path, rows = self._texts(part, text)
-            task_id = _unquoted(part.split("/")[3])
+            task_id = task_of(part)
             for index, channel, kind, data in rows:
                 found.append((writes_sort_key(task_path, task_id, index), channel, kind, data))
         found.sort(key=lambda each: each[0])
@@ -192,6 +179,14 @@ class ThreadCodec:
     def _sealed(self, part: str, body: Any) -> str:
         return self._seal.seal(_KIND, part, body)
 
+    def _plainly_sealed(self, part: str, body: Any) -> str:
+        """Seal a body that JSON represents exactly."""
+        try:
+            return self._seal.seal_body(_KIND, part, to_json(body))
+        except UnicodeEncodeError:
+            # A name has a lone surrogate. This raises a readable error.
+            return self._sealed(part, body)
+
     def _opened(self, part: str, text: str) -> Any:
         return self._seal.value(_KIND, part, text)
 
@@ -199,27 +194,15 @@ class ThreadCodec:
         """Open a part that has only texts and numbers. For a large text this is several times quicker."""
         return from_json(self._seal.body(_KIND, part, text))
 
-    def _typed(self, value: Any) -> list[str]:
-        if self._plain and type(value) is str and value.isascii():
-            # Base64 would make it a third larger.
-            return [_TEXT, value]
+    def _typed(self, value: Any) -> list[Any]:
+        # Base64 would make a text a third larger.
+        if self._plain and (is_small(value) or (type(value) is str and value.isascii())):
+            return [_JSON, value]
         kind, data = self._serde.dumps_typed(value)
         return [kind, b64encode(data).decode()]
 
-    def _value(self, typed: Iterable[str]) -> Any:
+    def _value(self, typed: Iterable[Any]) -> Any:
         kind, data = typed
-        if kind == _TEXT:
+        if kind == _JSON:
             return data
         return self._serde.loads_typed((kind, b64decode(data)))
-
-
-def _is_small(value: Any) -> bool:
-    """Return whether JSON represents a value exactly, and shorter than a part of its own."""
-    kind = type(value)
-    if value is None or kind is bool:
-        return True
-    if kind is str:
-        return bool(len(value) <= _SHORT and value.isascii())
-    if kind is int:
-        return bool(-_INT64 <= value < _INT64)
-    return kind is float and math.isfinite(value)

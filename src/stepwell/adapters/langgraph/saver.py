@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from secrets import token_hex
+from secrets import token_urlsafe
 from typing import Any, Final, Literal, cast
-from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -23,11 +22,12 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stepwell._portal import sync
-from stepwell.adapters.langgraph.ownership import FencedWriter, ThreadWriter, WriteOwnership
-from stepwell.adapters.langgraph.parts import CheckpointRow, id_of, namespace_of
+from stepwell.adapters.langgraph.names import id_of, namespace_of
+from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
+from stepwell.adapters.langgraph.parts import CheckpointRow
 from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.errors import InvalidOption
-from stepwell.record import Address, Version
+from stepwell.record import Version
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
 
@@ -40,7 +40,7 @@ _writers: ContextVar[dict[tuple[Threads, str, bool], FencedWriter]] = ContextVar
 _IN_CONTEXT: Final = 16
 #: LangGraph passes this key with the config of a graph that is running.
 _RUNTIME: Final = "__pregel_runtime"
-#: The writers that are found by their last checkpoint, and the runs whose mark is known to be stored.
+#: The writers that are found by their last checkpoint, the runs whose mark is known to be stored, and the threads.
 _REMEMBERED: Final = 10_000
 
 
@@ -76,13 +76,14 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
         self._by_checkpoint: OrderedDict[tuple[str, str, str | None], FencedWriter] = OrderedDict()
-        self._gathered: WeakValueDictionary[Address, ThreadWriter] = WeakValueDictionary()
+        #: The last threads that were used, for the cost of making them.
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the next version of a channel. Versions of two forks of a thread differ."""
         number = 0 if current is None else int(str(current).partition(".")[0])
-        return f"{number + 1:08d}.{token_hex(5)}"
+        return f"{number + 1:08d}.{token_urlsafe(5)}"
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest one of a thread."""
@@ -271,11 +272,12 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread = self._thread(thread_id)
         whole = get_checkpoint_metadata(config, metadata)
         parts = thread.codec.checkpoint(namespace, checkpoint, whole, get_checkpoint_id(config), new_versions)
+        thread.awaited.update(whole.get("counters_since_delta_snapshot") or ())
         run = whole.get("run_id")
         mark = None if run is None else (str(thread_id), str(run))
         if mark is not None and mark not in self._marked:
             parts.update([thread.codec.mark(mark[1])])
-        await (writer or self._shared(thread)).write(parts)
+        await (writer or thread.writer()).write(parts)
         if mark is not None:
             _remember(self._marked, mark, None)
         if writer is not None:
@@ -296,17 +298,16 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread = self._thread(ids["thread_id"])
         parts = thread.codec.writes(ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes)
         if parts:
-            await (writer or self._shared(thread)).write(parts, linger=True)
-
-    def _shared(self, thread: Thread) -> ThreadWriter:
-        """Return the writer of all tasks without a fence. It exists while one of them writes."""
-        writer = self._gathered.get(thread.address)
-        if writer is None:
-            writer = self._gathered[thread.address] = ThreadWriter(self.storage, thread.address, thread.limit)
-        return writer
+            linger = thread.awaited.isdisjoint([channel for channel, _ in writes])
+            await (writer or thread.writer()).write(parts, linger=linger)
 
     def _thread(self, thread_id: Any) -> Thread:
-        return self.threads.one(thread_id, self.serde)
+        thread = self._threads.get(str(thread_id))
+        # A clone with another serializer has the same table.
+        if thread is None or thread.serde is not self.serde:
+            thread = self.threads.one(thread_id, self.serde)
+        _remember(self._threads, str(thread_id), thread)
+        return thread
 
     async def _get(self, config: RunnableConfig) -> tuple[CheckpointTuple | None, Version | None]:
         ids = config["configurable"]

@@ -10,20 +10,19 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stepwell.adapters.langgraph.ownership import ThreadWriter
-from stepwell.adapters.langgraph.parts import (
+from stepwell.adapters.langgraph.names import (
     CHECKPOINT,
     RUN,
     VALUE,
     WRITES,
-    CheckpointRow,
-    ThreadCodec,
     checkpoint_name,
     id_of,
     name,
     namespace_of,
     run_name,
 )
+from stepwell.adapters.langgraph.ownership import ThreadWriter
+from stepwell.adapters.langgraph.parts import CheckpointRow, ThreadCodec
 from stepwell.codec import Seal, decode_key, encode_namespace
 from stepwell.codec.large import LARGE, in_thread
 from stepwell.errors import RecordExists, VersionChanged
@@ -51,8 +50,19 @@ class Thread:
     def __init__(self, storage: Storage, address: Address, serde: SerializerProtocol, limit: int) -> None:
         self.storage: Storage = storage
         self.address: Address = address
+        self.serde: SerializerProtocol = serde
         self.limit: int = limit
         self.codec: ThreadCodec = ThreadCodec(Seal(address, storage.limits, limit), serde)
+        #: The channels whose writes LangGraph awaits before it stores a checkpoint, as far as known.
+        self.awaited: set[str] = {"__error_source_node__"}
+        self._writer: tuple[asyncio.AbstractEventLoop, ThreadWriter] | None = None
+
+    def writer(self) -> ThreadWriter:
+        """Return the writer of all tasks of this event loop without a fence."""
+        loop = asyncio.get_running_loop()
+        if self._writer is None or self._writer[0] is not loop:
+            self._writer = loop, ThreadWriter(self.storage, self.address, self.limit)
+        return self._writer[1]
 
     async def get(self, thread_id: Any, namespace: str, checkpoint_id: str | None) -> Found:
         """Return one checkpoint, or the newest one of its namespace. It takes two round trips."""
@@ -95,10 +105,12 @@ class Thread:
             after = Range.prefix(checkpoint_name(found[-1], "")).last or ""
         return found
 
-    async def newest(self, namespace: str, before: str | None) -> AsyncIterator[tuple[str, CheckpointRow]]:
-        """Yield the checkpoints of a namespace, the newest first."""
+    async def newest(
+        self, namespace: str, before: str | None, *, included: bool = False
+    ) -> AsyncIterator[tuple[str, CheckpointRow]]:
+        """Yield the checkpoints of a namespace before another one, the newest first."""
         span = Range.prefix(checkpoint_name(namespace, ""), limit=50, reverse=True)
-        last = span.last if before is None else checkpoint_name(namespace, before)
+        last = span.last if before is None else checkpoint_name(namespace, before) + "\0" * included
         while parts := await self.parts(Range(span.first, last, 50, reverse=True)):
             for part, text in parts.items():
                 if last != part:
@@ -140,8 +152,7 @@ class Thread:
         # A checkpoint is newer than its parent.
         wanted = None if checkpoint_id is None else checkpoint_name(namespace, checkpoint_id)
         is_first = True
-        after = None if checkpoint_id is None else checkpoint_id + "\0"
-        async for part, row in self.newest(namespace, after):
+        async for part, row in self.newest(namespace, checkpoint_id, included=True):
             if wanted in (None, part):
                 if not is_first:
                     yield part, row
