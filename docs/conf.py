@@ -19,6 +19,7 @@ exclude_patterns = ["_site", "images"]
 
 # Links between pages are those that GitHub understands: [text](page.md#heading).
 myst_heading_anchors = 4
+myst_enable_extensions = ["tasklist"]
 nitpicky = True
 # Annotations name types of other packages, type variables and internal classes, which have no page.
 nitpick_ignore_regex = [("py:(class|obj|exc|data|func)", r".*")]

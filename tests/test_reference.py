@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from stepwell.fsm import events as fsm_events
 from stepwell.fsm.keys import KeyStrategy
+from stepwell.nodes.engine.execution import EventKind
+from stepwell.storage import urls
+from stepwell.storage.postgres import storage as postgres
+from stepwell.storage.redis import storage as redis
+from stepwell.storage.sqlite import storage as sqlite
 from tests.docs.page import ROOT
 from tests.test_public_names import NAMES
 
@@ -61,6 +69,35 @@ def test_every_public_name_and_method_has_a_docstring(module: str) -> None:
                 if not inspect.getdoc(function) and method not in known
             ]
     assert missing == []
+
+
+def test_the_page_of_the_command_line_has_every_command_with_its_options() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    parsers = public.parsers()
+    assert len(parsers) > 20
+    pages = page + "".join((ROOT / "docs" / name).read_text() for name in ("running.md", "playground.md", "sealed.md"))
+    assert [name for name in parsers if f"stepwell {name}" not in pages] == []
+    known = {option for parser in parsers.values() for option in parser._option_string_actions}
+    assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - known) == []
+
+
+def test_the_page_of_events_has_every_event() -> None:
+    page = (REFERENCE / "events.md").read_text()
+    unions = [kind for union in get_args(EventKind) for kind in get_args(union)]
+    of_conversations = [name for name, value in vars(fsm_events).items() if inspect.isclass(value) and is_event(value)]
+    assert [name for name in [*unions, *of_conversations] if f"`{name}`" not in page] == []
+    assert len(unions) > 10
+
+
+def is_event(value: type) -> bool:
+    return issubclass(value, fsm_events.FSMEvent) and value is not fsm_events.FSMEvent
+
+
+def test_the_page_of_urls_has_every_scheme_and_option() -> None:
+    page = (REFERENCE / "urls.md").read_text()
+    assert [scheme for scheme in urls._OURS if f"`{scheme}:/" not in page] == []
+    options = {*sqlite._URL_OPTIONS, *redis.URL_OPTIONS, *postgres.URL_OPTIONS}
+    assert [option for option in options if f"`{option}`" not in page] == []
 
 
 def test_each_object_has_one_home() -> None:

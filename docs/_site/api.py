@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from public import GROUPS, MARK, group_of, homes, names_of
+from public import GROUPS, MARK, group_of, homes, names_of, parsers
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+#: It becomes the help of all commands.
+COMMANDS = "```{commands}\n```\n"
 #: The environment of the build, and the names in it.
 _names: dict[str, Any] = {}
 
@@ -64,6 +67,14 @@ def source(app: Sphinx, docname: str, text: list[str]) -> None:
         text[0] = MARK.sub(lambda match: described(match[1], docname.partition("/")[2], level, where), text[0])
 
 
+def commands(app: Sphinx, docname: str, text: list[str]) -> None:
+    """Put the help of all commands into a page."""
+    if COMMANDS in text[0]:
+        os.environ["COLUMNS"] = "100"
+        found = [f"## {name}\n\n```text\n{parser.format_help()}```\n" for name, parser in parsers().items()]
+        text[0] = text[0].replace(COMMANDS, "\n".join(found))
+
+
 def skipped(app: Sphinx, what: str, name: str, *_: object) -> bool | None:
     """Leave out the tests of the contract."""
     return True if name.startswith("test_") or name == "pytestmark" else None
@@ -101,6 +112,7 @@ def shortened(app: Sphinx, env: BuildEnvironment) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", source, priority=400)
+    app.connect("source-read", commands, priority=400)
     app.connect("autodoc-skip-member", skipped)
     app.connect("missing-reference", resolved)
     app.connect("env-updated", shortened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import re
@@ -42,3 +43,11 @@ def group_of(value: object) -> str:
     if inspect.isclass(value):
         return "Errors" if issubclass(value, BaseException) else "Classes"
     return "Functions" if inspect.isroutine(value) else "Values"
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of all commands by the names of the commands."""
+    from stepwell.cli import _parser
+
+    (commands,) = [each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(commands.choices)
