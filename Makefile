@@ -73,9 +73,19 @@ dist: $(DIST_READY)
 torture: $(READY)
 	@STEPWELL_DOSE=large $(BIN)/python -m pytest tests/reliability tests/storage tests/codec -s $(ARGS)
 
-bench: $(READY)
-	@$(BIN)/python -m benchmarks $(ARGS)
+BENCH := $(VENV)-bench
+
+$(BENCH)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(BENCH) with the peers (once) ..."
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt "pip>=25.1"
+	@$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group bench
+	@touch $@
+
+# ARGS=comparison writes benchmarks/RESULTS.md and the plot only.
+bench: $(BENCH)/.ready
+	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(VENV)-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
