@@ -16,7 +16,7 @@ from typing import Any
 
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER
 from stepwell.adapters.ptb.fields import pack
-from stepwell.adapters.ptb.persistence import KEYBOARD
+from stepwell.adapters.ptb.keyboards import KEYBOARD
 from stepwell.adapters.ptb.states import field_of, home_of, key_text, pack_state
 from stepwell.codec.values import encode
 from stepwell.errors import StepwellError

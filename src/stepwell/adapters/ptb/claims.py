@@ -15,6 +15,7 @@ from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, KnownFields, tags_of
 from stepwell.adapters.ptb.held_conversation import HeldConversation
+from stepwell.adapters.ptb.keyboards import cache_of
 from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
@@ -94,6 +95,9 @@ class UpdateClaim:
             self.conversations.append(each)
         for kind, entries in self._kinds.items():
             self._seen.update([(kind, key) for key in self.slots if key in entries])
+        cache = cache_of(self._application)
+        if cache is not None:
+            await self._persistence.keyboards.restore(cache, update)
         return False
 
     def refresh(self, kind: str, key: Any, live: Any) -> None:
@@ -133,6 +137,9 @@ class UpdateClaim:
         bot_data = self._application.bot_data
         if self._persistence.store_data.bot_data and self._entries.is_changed(BOT, BOT, bot_data):
             writes.append(self._entries.save(BOT, BOT, bot_data))
+        cache = cache_of(self._application)
+        if cache is not None:
+            writes += self._persistence.keyboards.writes(cache)
         # The first record has the id of the update, and is written last.
         for number, key in reversed([*enumerate(self.slots)]):
             if key in changed or (number == 0 and (changed or writes) and self._handled is not None):
@@ -178,6 +185,12 @@ class UpdateClaim:
             keys.add(update.effective_user.id)
         if CHAT in self._kinds and update.effective_chat:
             keys.add(update.effective_chat.id)
+            message = update.effective_message
+            if message is not None and message.migrate_to_chat_id:
+                # A handler may move the chat data with migrate_chat_data().
+                keys.add(message.migrate_to_chat_id)
+            elif message is not None and message.migrate_from_chat_id:
+                keys.add(message.migrate_from_chat_id)
         return sorted(keys, key=_order) if len(keys) > 1 else [*keys]
 
     async def _changes(self, key: Any, slot: Slot) -> Changes:

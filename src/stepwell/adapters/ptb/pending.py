@@ -38,10 +38,7 @@ class PendingElsewhere(PendingState):
 
 def resolve(pending: PendingState) -> object:
     """Return the next state of a conversation whose handler has ended; ``None`` if there is no conversation."""
-    task = pending.task
-    if task.cancelled() or (pending.old_state is None and task.exception() is not None):
-        return pending.old_state
-    return pending.resolve()
+    return pending.old_state if pending.task.cancelled() else pending.resolve()
 
 
 class PendingHandlers:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
+from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption
@@ -23,12 +23,7 @@ __all__ = ["StepwellPersistence"]
 UD = TypeVar("UD")
 CD = TypeVar("CD")
 BD = TypeVar("BD")
-#: Keyboards, each with its id, the time of its last use and the data of its buttons; and the keyboard of each query.
-_CallbackData: TypeAlias = tuple[list[tuple[str, float, dict[str, Any]]], dict[str, str]]
 _Data: TypeAlias = dict[Any, Any]
-
-#: The kind of the entries that have callback data.
-KEYBOARD = "keyboard"
 
 
 class StepwellPersistence(BasePersistence[UD, CD, BD]):
@@ -98,7 +93,10 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         self.held: dict[Any, UpdateClaim] = {}
         #: Handles the updates of the application.
         self.updates: ClaimedUpdates | None = None
-        self._keyboards = EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")
+        #: The keyboards with arbitrary callback data.
+        self.keyboards: KeyboardRecords = KeyboardRecords(
+            EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")
+        )
 
     @property
     def namespace(self) -> str:
@@ -121,16 +119,10 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         self._use()
         return cast("BD", await self.entries.load(BOT, BOT, self.context_types.bot_data))
 
-    async def get_callback_data(self) -> _CallbackData | None:
+    async def get_callback_data(self) -> CallbackData | None:
         """Return the callback data of all keyboards; ``None`` if there is none."""
         self._use()
-        found = await self._keyboards.load_all(KEYBOARD, dict)
-        if not found:
-            return None
-        # The least recently used one first, which is the first to be removed from the cache.
-        keyboards = sorted((data["used"], uuid, data["buttons"]) for uuid, data in found.items() if "buttons" in data)
-        queries = {query: uuid for uuid, data in found.items() for query in data["queries"]}
-        return [(uuid, used, buttons) for used, uuid, buttons in keyboards], queries
+        return await self.keyboards.load_all()
 
     async def get_conversations(self, name: str) -> dict[ConversationKey, object]:
         """Return the states of all conversations of a handler."""
@@ -154,20 +146,10 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         """Write what this process has changed in the data of the bot."""
         await self._save(BOT, BOT, data)
 
-    async def update_callback_data(self, data: _CallbackData | None) -> None:
+    async def update_callback_data(self, data: CallbackData | None) -> None:
         """Write the keyboards that are new or were used, and delete those that are gone."""
         self._use()
-        keyboards, queries = data or ([], {})
-        found: dict[str, dict[str, Any]] = {
-            uuid: {"used": used, "buttons": buttons, "queries": set()} for uuid, used, buttons in keyboards
-        }
-        for query, uuid in queries.items():
-            found.setdefault(uuid, {"queries": set()})["queries"].add(query)
-        gone = [uuid for uuid in self._keyboards.known_keys(KEYBOARD) if uuid not in found]
-        await asyncio.gather(
-            *(self._keyboards.save(KEYBOARD, uuid, keyboard) for uuid, keyboard in found.items()),
-            *(self._forget_keyboard(uuid) for uuid in gone),
-        )
+        await self.keyboards.store_all(data)
 
     async def update_conversation(self, name: str, key: ConversationKey, new_state: object | None) -> None:
         """Write the state of a conversation; ``None`` ends it."""
@@ -235,8 +217,3 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
             await self.entries.refresh(kind, key, live)
         else:
             claim.refresh(kind, key, live)
-
-    async def _forget_keyboard(self, uuid: str) -> None:
-        # Another process may use it.
-        known = self._keyboards.known(KEYBOARD, uuid)
-        await self._keyboards.drop(KEYBOARD, uuid, only_version=None if known is None else known.version)
