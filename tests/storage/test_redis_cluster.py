@@ -217,14 +217,14 @@ async def test_half_moved_records_are_not_touched(own_cluster: RedisCluster) -> 
         with _slot_between_nodes(own_cluster, slot) as (source, target):
             keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
             for key in keys:
-                if ":n:" in key:
+                if ":k:" in key:
                     _migrate(source, target, key)
             # Record and journal are here, an index of theirs is not.
             for attempt in (storage.update_data, storage.set_data):
                 with pytest.raises(StorageUnavailable):
                     await attempt(BOT, 0, {"n": "moving"})
             for key in keys:
-                if ":n:" not in key:
+                if ":k:" not in key:
                     _migrate(source, target, key)
             with pytest.raises(StorageUnavailable):
                 await storage.clear(BOT, 0)

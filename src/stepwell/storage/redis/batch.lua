@@ -410,7 +410,7 @@ local function write_record(key, prefix, name, at, given, held, old)
   if not alive or moved or tags ~= old_tags or queue ~= old_queue then
     local space, member = split(name)
     if not alive then
-      call('ZADD', prefix .. 'n:' .. space, 0, member)
+      index_add(prefix .. 'k:' .. space, member)
       call('SADD', prefix .. 's', space)
     end
     if moved then
@@ -435,7 +435,7 @@ local function write_record(key, prefix, name, at, given, held, old)
     if tags ~= old_tags then
       untag(prefix, name, old_tags)
       for tag in string.gmatch(tags or '', '([^\n]*)\n') do
-        call('ZADD', prefix .. 'g:' .. space .. '/' .. tag, 0, member)
+        index_add(prefix .. 't:' .. space, tag .. '\n' .. member)
       end
     end
   end

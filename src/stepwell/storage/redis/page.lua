@@ -1,26 +1,34 @@
 -- Return a page of records of one index, in the order of their keys.
 --
--- KEYS: "-", an index (n: or g:).
+-- KEYS: "-", an index (k: or t:).
 -- ARGV: now, width, "(" with the last key of the previous page (or "-"), the limit, the flow and the state to filter by
--- ("*" any, "-" none, "=..." this one), and the namespace.
--- With the limit "0" it returns an upper bound for the number of keys that follow. Otherwise it returns the last key
--- that was examined (or false at the end), then key, record, key, record.
+-- ("*" any, "-" none, "=..." this one), the namespace, and for t: a tag and a newline (for k: an empty string).
+-- With a limit of -n it returns the number of keys that follow, or any number from n if there are more. Otherwise it
+-- returns the last key that was examined (or false at the end), then key, record, key, record.
 
 -- Limits of one call, because other clients have to wait for it.
 local KEYS_A_CALL, BYTES_A_CALL = 1000, 1000000
 
 local prefix = sub(KEYS[2], 1, width)
 local after, most, flow, state = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local space = ARGV[7]
+local space, begins = ARGV[7], ARGV[8]
 
 local function fits(wanted, found)
   return wanted == '*' or wanted == (found and '=' .. found or '-')
 end
 
-if most == 0 then
-  return {call('ZLEXCOUNT', KEYS[2], after, '+')}
+take_over_listing(prefix, space, KEYS[2], begins)
+local low, high = bounds(begins)
+if after ~= '-' then
+  low = '(' .. begins .. sub(after, 2)
 end
-local keys = call('ZRANGEBYLEX', KEYS[2], after, '+', 'LIMIT', 0, KEYS_A_CALL)
+if most < 0 then
+  return {index_count(KEYS[2], low, high, -most)}
+end
+local keys = index_range(KEYS[2], low, high, KEYS_A_CALL)
+for n = 1, #keys do
+  keys[n] = sub(keys[n], #begins + 1)
+end
 local page = {false}
 local bytes = 0
 for n = 1, #keys do

@@ -6,8 +6,9 @@
 --   o:<address>     the names of its parts, sorted. The first read of a range makes it, and later writes keep it
 --   l:<address>     its lease: "<until> <token>"; the TTL of the key is only for cleanup
 --   m:<address>     its memo: "<until> <text>"; likewise
---   n:<namespace>   the keys of all records of a namespace, sorted
---   g:<namespace>/<tag>   the keys of those with a tag, sorted
+--   k:<namespace>   the keys of all records of a namespace: an ordered index, see below
+--   t:<namespace>   tag, newline, key of those with tags: an ordered index
+--   n:<namespace>, g:<namespace>/<tag>   the same in an earlier release: sorted keys. Reading them moves them to k: and t:
 --   d:<namespace>   the keys of those with a deadline, by deadline
 --   f:<namespace>/<flow>  the same for one flow, written as "=<flow>", or "-" without one
 --   i:<namespace>   exists if all its deadlines are in the index by flow, which an earlier release did not write
@@ -88,10 +89,107 @@ local function keep_timed(key, text, seconds)
   call('SET', key, span[1] .. text, 'PX', span[2])
 end
 
+-- An ordered index is a set of texts in chunks: sorted sets that are small enough for Redis to store them as one compact
+-- list, at a quarter of the bytes. The key of a chunk is that of the index, a slash, and the lowest text that belongs
+-- there. The key of the index itself is a sorted set of these texts, without that of the first chunk, which is empty.
+-- Servers store up to 128 texts compactly by default.
+local CHUNK = 120
+
+-- Return the lowest text of the chunk that a text belongs to.
+local function chunk_of(index, text)
+  return call('ZREVRANGEBYLEX', index, '[' .. text, '-', 'LIMIT', 0, 1)[1] or ''
+end
+
+local function index_add(index, text)
+  local first = chunk_of(index, text)
+  local chunk = index .. '/' .. first
+  if call('ZCARD', chunk) >= CHUNK and not call('ZSCORE', chunk, text) then
+    local upper = call('ZRANGE', chunk, CHUNK / 2, -1)
+    local entries = {}
+    for n = 1, #upper do
+      entries[2 * n - 1], entries[2 * n] = 0, upper[n]
+    end
+    call('ZADD', index .. '/' .. upper[1], unpack(entries))
+    call('ZREMRANGEBYRANK', chunk, CHUNK / 2, -1)
+    call('ZADD', index, 0, upper[1])
+    chunk = index .. '/' .. chunk_of(index, text)
+  end
+  call('ZADD', chunk, 0, text)
+end
+
+local function index_remove(index, text)
+  local first = chunk_of(index, text)
+  local chunk = index .. '/' .. first
+  if call('ZREM', chunk, text) == 1 and first ~= '' and call('EXISTS', chunk) == 0 then
+    call('ZREM', index, first)
+  end
+end
+
+-- Call "visit" with the key of each chunk that may have texts from "low" to "high", which are in the form of ZRANGEBYLEX,
+-- until it returns true.
+local function index_walk(index, low, high, visit)
+  local first = low == '-' and '' or chunk_of(index, sub(low, 2))
+  while first and not visit(index .. '/' .. first) do
+    first = call('ZRANGEBYLEX', index, '(' .. first, high, 'LIMIT', 0, 1)[1]
+  end
+end
+
+-- Return the texts from "low" to "high", at most "most".
+local function index_range(index, low, high, most)
+  local found = {}
+  index_walk(index, low, high, function(chunk)
+    for _, text in ipairs(call('ZRANGEBYLEX', chunk, low, high, 'LIMIT', 0, most - #found)) do
+      found[#found + 1] = text
+    end
+    return #found >= most
+  end)
+  return found
+end
+
+-- Return the number of texts from "low" to "high". It stops counting when there are "most".
+local function index_count(index, low, high, most)
+  local count = 0
+  index_walk(index, low, high, function(chunk)
+    count = count + call('ZLEXCOUNT', chunk, low, high)
+    return count >= most
+  end)
+  return count
+end
+
+-- Move the keys of a sorted set of an earlier release to an ordered index, each with "begins" before it.
+local function take_over(old, index, begins)
+  while call('EXISTS', old) == 1 do
+    for _, key in ipairs(call('ZRANGE', old, 0, 999)) do
+      index_add(index, begins .. key)
+    end
+    call('ZREMRANGEBYRANK', old, 0, 999)
+  end
+end
+
+-- Return the bounds, in the form of ZRANGEBYLEX, of the texts that begin with a tag and a newline, or of all texts for
+-- an empty string.
+local function bounds(begins)
+  if begins == '' then
+    return '-', '+'
+  end
+  return '[' .. begins, '(' .. sub(begins, 1, -2) .. '\11'
+end
+
+-- Move the entries of an earlier release to the index "index" of a namespace: those of a tag, if "begins" is this tag and
+-- a newline, or those of all records.
+local function take_over_listing(prefix, space, index, begins)
+  if begins == '' then
+    take_over(prefix .. 'n:' .. space, index, '')
+  else
+    take_over(prefix .. 'g:' .. space .. '/' .. sub(begins, 1, -2), index, begins)
+  end
+end
+
 local function untag(prefix, name, tags)
   if tags then
     local space, key = split(name)
     for tag in string.gmatch(tags, '([^\n]*)\n') do
+      index_remove(prefix .. 't:' .. space, tag .. '\n' .. key)
       call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
     end
   end
@@ -106,8 +204,10 @@ end
 -- removed.
 local function unlist(prefix, name, deadline, flow, queue)
   local space, key = split(name)
+  local index = prefix .. 'k:' .. space
+  index_remove(index, key)
   call('ZREM', prefix .. 'n:' .. space, key)
-  if call('EXISTS', prefix .. 'n:' .. space) == 0 then
+  if call('EXISTS', index, index .. '/', prefix .. 'n:' .. space) == 0 then
     call('SREM', prefix .. 's', space)
   end
   if deadline then

@@ -31,6 +31,7 @@ from stepwell.storage.redis.wire import (
     Keys,
     Script,
     arguments,
+    begins,
     decode_address,
     decode_space,
     paired,
@@ -393,19 +394,20 @@ class RedisStorage(Storage):
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         first, last = (0, None) if after is None else after
         space = space_of(query.namespace)
-        wanted = (_filter(query.flow), _filter(query.state), space)
+        wanted = (_filter(query.flow), _filter(query.state), space, begins(query.tag))
 
         async def ask(tags: Sequence[int], most: Sequence[int]) -> list[list[Any]]:
-            begins = [f"({last}" if tag == first and last is not None else "-" for tag in tags]
+            lows = [f"({last}" if tag == first and last is not None else "-" for tag in tags]
             return await self._ask(
                 _PAGE,
                 [(tag, self._keys.listing(tag, space, query.tag)) for tag in tags],
-                [(begin, str(room), *wanted) for begin, room in zip(begins, most, strict=True)],
+                [(low, str(room), *wanted) for low, room in zip(lows, most, strict=True)],
                 may_lag=query.may_lag,
             )
 
         left = range(first, TAGS)
-        counts = {tag: reply[0] for tag, reply in zip(left, await ask(left, [0] * len(left)), strict=True) if reply[0]}
+        replies = await ask(left, [-limit] * len(left))
+        counts = {tag: reply[0] for tag, reply in zip(left, replies, strict=True) if reply[0]}
         rooms: dict[int, int] = {}
         for tag, count in counts.items():
             rooms[tag] = limit
@@ -451,7 +453,7 @@ class RedisStorage(Storage):
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         space = space_of(namespace)
         indexes = [(number, self._keys.listing(number, space, tag)) for number in range(TAGS)]
-        found = await self._ask(_TRACES, indexes, [(str(limit),)] * TAGS)
+        found = await self._ask(_TRACES, indexes, [(str(limit), space, begins(tag))] * TAGS)
         return sorted(Address(namespace, key) for keys in found for key in keys)[:limit]
 
     async def due(

@@ -1,5 +1,12 @@
 -- Return the keys with a tag: of records, tombstones and memos.
 --
--- KEYS: "-", the index of a tag (g:). ARGV: now, width, the limit.
+-- KEYS: "-", the index of tags (t:). ARGV: now, width, the limit, the namespace, and the tag with a newline.
 
-return call('ZRANGEBYLEX', KEYS[2], '-', '+', 'LIMIT', 0, ARGV[3])
+local begins = ARGV[5]
+take_over_listing(sub(KEYS[2], 1, width), ARGV[4], KEYS[2], begins)
+local low, high = bounds(begins)
+local keys = index_range(KEYS[2], low, high, tonumber(ARGV[3]))
+for n = 1, #keys do
+  keys[n] = sub(keys[n], #begins + 1)
+end
+return keys

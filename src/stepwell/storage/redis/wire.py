@@ -30,6 +30,7 @@ __all__ = [
     "Keys",
     "Script",
     "arguments",
+    "begins",
     "decode_address",
     "decode_space",
     "paired",
@@ -68,8 +69,8 @@ class Keys:
         return f"{self.prefixes[tag_of(address)]}r:{address.text}"
 
     def listing(self, tag: int, space: str, name: str | None) -> str:
-        """Return the index of a namespace, or of one of its tags."""
-        return f"{self.prefixes[tag]}n:{space}" if name is None else f"{self.prefixes[tag]}g:{space}/{_escaped(name)}"
+        """Return the index of the records of a namespace, or that of its tags."""
+        return f"{self.prefixes[tag]}{'k' if name is None else 't'}:{space}"
 
     def deadlines(self, tag: int, space: str) -> str:
         """Return the index of deadlines of a namespace."""
@@ -195,6 +196,11 @@ def _apply(apply: Apply) -> list[str]:
             row += ("l", argument)
     row[1] = str(len(row) - 2)
     return row
+
+
+def begins(tag: str | None) -> str:
+    """Return the beginning of the entries of a tag in the index of tags; empty for the index of records."""
+    return "" if tag is None else _escaped(tag) + "\n"
 
 
 def _escaped(tag: str) -> str:
