@@ -262,6 +262,26 @@ def test_settings_of_redis() -> None:
     assert worst(redis.check({"durability": "fast", "nodes": nodes}, 0.0)) == {("server", "warn")}
 
 
+def test_settings_of_sentinels() -> None:
+    node = {
+        "redis_version": "8.2.2", "maxmemory_policy": "noeviction", "aof_enabled": "1", "connected_slaves": "2",
+        "now": 1000.0, "min_slaves_good_slaves": "2",
+    }  # fmt: skip
+    good = {"num-other-sentinels": "2", "down-after-milliseconds": "5000"}
+
+    def check(known: dict[str, str], node: dict[str, Any] = node, patience: float = 10.0) -> set[tuple[str, str]]:
+        settings = {"durability": "wait", "nodes": {"a:1": node}, "sentinels": {"b:1": known}, "patience": patience}
+        return worst(redis.check(settings, 1000.0))
+
+    assert check(good) == set()
+    assert check({"problem": "NOQUORUM"}) == {("sentinel", "fail")}
+    assert check({**good, "num-other-sentinels": "1"}) == {("sentinels", "warn")}
+    assert check({**good, "down-after-milliseconds": "30000"}) == {("patience", "warn")}
+    assert check({**good, "down-after-milliseconds": "30000"}, patience=60.0) == set()
+    unsafe = {name: value for name, value in node.items() if name != "min_slaves_good_slaves"}
+    assert check(good, unsafe) == {("split brain", "warn")}
+
+
 def test_settings_of_postgresql() -> None:
     good = {
         "backend": "postgres", "server_version": "17.2", "server_version_num": "170002", "synchronous_commit": "on",

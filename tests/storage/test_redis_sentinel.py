@@ -56,7 +56,11 @@ async def test_records_are_written_to_the_master_that_a_sentinel_names(
             await slot.commit()
         assert [entry.state async for entry in storage.scan(BOT)] == [State("f", "s", {"a": 2})]
         assert storage.location == f"Redis at one of the Sentinels 127.0.0.1:{gone},127.0.0.1:{sentinel.port}"
-        assert list((await storage.settings())["nodes"]) == [f"127.0.0.1:{server.port}"]
+        settings = await storage.settings()
+        assert list(settings["nodes"]) == [f"127.0.0.1:{server.port}"]
+        known = settings["sentinels"][f"127.0.0.1:{sentinel.port}"]
+        assert (known["name"], known["quorum"], known.get("problem")) == ("one", "1", None)
+        assert "cannot be reached" in settings["sentinels"][f"127.0.0.1:{gone}"]["problem"]
     with server.client() as client:
         assert client.keys("stepwell:*:r:bot/1")
 

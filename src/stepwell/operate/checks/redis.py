@@ -15,12 +15,58 @@ _FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 _FIXED_VALKEY = {(7, 2): 11, (8, 0): 6, (8, 1): 4}
 
 
+#: Seconds that the Sentinels need to agree on a new master, and the replica to become it.
+_ELECTION = 3
+#: The default of ``patience``.
+_PATIENCE = 10.0
+
+
 def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
     """Return the findings about each master."""
     found: list[Finding] = []
     for location, node in settings["nodes"].items():
         found += _check_node(location, node, settings["durability"], now)
+    sentinels = settings.get("sentinels")
+    if sentinels:
+        found += _check_sentinels(sentinels, settings)
     return found
+
+
+def _check_sentinels(sentinels: Mapping[str, Mapping[str, str]], settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return the findings about the Sentinels, and about what their failovers need."""
+    for location, known in sentinels.items():
+        problem = known.get("problem")
+        if problem is None:
+            yield Finding("sentinel", "ok", f"{location} can take part in a failover")
+        else:
+            yield Finding("sentinel", "fail", f"{location}: {problem}", "start it, or fix its address in the URL")
+    counts = [int(known["num-other-sentinels"]) + 1 for known in sentinels.values() if "num-other-sentinels" in known]
+    if counts and max(counts) < 3:
+        yield Finding(
+            "sentinels",
+            "warn",
+            f"there are {max(counts)} Sentinels: without one of them no failover may start",
+            "run at least three of them on different machines",
+        )
+    times = [
+        int(known["down-after-milliseconds"]) for known in sentinels.values() if "down-after-milliseconds" in known
+    ]
+    longest, patience = max(times, default=0) / 1000 + _ELECTION, settings["patience"]
+    if longest > patience:
+        yield Finding(
+            "patience",
+            "warn",
+            f"a failover takes about {longest:g} s, and calls wait for {patience:g} s only",
+            f"set patience={longest:g} in the URL, or lower down-after-milliseconds of the Sentinels",
+        )
+    for location, node in settings["nodes"].items():
+        if "redis_version" in node and "min_slaves_good_slaves" not in node:
+            yield Finding(
+                "split brain",
+                "warn",
+                f"{location} accepts writes without replicas, so a former master loses them after a partition",
+                "CONFIG SET min-replicas-to-write 1 on all servers, and set it in redis.conf",
+            )
 
 
 def _check_node(location: str, node: Mapping[str, Any], durability: str, now: float) -> Iterator[Finding]:

@@ -171,6 +171,27 @@ class SentinelServer(Server):
         replies = await info(connection)
         return {connection.location: replies}
 
+    async def sentinels(self) -> dict[str, dict[str, str]]:
+        """Return what each Sentinel knows about the master, by its location.
+
+        ``problem``: why it does not answer, or why the Sentinels cannot start a failover.
+        """
+        name = self._config.master
+        found: dict[str, dict[str, str]] = {}
+        for config in self._config.sentinels:
+            try:
+                facts, quorum = await self._exchange(
+                    config, [("SENTINEL", "MASTER", name), ("SENTINEL", "CKQUORUM", name)]
+                )
+            except StorageUnavailable as error:
+                found[config.location] = {"problem": str(error)}
+                continue
+            known = found[config.location] = paired(facts) if isinstance(facts, list) else {}
+            for reply in (facts, quorum):
+                if isinstance(reply, Refused):
+                    known["problem"] = reply.message
+        return found
+
     def subscriber(self) -> RedisConnection:
         """Return a new connection for messages, which the caller closes."""
         return MasterConnection(self._config.for_messages(), self._timeout, self._look_up)

@@ -535,6 +535,8 @@ class RedisStorage(Storage):
             "cluster": self._server.spread,
             "durability": "wait" if self._wait else "fast",
             "nodes": nodes,
+            "patience": self._patience,
+            "sentinels": await self._server.sentinels() if isinstance(self._server, SentinelServer) else {},
         }
 
     async def _longest_lease(self, times: list[float]) -> dict[str, Any] | None:
