@@ -70,8 +70,10 @@ $(DIST_READY): $(READY)
 dist: $(DIST_READY)
 	@$(BIN)/python scripts/dist.py $(ARGS)
 
+# It writes docs/reliability.md. ARGS="tests/reliability/test_kills.py" runs a part; the rows of the others stay.
 torture: $(READY)
-	@STEPWELL_DOSE=large $(BIN)/python -m pytest tests/reliability tests/storage tests/codec -s $(ARGS)
+	@STEPWELL_DOSE=large $(BIN)/python -m pytest -p tests.torture --capture=tee-sys \
+		$(or $(ARGS),tests/reliability tests/storage tests/codec tests/adapters)
 
 BENCH := $(VENV)-bench
 
