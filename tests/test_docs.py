@@ -15,8 +15,8 @@ from tests.docs.page import PAGES, ROOT, commands, localised, name_of, run_page,
 WITH_SNIPPETS = [
     page for page in PAGES if any(each.language == "python" or each.run for each in snippets(page.read_text()))
 ]
-#: Pages that are read from the root of the repository.
-IN_THE_ROOT = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+#: Files with links and no snippets.
+WITHOUT_SNIPPETS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/llms.txt")]
 BACKENDS = {"redis": Redis, "postgres": Postgres}
 
 
@@ -29,7 +29,7 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     run_page(page, localised(text, urls), tmp_path)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *IN_THE_ROOT], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *WITHOUT_SNIPPETS], ids=name_of)
 def test_no_local_link_of_a_page_is_broken(page: Path) -> None:
     assert broken(page) == []
 

@@ -37,7 +37,15 @@ def source(app: Sphinx, docname: str, text: list[str]) -> None:
     text[0] = OUTSIDE.sub(linked, found)
 
 
+def finished(app: Sphinx, error: Exception | None) -> None:
+    """Copy llms.txt to the root of the site, with links to its pages."""
+    if error is None and app.builder.name == "html":
+        text = (Path(app.srcdir) / "llms.txt").read_text()
+        (Path(app.outdir) / "llms.txt").write_text(re.sub(r"\.md\)", ".html)", text))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", source)
+    app.connect("build-finished", finished)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

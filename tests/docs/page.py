@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", *ROOT.glob("docs/**/*.md")])
 
 SNIPPET = re.compile(r"^( *)```(\w+)(?: title=\"([^\"]+)\")?( run)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SERVERS = re.compile(r"^<!-- servers: (.*?) -->$", re.MULTILINE)
