@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from hypothesis import HealthCheck, settings
 from stepwell.testing import Clock
 from tests import backends
 from tests.reliability.dose import dose
+from tests.servers import folders
 
 # The modules of all tests live to the end. Collecting garbage while they are imported finds nothing and takes long.
 gc.disable()
+
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folders.root()))
 
 # A shell starts background jobs with SIGINT ignored, and all processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,6 +23,7 @@ from stepwell.cli import main
 from stepwell.cli.demo import bot, script
 from stepwell.cli.storage_url import place_of
 from tests.backends import Backend
+from tests.servers.process import free_port
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = [
@@ -343,7 +344,7 @@ def test_without_the_extra_the_demo_chats_in_the_terminal_and_says_how_to_get_th
 def test_play_prints_links_and_the_output_of_the_bot(tmp_path: Path, terminals: list[Terminal]) -> None:
     bot_file = tmp_path / "my_bot.py"
     bot_file.write_text("import os, time; print('storage:', os.environ['STEPWELL_STORAGE']); time.sleep(60)")
-    terminals.append(terminal := Terminal(tmp_path, str(bot_file), command="play"))
+    terminals.append(terminal := Terminal(tmp_path, str(bot_file), "--port", str(free_port()), command="play"))
     terminal.expect("it restarts when its file changes")
     terminal.expect("  http://")
     link = "http://" + terminal.expect("\r\n")

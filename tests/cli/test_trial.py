@@ -78,7 +78,9 @@ async def plant_poison_run(storage: Storage, deaths: int, monkeypatch: pytest.Mo
 
 def problems(done: Done) -> list[str]:
     checks = json.loads(done.out)["checks"]
-    return [f"{each['what']} -> {each['advice']}" for each in checks if each["level"] != "ok"]
+    # The folders of the tests may be in memory.
+    bad = [each for each in checks if each["level"] != "ok" and "is in memory" not in each["what"]]
+    return [f"{each['what']} -> {each['advice']}" for each in bad]
 
 
 async def test_conversations_in_a_removed_state_are_found_and_moved(

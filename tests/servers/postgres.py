@@ -117,6 +117,8 @@ class PostgresServer:
             # New sessions start faster, and nothing runs in the background.
             "shared_buffers": "16MB",
             "autovacuum": "off",
+            # A killed server would leave the others behind.
+            "dynamic_shared_memory_type": "mmap",
             "log_min_messages": "warning",
         } | dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
