@@ -52,6 +52,8 @@ async def test_chats_events_and_steps_survive_a_restart_of_the_playground(tmp_pa
         assert [message["text"] for message in sections["room 42"]["messages"]] == told
         assert len(sections["timeline"]) == 4
         assert sections[f"event {sections['timeline'][-1]}"]["title"] == "Tea"
+        # The records are read again after the start.
+        assert await play.record(42) is not None
         assert (await step_back(play, "cafe", "(42,0,42)")).title == "Tea"
         assert alice.last == "What will it be?"
         assert await alice.ask("Coffee") == "Which size?"

@@ -347,7 +347,9 @@ async def test_closing_does_not_wait_long_for_a_notice_that_is_not_answered(
         assert len(asyncio.all_tasks() - before) == 1
         await asyncio.wait_for(storage.close(), 10)
         listening()
-        assert asyncio.all_tasks() - before == set()
+        left = asyncio.all_tasks() - before
+        # The proxy has read the notice, and goes on reading.
+        assert [task for task in left if task.get_coro().__qualname__ != "StreamReader.read"] == []
 
 
 class Forgetful(NoticeChannel):
