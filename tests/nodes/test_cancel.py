@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
 from stepwell.errors import FlowChanged, InvalidOption, RunCancelled, RunExists, RunFinished, UnknownRun
-from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
+from stepwell.nodes import BatchNode, Event, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import lease, mail
 from stepwell.nodes.engine.journal import Journal
 from stepwell.record import DAY, RUNS
@@ -316,6 +316,29 @@ async def test_a_call_that_is_cancelled_leaves_an_interrupted_run_which_a_worker
     async with worker([flow]):
         await until(lambda: has_status(flow, "finished"))
     assert not (await flow.status("r")).interrupted
+
+
+@pytest.mark.parametrize("by", ["flow.cancel", "on_cancel", "interrupted"])
+async def test_a_running_run_that_is_cancelled_ends_with_the_event_of_a_cancelled_run(
+    storage: Storage, by: str
+) -> None:
+    gate, events = Gate(), list[Event]()
+    flow = linear(gate, storage=storage)
+    running = await begun(flow, gate, on_event=events.append, on_cancel="cancel" if by == "on_cancel" else "interrupt")
+    if by == "flow.cancel":
+        await flow.cancel("r", "not needed")
+        await cancelled(running)
+    else:
+        running.cancel()
+        await asyncio.wait([running])
+    ends = [(event.kind, type(event.error)) for event in events if event.kind.startswith("run.")][1:]
+    if by == "interrupted":
+        assert ends == [("run.failed", asyncio.CancelledError)]
+        return
+    assert ends == [("run.cancelled", RunCancelled)]
+    assert events[-1].error.reason == ("not needed" if by == "flow.cancel" else "its call was cancelled")
+    assert events[-1].duration is not None
+    assert (await flow.status("r")).status == "cancelled"
 
 
 async def test_with_on_cancel_a_call_that_is_cancelled_cancels_its_run(storage: Storage) -> None:

@@ -213,6 +213,26 @@ async def test_branches_wait_for_their_children_side_by_side(storage: Storage) -
     assert len(answered) == 3
 
 
+async def test_a_failed_child_of_a_cancelled_parent_is_not_retried(storage: Storage) -> None:
+    class Failing(Node):
+        async def exec(self, prep_res: Any) -> None:
+            raise Boom("no")
+
+    broken = linear(Failing, name="failing", storage=storage)
+    flow = linear(Ask(broken), name="asking", storage=storage)
+    async with worker([flow, broken]):
+        with pytest.raises(RunFailed):
+            await (await flow.submit({"n": 1}, flow_id="r")).result(20)
+    child = await child_of_failed(flow, "r")
+    await flow.cancel("r")
+    with pytest.raises(
+        UsageError, match="is a child of run 'r', which was cancelled; start a new run of flow 'failing'"
+    ):
+        await broken.retry(child)
+    assert await broken.retry() == 0
+    assert (await broken.status(child)).status == "failed"
+
+
 async def test_the_end_of_a_child_without_a_result_is_raised_in_the_node_of_its_parent(storage: Storage) -> None:
     class Broken(Double):
         broken = True

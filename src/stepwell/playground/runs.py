@@ -8,7 +8,13 @@ __all__ = ["Runs"]
 
 #: The most runs and graphs that are kept, and the most nodes of a path.
 MAX_RUNS, MAX_PATH = 12, 200
-_STATUS = {"run.started": "running", "run.finished": "finished", "run.failed": "failed", "run.parked": "waiting"}
+_STATUS = {
+    "run.started": "running",
+    "run.finished": "finished",
+    "run.failed": "failed",
+    "run.parked": "waiting",
+    "run.cancelled": "cancelled",
+}
 
 
 class Runs:
@@ -40,7 +46,7 @@ class Runs:
                 run.update(question=None, deadline=None, error=None)
             elif kind == "run.finished":
                 run.update(node=None, at=None, progress=None)
-            elif kind == "run.failed":
+            elif kind in ("run.failed", "run.cancelled"):
                 run["error"] = report["error"]
             return f"{report['flow']}: {run['status']}" + (f" at {run['node']}" if run["node"] else "")
         if kind == "node.started":

@@ -176,7 +176,7 @@ async def retry(
         for flow_id in flow_ids:
             if limit is not None and retried >= limit:
                 break
-            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage)
+            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True)
         return retried
     async for run in monitor.runs(storage, flow._title(), status, revision=flow.revision):
         if limit is not None and retried >= limit:
@@ -185,13 +185,23 @@ async def retry(
     return retried
 
 
-async def _retry(flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage) -> bool:
+async def _retry(
+    flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage, named: bool = False
+) -> bool:
+    """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
             table = table_of(slot.place, slot.address) if slot.found else None
             if table is None or table["status"] not in statuses:
                 return False
             _check_flow(flow, flow_id, slot.place)
+            if "parent" in table and await children.is_cancelled(storage, table["parent"]):
+                if named:
+                    raise UsageError(
+                        f"run {flow_id!r} is a child of run {table['parent']!r}, which was cancelled; start a new "
+                        f"run of flow {flow._title()!r} instead"
+                    )
+                return False
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
             partition = table.get("partition")
             name = index if partition is None else partitions.queue_name(index, partition)

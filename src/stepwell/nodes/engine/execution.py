@@ -19,7 +19,7 @@ __all__ = ["Emit", "EventKind", "Execution", "Limiter", "check_concurrency"]
 
 
 EventKind = (
-    Literal["run.started", "run.finished", "run.failed", "run.parked"]
+    Literal["run.started", "run.finished", "run.failed", "run.parked", "run.cancelled"]
     | Literal["node.started", "node.retried", "node.progress", "node.finished", "node.failed"]
     | Literal["item.started", "item.retried", "item.finished", "item.failed"]
 )

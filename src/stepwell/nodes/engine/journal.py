@@ -496,8 +496,9 @@ class Journal:
     def explain_loss(self, error: LeaseLost | RecordReplaced, when: str) -> None:
         """Give a conflict of the record the message for a run; the original one is about conversations."""
         error.args = (
-            f"the lease of run {self.flow_id!r} ended before its commit, so nothing was written; another runner may "
-            "resume it. Keep blocking calls out of the event loop, so that the lease can be renewed"
+            f"the lease of run {self.flow_id!r} ended before its commit, so nothing was written; a worker or "
+            f"flow.resume({self.flow_id!r}) continues it, unless another runner has it already. Keep blocking calls "
+            "out of the event loop, so that the lease can be renewed"
             if isinstance(error, LeaseLost)
             else f"run {self.flow_id!r} was removed or replaced (cleanup, update_state), so nothing was written and "
             "this runner stops; change fields of a run with merge_state()",

@@ -35,8 +35,8 @@ async def run_root(
 ) -> Any:
     """Run the outermost stage, from ``prep`` to ``post``, and return the result of its ``post``.
 
-    A durable run begins at the position in its journal. Its caller emits ``run.finished`` and ``run.parked`` after the
-    commit.
+    A durable run begins at the position in its journal. Its caller emits ``run.finished``, ``run.parked`` and
+    ``run.cancelled`` after the commit.
     """
     cursor, branch = Cursor(run, root.path), None
     if journal is not None:
@@ -63,7 +63,8 @@ async def run_root(
         if journal is not None:
             failure = exit_of(f"flow {root.path!r}", error, in_thread=False) or error
             journal.note_error(root, failure, cursor.attempt)
-        run.end("run.failed", error=failure)
+        if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.cancel))):
+            run.end("run.failed", error=failure)
         if failure is error:
             raise
         raise failure from error

@@ -363,12 +363,12 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
                         await _release(journal, ended=False)
                     raise parked from None
                 if journal.cancel is not None:
-                    raise await _cancelled(journal) from None
+                    raise await _cancelled(journal, run) from None
                 # An answer has arrived meanwhile.
                 continue
             return journal.shared
     except asyncio.CancelledError:
-        await _interrupt(journal, cancels=run.cancels)
+        await _interrupt(journal, run=run)
         raise
     finally:
         slot.on_version = None
@@ -382,9 +382,9 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
     run.visits = journal.visits.copy()
     if journal.cancel is not None:
         # The commit before has found the mail.
-        raise await _cancelled(journal)
+        raise await _cancelled(journal, run)
     try:
-        async with _Cancellable(journal):
+        async with _Cancellable(journal, run):
             result = await run_root(root, run, journal.shared, params, journal)
         if isinstance(result, tuple):
             apply_updates(root, result, journal.shared)
@@ -421,9 +421,10 @@ async def _release(journal: Journal, *, ended: bool = True) -> None:
 class _Cancellable:
     """Cancels the task of a run within ``async with`` when mail cancels the run, and then raises ``RunCancelled``."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, run: Execution) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self._run = run
         self._journal, self._task, self._cancelling, self._requested = journal, task, task.cancelling(), False
 
     async def __aenter__(self) -> None:
@@ -440,7 +441,7 @@ class _Cancellable:
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             task.uncancel()
-        cancelled = await _cancelled(journal)
+        cancelled = await _cancelled(journal, self._run)
         if task.cancelling() > self._cancelling:
             raise asyncio.CancelledError
         raise cancelled from None
@@ -451,17 +452,19 @@ class _Cancellable:
             self._task.cancel()
 
 
-async def _cancelled(journal: Journal) -> RunCancelled:
-    """Commit that mail has cancelled the run, and return the exception to raise."""
+async def _cancelled(journal: Journal, run: Execution | None = None) -> RunCancelled:
+    """Commit that mail has cancelled the run, and return the exception to raise; ``run`` is its execution, if any."""
     assert journal.cancel is not None
-    reason = journal.cancel["reason"]
+    cancelled = RunCancelled(journal.flow_id, journal.cancel["reason"])
     if await journal.slot.reload():
-        await children.cancel(journal.slot, journal.flow_id, reason)
+        await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
         await _release(journal)
-    return RunCancelled(journal.flow_id, reason)
+    if run is not None and run.began:
+        run.end("run.cancelled", error=cancelled)
+    return cancelled
 
 
-async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
+async def _interrupt(journal: Journal, *, run: Execution) -> None:
     """Let the next worker continue a run whose call was cancelled, or cancel the run too.
 
     Best effort: errors are logged, not raised.
@@ -469,11 +472,13 @@ async def _interrupt(journal: Journal, *, cancels: bool = False) -> None:
     try:
         if await journal.slot.reload():
             table = table_of(journal.slot.place, journal.slot.address)
-            if not cancels:
+            if not run.cancels:
                 await lease.interrupt(journal.slot)
             elif table is not None and table["status"] not in FINAL:
-                await children.cancel(journal.slot, journal.flow_id, "its call was cancelled")
+                cancelled = RunCancelled(journal.flow_id, "its call was cancelled")
+                await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
                 await _release(journal)
+                run.end("run.cancelled", error=cancelled)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(
             "run %r was interrupted (%s); a worker continues it when its lease has ended", journal.flow_id, error
