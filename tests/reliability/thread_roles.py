@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Annotated, Any
 
@@ -13,8 +13,8 @@ Report = Callable[..., None]
 THREAD: Any = {"configurable": {"thread_id": "shared"}}
 
 
-def talking(saver: Any) -> Any:
-    """Return a graph that answers each message in two steps."""
+def talking(saver: Any, wait: Callable[[], Awaitable[None]] | None = None) -> Any:
+    """Return a graph that answers each message in two steps. ``wait`` is called between them."""
     import asyncio
     import random
 
@@ -25,7 +25,7 @@ def talking(saver: Any) -> Any:
         messages: Annotated[list[str], operator.add]
 
     async def think(state: Talk) -> dict[str, Any]:
-        await asyncio.sleep(random.uniform(0, 0.02))
+        await (asyncio.sleep(random.uniform(0, 0.02)) if wait is None else wait())
         return {}
 
     async def reply(state: Talk) -> dict[str, Any]:
@@ -54,3 +54,40 @@ async def talk(storage: Storage, report: Report, *, name: str) -> None:
             else:
                 report("answered", message)
                 break
+
+
+async def race(storage: Storage, report: Report, *, name: str, folder: str) -> None:
+    """Send a message to a thread of the official saver, then to one of ours.
+
+    The process ``slow`` waits between its two steps until the process ``quick`` has sent its message.
+    """
+    import asyncio
+    from pathlib import Path
+
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    from stepwell.adapters.langgraph import StaleWriter, StepwellSaver
+
+    async def until(event: str) -> None:
+        while not (Path(folder) / event).exists():
+            await asyncio.sleep(0.005)
+
+    async def send(saver: Any, what: str) -> None:
+        async def wait() -> None:
+            if name == "slow":
+                (Path(folder) / f"{what} waits").touch()
+                await until(f"{what} goes on")
+
+        if name == "quick":
+            await until(f"{what} waits")
+        try:
+            await talking(saver, wait).ainvoke({"messages": [name]}, THREAD, durability="sync")
+        except StaleWriter:
+            report("stale", what)
+        else:
+            report("answered", what)
+        (Path(folder) / f"{what} goes on").touch()
+
+    async with AsyncSqliteSaver.from_conn_string(f"{folder}/official.db") as saver:
+        await send(saver, "official")
+    await send(StepwellSaver(storage, ownership="fence"), "ours")

@@ -36,9 +36,10 @@ from stepwell.adapters.langgraph.names import (
 )
 from stepwell.codec import Seal
 from stepwell.codec.json import from_json, to_json
+from stepwell.codec.large import is_large
 from stepwell.errors import EncodeError
 
-__all__ = ["CheckpointRow", "ThreadCodec"]
+__all__ = ["CheckpointRow", "ThreadCodec", "any_large"]
 
 #: The kind of sealed text, which is part of its checksum.
 _KIND: Final = "p"
@@ -206,3 +207,14 @@ class ThreadCodec:
         if kind == _JSON:
             return data
         return self._serde.loads_typed((kind, b64decode(data)))
+
+
+def any_large(values: Iterable[Any]) -> bool:
+    """Return whether values should be encoded in a thread, so that other tasks can run."""
+    for value in values:
+        if type(value) is list and value and hasattr(value[0], "content"):
+            # Messages.
+            value = [getattr(each, "content", None) for each in value]  # noqa: PLW2901 - the texts of the same value
+        if is_large(value):
+            return True
+    return False

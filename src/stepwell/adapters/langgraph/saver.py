@@ -24,8 +24,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from stepwell._portal import sync
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
-from stepwell.adapters.langgraph.parts import CheckpointRow
+from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
 from stepwell.adapters.langgraph.threads import Thread, Threads
+from stepwell.codec.large import in_thread
 from stepwell.errors import InvalidOption
 from stepwell.record import Version
 from stepwell.storage import Storage
@@ -271,7 +272,12 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread_id, namespace = ids["thread_id"], ids.get("checkpoint_ns", "")
         thread = self._thread(thread_id)
         whole = get_checkpoint_metadata(config, metadata)
-        parts = thread.codec.checkpoint(namespace, checkpoint, whole, get_checkpoint_id(config), new_versions)
+        values = checkpoint["channel_values"]
+        args = namespace, checkpoint, whole, get_checkpoint_id(config), new_versions
+        if any_large([values[channel] for channel in new_versions if channel in values]):
+            parts = await in_thread(thread.codec.checkpoint, *args)
+        else:
+            parts = thread.codec.checkpoint(*args)
         thread.awaited.update(whole.get("counters_since_delta_snapshot") or ())
         run = whole.get("run_id")
         mark = None if run is None else (str(thread_id), str(run))
@@ -296,7 +302,11 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         """Store the writes of a task, with a writer or without a condition."""
         ids = config["configurable"]
         thread = self._thread(ids["thread_id"])
-        parts = thread.codec.writes(ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes)
+        args = ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes
+        if any_large([value for _, value in writes]):
+            parts = await in_thread(thread.codec.writes, *args)
+        else:
+            parts = thread.codec.writes(*args)
         if parts:
             linger = thread.awaited.isdisjoint([channel for channel, _ in writes])
             await (writer or thread.writer()).write(parts, linger=linger)
