@@ -23,6 +23,7 @@ __all__ = [
     "RUNS",
     "SCHEDULES",
     "STREAMS",
+    "TURN",
     "Address",
     "Change",
     "Damage",
@@ -75,6 +76,10 @@ STREAMS: Final = ReservedNamespace('"streams"')
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
+
+
+#: The end of the key of a turn, see ``slot.waiters.Turn``. No key is encoded like this.
+TURN: Final = " waiting"
 
 
 class Address(NamedTuple):

@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -165,13 +166,18 @@ class RedisCluster:
                     return False
         return True
 
-    def master_of(self, slot: int) -> RedisServer:
-        """Return the node that has a slot, as most nodes report it."""
-        ports = []
+    def ports_of(self, slots: Sequence[int]) -> list[int]:
+        """Return the port of the master of each slot, as most nodes report it."""
+        reports: list[list[int]] = []
         for node in self.nodes:
             with suppress(redis.RedisError), node.client(socket_timeout=0.3) as client:
-                ports.append(_port_of(client, slot))
-        port = max(set(ports), key=ports.count)
+                ranges = client.execute_command("CLUSTER", "SLOTS")
+                reports.append([_port_of(ranges, slot) for slot in slots])
+        return [max(set(ports), key=ports.count) for ports in zip(*reports, strict=True)]
+
+    def master_of(self, slot: int) -> RedisServer:
+        """Return the node that has a slot."""
+        (port,) = self.ports_of([slot])
         return next(node for node in self.nodes if node.port == port)
 
     def replica_of(self, master: RedisServer) -> RedisServer:
@@ -218,7 +224,11 @@ class RedisCluster:
                 for node in (target, source):
                     clients[node].execute_command("CLUSTER", "SETSLOT", slot, "NODE", own_ids[target])
             self._until(
-                lambda: all(_port_of(client, slot) == target.port for client in clients.values()), "a slot has moved"
+                lambda: all(
+                    _port_of(client.execute_command("CLUSTER", "SLOTS"), slot) == target.port
+                    for client in clients.values()
+                ),
+                "a slot has moved",
             )
 
     def stop(self) -> None:
@@ -306,8 +316,8 @@ def _ids(client: redis.Redis) -> str:
     return str(client.execute_command("CLUSTER", "NODES"))
 
 
-def _port_of(client: redis.Redis, slot: int) -> int:
-    for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER", "SLOTS"):
+def _port_of(ranges: list[Any], slot: int) -> int:
+    for first, last, (_, port, *_), *_ in ranges:
         if first <= slot <= last:
             return int(port)
     return 0

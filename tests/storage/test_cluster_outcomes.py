@@ -12,6 +12,7 @@ from stepwell import Storage, open_storage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
 from stepwell.record import Change
 from stepwell.slot import Slot
+from stepwell.slot.waiters import turn_of
 from stepwell.storage import Apply, Claim, Claimed
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import TAGS, tag_of
@@ -115,6 +116,13 @@ async def test_updates_on_living_nodes_go_on_while_another_node_is_silent(master
         for keys in (*by_node.values(), dead):
             for key in keys:
                 assert await storage.get_data(BOT, key) == {"n": 1 if keys is dead else 3}
+
+
+async def test_an_address_and_the_turn_of_its_waiters_are_on_one_node(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=turns"), sweep_every=None) as storage:
+        for key in (1, "a/b", ("x", 2)):
+            address = storage.address(BOT, key)
+            assert tag_of(turn_of(address)) == tag_of(address)
 
 
 async def _update(storage: Storage, key: int) -> None:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from stepwell.errors import AlreadyHeld, Busy
-from stepwell.record import Address
+from stepwell.record import TURN, Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Claim, Claimed, Release
 
@@ -147,5 +147,5 @@ class Turn:
 
 
 def turn_of(address: Address) -> Address:
-    """Return the address whose lease is the turn for another. No key is encoded like this."""
-    return Address(address.namespace, f"{address.key} waiting")
+    """Return the address whose lease is the turn for another."""
+    return Address(address.namespace, address.key + TURN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from binascii import crc_hqx
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stepwell.errors import StorageError, StorageUnavailable
@@ -22,6 +21,8 @@ _SLOTS: Final = [crc_hqx(f"{tag:02}".encode(), 0) % 16384 for tag in range(TAGS)
 _REDIRECTIONS: Final = 5
 #: Seconds without an answer after which the map of slots is loaded again, to find out whether the node was replaced.
 _SLOW: Final = 0.5
+#: The name of the connections to replicas, instead of a lane.
+_READS: Final = "reads"
 
 
 class ClusterNode(NamedTuple):
@@ -89,9 +90,8 @@ class Cluster:
         """End the calls to nodes that have no slots any more; their lanes send them to the successors."""
         try:
             await self._reload_slots()
-            present = {*self.owners, *chain(*self._replicas)}
-            for (_, node), connection in list(self._connections.items()):
-                if connection.waited > _SLOW and node not in present:
+            for (lane, node), connection in list(self._connections.items()):
+                if connection.waited > _SLOW and node not in self.owners and lane != _READS:
                     await connection.abandon("has lost its slots to another node")
         finally:
             self._search = None
@@ -101,25 +101,28 @@ class Cluster:
         await self._load_slots()
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
-        """Send these calls over the lane's connections, and follow redirections.
+        """Send these calls over the lane's connections, and follow redirections. Calls that fail are sent twice.
 
         Raises ``StorageUnavailable`` with ``sent=True`` if some of them may have been applied.
         """
         if any(self.owners[request.tag] is None for request in requests):
             await self._load_slots()
-        groups = self._grouped(requests)
+        outcomes = await self._settle(lane, requests, wait, self._grouped(requests), follow=True)
+        failed = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, StorageUnavailable)]
+        if failed:
+            # Once more, with the new map of slots. The usual cause is a connection that the server has closed.
+            again = [requests[n] for n in failed]
+            repeated = await self._settle(lane, again, wait, self._grouped(again), follow=True)
+            for n, outcome in zip(failed, repeated, strict=True):
+                outcomes[n] = outcome
         answers: list[Answer] = []
-        problem: StorageError | None = None
-        for outcome in await self._settle(lane, requests, wait, groups, follow=True):
+        for outcome in outcomes:
             if isinstance(outcome, StorageError):
-                problem = problem or outcome
-            else:
-                answers.append(outcome)
-        if problem is None:
-            return answers
-        if isinstance(problem, StorageUnavailable):
-            problem.sent = problem.sent or len(requests) > 1
-        raise problem
+                if isinstance(outcome, StorageUnavailable):
+                    outcome.sent = outcome.sent or len(requests) > 1
+                raise outcome
+            answers.append(outcome)
+        return answers
 
     async def outcomes(
         self, lane: Hashable, requests: Sequence[Request], wait: int = 0
@@ -230,7 +233,7 @@ class Cluster:
         async def one(node: ClusterNode, indexes: list[int]) -> None:
             try:
                 # Without this command, a replica redirects to its master.
-                answers = await ask(self._connection(lane, node), [requests[n] for n in indexes], 0, ("READONLY",))
+                answers = await ask(self._connection(_READS, node), [requests[n] for n in indexes], 0, ("READONLY",))
             except StorageUnavailable:
                 # Do not wait for it again before the map of slots is loaded again.
                 self._replicas = [[each for each in nodes if each != node] for nodes in self._replicas]

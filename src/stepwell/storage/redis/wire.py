@@ -21,7 +21,7 @@ from stepwell.errors import (
     TooLarge,
     VersionChanged,
 )
-from stepwell.record import KEEP, Address, Range, Stored, Version
+from stepwell.record import KEEP, TURN, Address, Range, Stored, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
 from stepwell.storage.queue_text import queue_of, queue_text
 
@@ -95,8 +95,8 @@ class Keys:
 
 @lru_cache(maxsize=4096)
 def tag_of(address: Address) -> int:
-    """Return the hash tag of an address."""
-    return crc32(address.text.encode()) % TAGS
+    """Return the hash tag of an address. A turn has that of its record, so that it needs no other node."""
+    return crc32(address.text.removesuffix(TURN).encode()) % TAGS
 
 
 def space_of(namespace: str) -> str:
