@@ -31,13 +31,14 @@ from tests.reliability import (
     roles,
     run_roles,
     storm_roles,
+    stream_roles,
     thread_roles,
     timer_roles,
 )
 
 MODULES = (
     *(roles, run_roles, queue_roles, control_roles, child_roles),
-    *(storm_roles, log_roles, thread_roles, timer_roles, failover_roles),
+    *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles),
 )
 
 
