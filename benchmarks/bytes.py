@@ -79,8 +79,14 @@ async def redis(program: str, users: range) -> bool:
                 name = f"Redis, {facts['mem_allocator'].partition('-')[0]}"
                 print(f"{name:17} {(facts['used_memory'] - before) / len(users):7.0f}  used_memory")
             sizes: Counter[str] = Counter()
-            for key in client.scan_iter(count=1000):
-                sizes[key.partition("}:")[2][:1]] += client.memory_usage(key, samples=0)
+            cursor = None
+            while cursor != 0:
+                cursor, keys = client.scan(cursor or 0, count=1000)
+                with client.pipeline(transaction=False) as pipeline:
+                    for key in keys:
+                        pipeline.memory_usage(key, samples=0)
+                    for key, size in zip(keys, pipeline.execute(), strict=True):
+                        sizes[key.partition("}:")[2][:1]] += size
     finally:
         server.stop()
     each = {letter: size / (len(users) + AT_ONCE) for letter, size in sizes.most_common() if letter in KINDS}

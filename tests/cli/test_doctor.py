@@ -242,9 +242,9 @@ def test_settings_of_redis() -> None:
         "now": 1000.0,
     }  # fmt: skip
 
-    def check(durability: str = "fast", **changes: Any) -> set[tuple[str, str]]:
-        nodes = {"a:1": {**node, **changes}}
-        return worst(redis.check({"backend": "redis", "durability": durability, "nodes": nodes}, 1000.0))
+    def check(durability: str = "fast", wait_for: int = 1, **changes: Any) -> set[tuple[str, str]]:
+        settings = {"backend": "redis", "durability": durability, "wait_for": wait_for}
+        return worst(redis.check({**settings, "nodes": {"a:1": {**node, **changes}}}, 1000.0))
 
     assert check() == set()
     assert check(redis_version="8.2.1") == check(redis_version="7.0.15") == {("server", "warn")}
@@ -256,7 +256,8 @@ def test_settings_of_redis() -> None:
     assert check(aof_last_write_status="err") == {("persistence", "fail")}
     assert check("wait") == {("replicas", "fail")}
     assert check(connected_slaves="1") == {("replicas", "warn")}
-    assert check("wait", connected_slaves="1") == set()
+    assert check("wait", connected_slaves="1") == check("wait", 2, connected_slaves="2") == set()
+    assert check("wait", 2, connected_slaves="1") == {("replicas", "fail")}
     assert check(now=1010.0) == {("clock", "warn")}
     nodes: dict[str, Any] = {"a:1": {}}
     assert worst(redis.check({"durability": "fast", "nodes": nodes}, 0.0)) == {("server", "warn")}

@@ -14,7 +14,15 @@ import redis
 from redis.asyncio import RedisCluster as Client
 
 from stepwell import State, Storage, open_storage
-from stepwell.errors import LeaseLost, NotReplicated, OutcomeUnknown, RunExists, RunFinished, StorageUnavailable
+from stepwell.errors import (
+    InvalidOption,
+    LeaseLost,
+    NotReplicated,
+    OutcomeUnknown,
+    RunExists,
+    RunFinished,
+    StorageUnavailable,
+)
 from stepwell.fsm import FSM, Context, DuplicateUpdate
 from stepwell.nodes import NodeFlow
 from stepwell.record import Change
@@ -415,6 +423,28 @@ async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
         assert await storage.update_data(BOT, 1, {"b": 1}) == {"a": 1, "b": 1}
         with replica.client() as client:
             assert client.keys("*:r:*")
+
+
+async def test_a_write_waits_for_as_many_replicas_as_required(replicated: tuple[RedisServer, RedisServer]) -> None:
+    master, _ = replicated
+    await linked(master)
+    async with open_storage(master.url("?durability=wait&wait_for=2&timeout=1.2")) as storage:
+        with pytest.raises(NotReplicated, match="too few replicas had it in time"):
+            await storage.set_state(BOT, 1, State("f", "s"))
+        other = RedisServer("--replicaof", f"127.0.0.1 {master.port}")
+        try:
+            with master.client() as client:
+                while not (client.set("linked", 1) and client.wait(2, 100) == 2):
+                    await asyncio.sleep(0.02)
+            await storage.set_state(BOT, 1, State("f", "s"))
+        finally:
+            other.stop()
+
+
+@pytest.mark.parametrize("number", ["0", "many"])
+def test_the_number_of_replicas_is_checked(number: str) -> None:
+    with pytest.raises(InvalidOption, match=r"wait_for .* number"):
+        open_storage(f"redis://localhost?wait_for={number}")
 
 
 async def test_an_answer_from_the_journal_waits_for_the_replica_too(

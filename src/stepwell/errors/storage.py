@@ -219,14 +219,14 @@ class OutcomeUnknown(StorageError, ConnectionError):
 
 
 class NotReplicated(OutcomeUnknown):
-    """A write was applied, but no replica had it in time. A failover may lose it."""
+    """A write was applied, but too few replicas had it in time. A failover may lose it."""
 
     def __init__(self, place: str) -> None:
         self.place: str = place
-        self.why: str = "no replica had it in time"
+        self.why: str = "too few replicas had it in time"
         StorageError.__init__(
             self,
-            f"the write to {place} was applied, but no replica had it in time; a failover may lose it; "
+            f"the write to {place} was applied, but too few replicas had it in time; a failover may lose it; "
             "read the record before you write it again",
         )
 

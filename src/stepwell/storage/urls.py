@@ -71,6 +71,9 @@ def truth(text: str) -> bool:
     return _TRUTHS[text.lower()]
 
 
+_EXPECTED: dict[Callable[[str], Any], str] = {float: "a number of seconds", int: "a whole number"}
+
+
 def take_options(url: str, parsers: Mapping[str, Callable[[str], Any]], kind: str) -> tuple[str, dict[str, Any]]:
     """Take the options of a storage, which ``parsers`` has, out of a URL; return the rest of the URL, and the options.
 
@@ -86,7 +89,7 @@ def take_options(url: str, parsers: Mapping[str, Callable[[str], Any]], kind: st
         try:
             options[name] = parsers[name](text)
         except (KeyError, ValueError):
-            expected = "a number of seconds" if parsers[name] is float else "true or false"
+            expected = _EXPECTED.get(parsers[name], "true or false")
             raise InvalidOption(f"{name} in {kind} must be {expected}") from None
     return base + mark + urlencode(others), options
 

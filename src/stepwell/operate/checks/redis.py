@@ -25,7 +25,8 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
     """Return the findings about each master."""
     found: list[Finding] = []
     for location, node in settings["nodes"].items():
-        found += _check_node(location, node, settings["durability"], now)
+        needed = settings.get("wait_for", 1) if settings["durability"] == "wait" else 0
+        found += _check_node(location, node, needed, now)
     sentinels = settings.get("sentinels")
     if sentinels:
         found += _check_sentinels(sentinels, settings)
@@ -69,7 +70,7 @@ def _check_sentinels(sentinels: Mapping[str, Mapping[str, str]], settings: Mappi
             )
 
 
-def _check_node(location: str, node: Mapping[str, Any], durability: str, now: float) -> Iterator[Finding]:
+def _check_node(location: str, node: Mapping[str, Any], needed: int, now: float) -> Iterator[Finding]:
     if "redis_version" not in node:
         yield Finding(
             "server", "warn", f"{location} does not permit INFO", "add +info to the ACL of the user, for doctor"
@@ -104,7 +105,7 @@ def _check_node(location: str, node: Mapping[str, Any], durability: str, now: fl
     for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
         if node.get(name, "ok") != "ok":
             yield Finding("persistence", "fail", f"{location}: {name} is {node[name]}", "look at the log and the disk")
-    yield _replicas(location, node, durability)
+    yield _replicas(location, node, needed)
 
 
 def _version(location: str, node: Mapping[str, Any]) -> Finding:
@@ -129,16 +130,17 @@ def _version(location: str, node: Mapping[str, Any]) -> Finding:
     return Finding("server", "ok", name)
 
 
-def _replicas(location: str, node: Mapping[str, Any], durability: str) -> Finding:
+def _replicas(location: str, node: Mapping[str, Any], needed: int) -> Finding:
+    """Return the finding about the replicas. ``needed``: how many must have a write before it is acknowledged."""
     replicas = int(node.get("connected_slaves", 0))
-    if durability == "wait" and not replicas:
+    if replicas < needed:
         return Finding(
             "replicas",
             "fail",
-            f"{location} has no replica, so no write is acknowledged with durability=wait",
-            "connect a replica, or remove durability=wait from the URL",
+            f"{location} has {replicas} of {needed} replicas, so no write is acknowledged with durability=wait",
+            "connect a replica, or change durability and wait_for in the URL",
         )
-    if replicas and durability == "fast":
+    if replicas and not needed:
         return Finding(
             "replicas",
             "warn",

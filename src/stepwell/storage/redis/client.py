@@ -79,6 +79,8 @@ class ServerConfig(NamedTuple):
     #: The name under which Sentinels know this server, and the Sentinels. They give its address.
     master: str = ""
     sentinels: tuple[Any, ...] = ()
+    #: How many replicas must have a write before it is acknowledged, with ``durability="wait"``.
+    copies: int = 1
 
     @classmethod
     def from_url(cls, url: str) -> ServerConfig:
@@ -132,7 +134,7 @@ class ServerConfig(NamedTuple):
             )
         # A client that reads from replicas makes its connections do so too; ours must not.
         plain = {name: value for name, value in self.arguments.items() if name not in ("redis_connect_func", "db")}
-        return ServerConfig(self.kind, plain, cluster=True)
+        return self._replace(arguments=plain, cluster=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -211,6 +213,7 @@ class RedisConnection:
 
     def __init__(self, config: ServerConfig, timeout: float) -> None:
         self.location: str = config.location
+        self.copies: int = config.copies
         self._config = config
         self._timeout = CallTimeout(timeout)
         self._connection: Any = None

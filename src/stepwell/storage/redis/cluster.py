@@ -143,7 +143,7 @@ class Cluster:
         connection = self._connections.get((lane, node)) or self._connection(lane, node)
         commands = [request.command for request in requests]
         if wait:
-            commands.append(("WAIT", "1", str(wait)))
+            commands.append(("WAIT", str(connection.copies), str(wait)))
         first: list[Answer] | StorageUnavailable
         replies: list[Reply] | None = None
         try:
@@ -151,7 +151,7 @@ class Cluster:
             replicated = True
             if wait:
                 copies = replies.pop()
-                replicated = isinstance(copies, int) and copies > 0
+                replicated = isinstance(copies, int) and copies >= connection.copies
             first = [(reply, replicated) for reply in replies]
             if Refused not in map(type, replies):
                 return first

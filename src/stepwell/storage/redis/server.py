@@ -29,7 +29,7 @@ class Request(NamedTuple):
     command: Command
 
 
-#: The reply of a script, and whether a replica has the write (``True`` if that was not requested).
+#: The reply of a script, and whether enough replicas have the write (``True`` if that was not requested).
 Answer: TypeAlias = tuple[Reply, bool]
 
 
@@ -38,7 +38,7 @@ async def ask(
 ) -> list[Answer]:
     """Send these calls in one round trip, or two if the server does not have a script yet.
 
-    ``wait``: milliseconds to wait for a replica. ``before``: a command to send before each call.
+    ``wait``: milliseconds to wait for replicas. ``before``: a command to send before each call.
     """
     answers: list[Answer] = [(None, False)] * len(requests)
     pending: Sequence[int] = range(len(requests))
@@ -50,14 +50,14 @@ async def ask(
                 commands.append(before)
             commands.append(requests[n].command)
         if wait:
-            commands.append(("WAIT", "1", str(wait)))
+            commands.append(("WAIT", str(connection.copies), str(wait)))
         try:
             replies = await connection.exchange(commands)
         except StorageUnavailable as error:
             # With scripts to load this is the second round trip: the first one may have applied other calls.
             error.sent = error.sent or bool(load)
             raise
-        replicated = not wait or (isinstance(replies[-1], int) and replies[-1] > 0)
+        replicated = not wait or (isinstance(replies[-1], int) and replies[-1] >= connection.copies)
         at, step = (len(load), 1) if before is None else (len(load) + 1, 2)
         missing = []
         for n in pending:

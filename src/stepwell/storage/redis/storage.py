@@ -63,6 +63,7 @@ _SWEEP: Final = Script("sweep")
 URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "prefix": str,
     "durability": str,
+    "wait_for": int,
     "timeout": float,
     "patience": float,
     "sweep_every": float,
@@ -86,10 +87,9 @@ class RedisStorage(Storage):
     opens connections of its own, and never closes the client.
 
     ``prefix``: the beginning of all keys. ``timeout``: seconds to wait for one answer. ``patience``: seconds for which
-    calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when a replica has it.
-    ``notices=False``: send and receive no notices about new runs; workers poll.
-    ``replicas="scan"``: read lists that may lag from replicas, such as those of the inspector and
-    ``scan(may_lag=True)``.
+    calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when ``wait_for``
+    replicas have it. ``notices=False``: send and receive no notices about new runs; workers poll. ``replicas="scan"``:
+    read lists that may lag from replicas, such as those of the inspector and ``scan(may_lag=True)``.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class RedisStorage(Storage):
         *,
         prefix: str = "stepwell",
         durability: Durability = "fast",
+        wait_for: int = 1,
         timeout: float = 5.0,
         notices: bool = True,
         replicas: Replicas = "none",
@@ -116,8 +117,12 @@ class RedisStorage(Storage):
             raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
         if replicas not in ("none", "scan"):
             raise InvalidOption(f"replicas is 'none' or 'scan', not {replicas!r}")
+        if wait_for < 1:
+            raise InvalidOption(f"wait_for is a positive number of replicas, not {wait_for!r}")
         check_patience(patience, timeout)
         configs, cluster = configs_of_client(client)
+        configs = [config._replace(copies=wait_for) for config in configs]
+        self._wait_for = wait_for
         self._server: Server | Cluster
         if cluster:
             self._server = Cluster(configs, timeout)
@@ -534,6 +539,7 @@ class RedisStorage(Storage):
             "longest_lease": await self._longest_lease([node["now"] for node in nodes.values() if "now" in node]),
             "cluster": self._server.spread,
             "durability": "wait" if self._wait else "fast",
+            "wait_for": self._wait_for,
             "nodes": nodes,
             "patience": self._patience,
             "sentinels": await self._server.sentinels() if isinstance(self._server, SentinelServer) else {},
