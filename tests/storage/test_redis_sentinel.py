@@ -201,7 +201,7 @@ async def test_lists_that_may_lag_are_read_from_replicas_of_a_cluster() -> None:
 
 
 async def check_lists(storage: Storage, roles: Callable[[], tuple[list[RedisServer], list[RedisServer]]]) -> None:
-    """Check which servers run the scripts of lists. ``roles``: the masters and the replicas, which a failover changes."""
+    """Check which servers run the scripts of lists. ``roles`` returns the present masters and replicas."""
     await asyncio.gather(*(storage.set_state(BOT, n, State("f", "s", {"n": n})) for n in range(100)))
     async with asyncio.timeout(60):
         for may_lag in (True, False):

@@ -17,6 +17,8 @@ __all__ = ["Cluster"]
 
 #: The slot of each hash tag, computed as the Cluster does.
 _SLOTS: Final = [crc_hqx(f"{tag:02}".encode(), 0) % 16384 for tag in range(TAGS)]
+#: Seconds between two loads of the map that look for replicas.
+_REPLICAS_EVERY: Final = 5.0
 #: How often one call is redirected before its lane retries it.
 _REDIRECTIONS: Final = 5
 #: Seconds without an answer after which the map of slots is loaded again, to find out whether the node was replaced.
@@ -54,6 +56,8 @@ class Cluster:
         #: The node of each hash tag.
         self.owners: list[ClusterNode | None] = [None] * TAGS
         self._replicas: list[list[ClusterNode]] = [[]] * TAGS
+        #: When the map may be loaded again because it has no replicas of some hash tags.
+        self._replicas_until = 0.0
         #: All nodes, replicas included, in the order in which to query them for the map of slots.
         self._known: list[ClusterNode] = []
         self._connections: dict[tuple[Hashable, ClusterNode], RedisConnection] = {}
@@ -223,6 +227,11 @@ class Cluster:
 
     async def read(self, lane: Hashable, requests: Sequence[Request]) -> list[Answer]:
         """Send calls that write nothing to replicas, and to the masters those that no replica answers."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._replicas_until and not all(self._replicas):
+            # A replica that has just joined, or that did not answer, may be there now.
+            self._replicas_until = now + _REPLICAS_EVERY
+            await self._reload_slots()
         groups: dict[ClusterNode, list[int]] = {}
         for n, request in enumerate(requests):
             replicas = self._replicas[request.tag]
