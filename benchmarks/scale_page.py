@@ -1,0 +1,149 @@
+"""``docs/scale.md``, from the figures of ``benchmarks.scale``."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.scale import Measured
+
+__all__ = ["write_page"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+#: Bytes of a conversation with two small fields, by ``python -m benchmarks bytes``: memory with its memo, and disk.
+BYTES = {"Redis Cluster": 721, "PostgreSQL": 1_100}
+#: How far a core, a node's memory and a disk may be used in normal times.
+USED, MEMORY = 0.6, 16 * 2**30 * 0.6
+MILLIONS, RATES = (1, 10, 100), (1_000, 5_000, 10_000, 50_000)
+
+
+def write_page(found: list[Measured], rows: list[tuple[Measured, float, float]]) -> None:
+    """Write the page."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    worst = max(abs(error) for _, _, error in rows)
+    text = [
+        "# Scale",
+        "",
+        "How far a storage carries you, and what to add when. `python -m benchmarks scale` writes this page: it "
+        "measures what an "
+        "update costs, predicts other sizes with a simulation, and compares the predictions with what it can measure. "
+        f"This run: {day}, {os.cpu_count()} cores, CPython {platform.python_version()}.",
+        "",
+        "## What an update costs",
+        "",
+        "A whole update: claim, read, change, commit, of a conversation with two fields. Clients and servers share "
+        "the cores of "
+        "one machine, so rates stop growing when the cores are busy; costs are CPU time, and move to other machines "
+        "as they are.",
+        "",
+        "| storage | nodes | client processes | users each | updates a second | client CPU | server CPU | bytes on "
+        "the wire | "
+        "server calls |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    text += [
+        f"| {each.kind} | {each.nodes} | {each.clients} | {each.users} | {each.rate:,.0f} | "
+        f"{each.client_cpu * 1e6:.0f} µs | "
+        f"{each.server_cpu * 1e6:.0f} µs | {each.wire:,.0f} | {each.calls:.2f} |"
+        for each in found
+    ]
+    text += [
+        "",
+        "Server calls are commits on PostgreSQL and commands on Redis, those inside scripts included. Concurrent "
+        "users share round "
+        "trips, so an update of one of 50 users costs less than that of a single one.",
+        "",
+        "## The model",
+        "",
+        "A discrete simulation has the lanes, batches, processes and cores as they are "
+        "(`benchmarks/scale_simulation.py`). It is "
+        "calibrated with one client and one node, and predicts the other layouts:",
+        "",
+        "| storage | nodes | client processes | measured | predicted | error |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    text += [
+        f"| {each.kind} | {each.nodes} | {each.clients} | {each.rate:,.0f} | {predicted:,.0f} | {error:+.0%} |"
+        for each, predicted, error in rows
+    ]
+    text += ["", f"The largest error is {worst:.0%}."]
+    for kind in BYTES:
+        text += ["", f"## {kind}", "", *plan(kind, found)]
+    text += ["", *PAST]
+    PAGE.write_text("\n".join(text) + "\n")
+
+
+def plan(kind: str, found: list[Measured]) -> list[str]:
+    """Return the table of sizes."""
+    # Of many users and the most nodes, as in production.
+    each = max((one for one in found if one.kind == kind and one.users > 1), key=lambda one: (one.nodes, -one.clients))
+    size = BYTES[kind]
+    head = "masters" if kind == "Redis Cluster" else "server cores"
+    text = [
+        f"From {each.client_cpu * 1e6:.0f} µs of client CPU, {each.server_cpu * 1e6:.0f} µs of server CPU and "
+        f"{each.wire:,.0f} bytes "
+        f"for an update, and {size:,} bytes for a conversation. Cores are planned at 60 %, and so is a node's memory "
+        f"of 16 GiB.",
+        "",
+        f"| conversations | updates a second | {head} | {'memory' if kind == 'Redis Cluster' else 'disk'} | client "
+        f"processes | network | "
+        "saturates first |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for millions in MILLIONS:
+        for rate in RATES:
+            total = millions * 1e6 * size
+            cores, processes = rate * each.server_cpu / USED, rate * each.client_cpu / USED
+            by_memory = total / MEMORY if kind == "Redis Cluster" else 0.0
+            needed = max(math.ceil(cores), math.ceil(by_memory), 3 if kind == "Redis Cluster" else 1)
+            pressures = {"client CPU": processes, "server CPU": cores, "memory": by_memory}
+            first = max(pressures, key=lambda name: pressures[name])
+            text.append(
+                f"| {millions} million | {rate:,} | {needed} | {total / 2**30:,.1f} GiB | "
+                f"{max(1, math.ceil(processes))} | "
+                f"{rate * each.wire * 8 / 1e6:,.0f} Mbit/s | {first} |"
+            )
+    return [*text, "", FAILOVER[kind]]
+
+
+FAILOVER = {
+    "Redis Cluster": (
+        "Each master needs a replica on another machine, which doubles the memory. A failover concerns the "
+        "conversations of one "
+        "master, for the node timeout and an election; the others go on. With `durability=wait` no acknowledged "
+        "update is lost: "
+        "[Redis](redis.md)."
+    ),
+    "PostgreSQL": (
+        "One server takes all writes, so its cores and its disk are the limit; clients and readers are added beside "
+        "it. Each "
+        "server call is one wait for the disk, shared by the users of a batch. With hundreds of millions of "
+        "conversations, "
+        "create the tables with partitions. A synchronous standby takes over without a loss: "
+        "[PostgreSQL](postgresql.md)."
+    ),
+}
+
+PAST = [
+    "## Past that",
+    "",
+    "These are plans, not measurements.",
+    "",
+    "- **Regions.** A conversation belongs to one place. Give each region its own storage and its own bot or "
+    "webhook, and route a "
+    "user by the first digits of the id or by a table. Nothing of a conversation spans two keys, so regions need no "
+    "common "
+    "transaction. A user who moves is copied with `copy_records(namespaces=...)` while the old region refuses the "
+    "user.",
+    "- **Idle conversations.** Most of 100 million conversations are idle. A job copies conversations without an "
+    "update for a month "
+    "from Redis to PostgreSQL or SQLite files with `copy_records`, and removes them; a handler that finds no record "
+    "looks "
+    "there first and copies it back. Expiry (`ttl`) removes those that nobody needs.",
+    "- **Several bots.** Namespaces share nothing. Move the busiest bot to a storage of its own by its URL.",
+]
