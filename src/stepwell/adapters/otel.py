@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from stepwell.storage.lane import Batch
     from stepwell.storage.operations import Result
 
-otel_context = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
-otel_metrics = require("opentelemetry.metrics", "otel")
-otel_trace = require("opentelemetry.trace", "otel")
+otel_context: Any = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
+otel_metrics: Any = require("opentelemetry.metrics", "otel")
+otel_trace: Any = require("opentelemetry.trace", "otel")
 
 __all__ = ["instrument"]
 

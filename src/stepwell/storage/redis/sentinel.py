@@ -88,7 +88,7 @@ class MasterConnection(RedisConnection):
     async def _connect(self) -> Any:
         _, host, port = await self._look_up()
         self._config = self._config.with_address(host, port)
-        self.location = self._config.location
+        self.location: str = self._config.location
         connection = await super()._connect()
         await connection.send_command("ROLE")
         (role, *_) = await connection.read_response()

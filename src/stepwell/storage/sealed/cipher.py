@@ -6,6 +6,7 @@ import os
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
 from functools import lru_cache
 
 from stepwell._optional import require
@@ -54,9 +55,9 @@ class Keyring:
         self.newest: SealingKey = keys[0]
         self.allow_plaintext: bool = allow_plaintext
         #: Returns the cipher of an address.
-        self.at = lru_cache(maxsize=_KEPT)(self._at)
+        self.at: Callable[[Address], RecordCipher] = lru_cache(maxsize=_KEPT)(self._at)
         #: Returns the key of an address that was derived from the key with an id.
-        self.aead = lru_cache(maxsize=_KEPT)(self._aead)
+        self.aead: Callable[[str, Address], AESGCM | None] = lru_cache(maxsize=_KEPT)(self._aead)
 
     def __repr__(self) -> str:
         return f"Keyring({', '.join(self._keys)})"
@@ -181,8 +182,8 @@ class NameCipher:
         self._key = key
         self._header = PREFIX + key.id
         #: Return the text of a name, and the name of a text. The arguments: kind, namespace, and name or text.
-        self.hide = lru_cache(maxsize=_KEPT)(self._hide)
-        self.reveal = lru_cache(maxsize=_KEPT)(self._reveal)
+        self.hide: Callable[[str, str, str], str] = lru_cache(maxsize=_KEPT)(self._hide)
+        self.reveal: Callable[[str, str, str], str] = lru_cache(maxsize=_KEPT)(self._reveal)
 
     def __repr__(self) -> str:
         return f"NameCipher({self._key.id})"

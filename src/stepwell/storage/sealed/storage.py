@@ -68,7 +68,7 @@ class SealedStorage(Storage):
         self._names = names
         #: Releases of claims whose callers were cancelled.
         self._releases: set[asyncio.Task[Any]] = set()
-        self.shared = inner.shared  # type: ignore[misc]
+        self.shared: bool = inner.shared  # type: ignore[misc]
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
