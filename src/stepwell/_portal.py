@@ -30,6 +30,11 @@ def sync(awaitable: Awaitable[T]) -> T:
 
     For Flask, Django and scripts. Storages opened through it belong to that loop and stay open between calls. Inside
     a running event loop it raises ``InsideLoop``; use ``await`` there.
+
+    Example::
+
+        storage = open_storage("sqlite:///bot.db")
+        state = sync(storage.get_state("my_bot", (42, 42)))
     """
     try:
         asyncio.get_running_loop()

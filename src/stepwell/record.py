@@ -45,7 +45,13 @@ DAY: Final = 86_400.0
 
 @dataclass(slots=True)
 class State:
-    """A conversation or a run: its flow, its state in that flow, and its data."""
+    """A conversation or a run: its flow, its state in that flow, and its data.
+
+    Example::
+
+        state = State("registration", "get_email", {"name": "Alice"})
+        assert state.data["name"] == "Alice"
+    """
 
     flow: str | None = None
     state: str | None = None
@@ -292,7 +298,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Size limits, in bytes of the stored text. They are checked before writing and before decoding."""
+    """Size limits, in bytes of the stored text. They are checked before writing and before decoding.
+
+    Example::
+
+        storage = open_storage("memory://", limits=Limits(record=1024 * 1024))
+    """
 
     #: All fields and parts of a conversation.
     record: int = 256 * 1024

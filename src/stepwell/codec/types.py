@@ -33,6 +33,13 @@ def record_type(cls: Any = None, *, name: str | None = None) -> Any:
 
     ``@record_type`` registers it under its own name, ``@record_type(name="cart")`` under a name that stays when the
     class is renamed. Later versions of the class may add fields with defaults, and remove fields.
+
+    Example::
+
+        @record_type(name="cart")
+        @dataclass
+        class Cart:
+            items: list[str]
     """
     if cls is None:
         return lambda decorated: _registered(decorated, name)

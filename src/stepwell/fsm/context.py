@@ -65,6 +65,14 @@ class Context(Generic[Data]):
 
     ``Context[RegistrationData]``, with a ``TypedDict``, gives type checkers the types of the fields in ``ctx.data``.
     A plain ``Context`` has ``dict[str, Any]``. For a flow with another ``data=`` type, use ``ctx.data_as(type)``.
+
+    Example::
+
+        @router.on(fsm_state(Registration.get_name), text())
+        async def get_name(ctx: Context):
+            ctx.update_data(name=ctx.text)
+            ctx.transition("get_email")
+            ctx.answer(f"Got it, {ctx.text}! What's your email?")
     """
 
     __slots__ = (

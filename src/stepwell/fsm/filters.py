@@ -38,7 +38,14 @@ Condition: TypeAlias = Callable[[Context[Any]], object]
 
 
 class Filter(ABC):
-    """The base of all filters."""
+    """The base of all filters.
+
+    Example::
+
+        @router.on(fsm_in_flow() & ~command() & text())
+        async def other(ctx):
+            ctx.answer(f"I do not know {ctx.text}.")
+    """
 
     __slots__ = ()
 
@@ -196,6 +203,12 @@ class command(Filter):  # noqa: N801
 
     Commands and bots' names are compared without regard to case. With ``bot="my_bot"`` commands to other bots do not
     match. Edited messages match only with ``edited=True``. The text after the command is ``ctx.args``.
+
+    Example::
+
+        @router.on(command("start", "help"))
+        async def help(ctx):
+            ctx.answer("Say /register to begin.")
     """
 
     __slots__ = ("bot", "edited", "names")
@@ -243,6 +256,12 @@ class callback(Filter):  # noqa: N801
     """Match a pressed button whose data equals this string, or in which this compiled regex is found (``ctx.match``).
 
     Without a pattern, match any button.
+
+    Example::
+
+        @router.on(callback("yes"))
+        async def confirmed(ctx):
+            ctx.answer("Done.")
     """
 
     __slots__ = ("pattern",)

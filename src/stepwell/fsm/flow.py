@@ -27,6 +27,13 @@ def state(
     ``to`` lists the states that may follow; a last state has ``to=[]``. If no state of a flow has ``to``, every move is
     allowed. ``timeout`` is in seconds and starts when the state is entered; with ``idle`` every update of the
     conversation restarts it, which costs a write. ``on_timeout`` is the state to move to then, or a handler.
+
+    Example::
+
+        class Order(Flow, name="order"):
+            size = state(to=["name"], timeout=600, on_timeout="size")
+            name = state(to=[])
+            default_state = size
     """
     declaration = _Declaration("")
     declaration.to = tuple(to) if isinstance(to, Iterable) and not isinstance(to, str) else to

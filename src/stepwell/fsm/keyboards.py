@@ -51,6 +51,10 @@ def reply_keyboard(
     It stays until ``remove_keyboard()``, or with ``one_time`` until a button is pressed. ``placeholder`` is shown in
     the empty input field. ``params`` are further fields of Telegram's ``ReplyKeyboardMarkup``. A button that requests
     something is a dict: ``{"text": "My number", "request_contact": True}``.
+
+    Example::
+
+        keys = reply_keyboard([["Yes", "No"]], one_time_keyboard=True)
     """
     shown = {} if placeholder is None else {"input_field_placeholder": placeholder}
     return {

@@ -42,6 +42,12 @@ class FSM(Machine):
 
     ``async with fsm:`` opens the storage at start-up, and closes it at the end if it was not open before. Without it
     the first update opens the storage.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="sqlite:///bot.db", flows=[Registration])
+        async with fsm, fsm.conversation(update) as ctx:
+            ctx.start_flow(Registration)
     """
 
     def __init__(

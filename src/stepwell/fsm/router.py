@@ -41,6 +41,15 @@ class Router:
 
     ``Router(fsm)`` handles updates. A ``Router()`` without a machine only collects handlers, for another router to
     ``include``. With ``send`` each Bot API call is also passed to that function, after the commit.
+
+    Example::
+
+        router = Router(FSM("my_bot", storage="sqlite:///bot.db", flows=[Registration]))
+
+        @router.on(command("register"))
+        async def begin(ctx):
+            ctx.start_flow(Registration)
+            ctx.answer("What's your name?")
     """
 
     def __init__(

@@ -52,6 +52,12 @@ class Log:
     many seconds to wait for a claim of another task or process.
 
     To use it without an event loop, write ``sync(log.append(...))``.
+
+    Example::
+
+        log = Log(storage, "chats", 42)
+        await log.append({"role": "user", "text": "Hello"})
+        assert [entry.value["text"] for entry in await log.read()] == ["Hello"]
     """
 
     def __init__(

@@ -36,6 +36,21 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
     ``BatchNode[Item, Result]`` names the types of one item and of one result for type checkers; with
     ``on_error="skip"``, use ``BatchNode[Item, Result | Failed]``.
 
+    Example::
+
+        class Lengths(BatchNode):
+            def prep(self, shared):
+                return shared["words"]
+
+            async def exec(self, word):
+                return len(word)
+
+            def post(self, shared, words, lengths):
+                shared["lengths"] = lengths
+
+        final = await linear(Lengths(concurrency=10)).run({"words": ["one", "three"]})
+        assert final["lengths"] == [3, 5]
+
     :param concurrency: how many items run at once.
     :param on_error: what to do after the last attempt of an item has failed. ``"stop"``: cancel and await
         the other items, and raise its error. ``"collect"``: run all other items, then raise an

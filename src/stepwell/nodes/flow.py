@@ -41,6 +41,12 @@ class NodeFlow(NodeGraph):
     the edges of the nodes (``a >> b``). The edges of the flow override those of the nodes. A flow is a node: it may
     have ``prep`` and ``post`` of its own, and inside another flow its last action chooses the edge.
 
+    Example::
+
+        flow = NodeFlow(name="words", storage="sqlite:///runs.db").start(Read).connect(Read, CountWords)
+        final = await flow.run({"text": "one two"}, flow_id="words-42")
+        assert final["words"] == 2
+
     :param on_unknown_action: what to do if a node with edges returns an action that has none: ``"raise"``,
         ``"end"`` the flow with a warning, or take the ``"default"`` edge.
     :param concurrency: how many ``exec`` calls inside may run at once, over all its batches and branches.
@@ -516,6 +522,11 @@ def linear(*nodes: BaseNode | type[BaseNode], name: str = UNNAMED, **options: Un
     """Return a flow of nodes one after the other. A class makes a new node each time it is given.
 
     The options are those of :class:`NodeFlow`.
+
+    Example::
+
+        flow = linear(Read, CountWords, name="words", storage="sqlite:///runs.db")
+        final = await flow.run({"text": "one two"}, flow_id="words-42", if_exists="resume")
     """
     flow = NodeFlow(name=name, **options)
     made = [flow._made(node) if isinstance(node, type) else node for node in nodes]

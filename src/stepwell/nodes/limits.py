@@ -18,7 +18,12 @@ __all__ = ["Limit", "limits_by_name"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How many runs of a flow a worker runs at once, and how many all workers start in a time."""
+    """How many runs of a flow a worker runs at once, and how many all workers start in a time.
+
+    Example::
+
+        workers = worker([flow], limits={flow: Limit(concurrency=5, rate=(20, 1))}, storage=storage)
+    """
 
     #: The most runs at once in this worker.
     concurrency: int | None = None

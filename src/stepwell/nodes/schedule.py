@@ -62,6 +62,10 @@ def every(
 ) -> Schedule:
     """Run a flow every ``seconds``: at the multiples of it since 1970, so ``every(3600, ...)`` runs on the hour in UTC.
 
+    Example::
+
+        schedules = [every(3600, flow)]
+
     :param name: the name of the schedule; by default that of the flow.
     :param missed: what to do with ticks that passed while no worker ran: ``"skip"`` them, run the last one
         (``"once"``), or run them ``"all"``. A tick that is less than a minute late is not missed.
@@ -84,6 +88,10 @@ def cron(
     Daylight saving time is handled as in Debian's cron: a job at an hour that is skipped runs right after it, and a
     job at an hour that comes twice runs once. It needs the extra ``cron``. The other parameters are those of
     :func:`every`.
+
+    Example::
+
+        schedules = [cron("0 9 * * 1-5", flow, tz="Europe/Berlin")]
     """
     return Schedule(flow, Timing(None, expression, tz), name=name, missed=missed, shared=shared)
 

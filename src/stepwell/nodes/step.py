@@ -103,7 +103,14 @@ class Step:
 
 
 def step() -> Step:
-    """Return the current step of the calling node, in threads and executors too."""
+    """Return the current step of the calling node, in threads and executors too.
+
+    Example::
+
+        class Pay(Node):
+            def exec(self, amount):
+                return {"amount": amount, "idempotency_key": step().id}
+    """
     cursor = current()
     if cursor is None:
         raise UsageError("step() was called outside a run; call it in prep, exec or post of a node")

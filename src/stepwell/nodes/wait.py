@@ -28,6 +28,15 @@ class Wait(BaseNode):
     ``shared[name] = answer``. After ``timeout`` seconds without an answer, the action is ``"timeout"`` and
     ``post`` is not called; a node with other edges needs one for it. With ``signal``, the oldest unused
     ``flow.signal(flow_id, signal, value)`` is an answer too, even if it was sent before the run got here.
+
+    Example::
+
+        flow = linear(Wait("approval", timeout=3 * 86_400), name="approve", storage=storage)
+        try:
+            await flow.run({}, flow_id="order-42")
+        except Parked as parked:
+            final = await flow.resume(parked.id, "yes")
+        assert final["approval"] == "yes"
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout", "signal")
@@ -55,7 +64,12 @@ class Wait(BaseNode):
 
 
 class Sleep(BaseNode):
-    """A node that parks the run for ``seconds``. A worker, or a later ``flow.resume()``, continues it."""
+    """A node that parks the run for ``seconds``. A worker, or a later ``flow.resume()``, continues it.
+
+    Example::
+
+        flow = linear(Sleep(86_400), Read, name="later", storage=storage)
+    """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "seconds")
     _shape: ClassVar[str] = "sleep"

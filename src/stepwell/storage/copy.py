@@ -76,6 +76,11 @@ async def copy_records(
     Each record is claimed in the source while it is read; ``Busy`` is raised for a record that is held longer than
     ``wait`` seconds. With ``verify`` all records are then read again from both storages, and ``NotCopied`` names those
     that differ. ``progress`` is called after each page. A storage given as a URL is opened and closed here.
+
+    Example::
+
+        async with open_storage("sqlite:///bot.db") as old, open_storage("sqlite:///new.db") as new:
+            copied = await copy_records(old, new)
     """
     opened_here = [isinstance(storage, str) for storage in (source, target)]
     source, target = as_storage(source, "source"), as_storage(target, "target")

@@ -19,6 +19,12 @@ class StateStorage:
     """The state of node runs as plain dicts. A subclass may override the four methods to keep it elsewhere.
 
     A storage given as a URL is opened on first use; ``await states.storage.close()`` closes it.
+
+    Example::
+
+        states = StateStorage(storage)
+        await states.update_state("order-42", {"paid": False})
+        assert await states.merge_state("order-42", {"paid": True}) == {"paid": True}
     """
 
     def __init__(self, storage: Storage | str | None = None) -> None:

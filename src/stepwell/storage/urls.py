@@ -101,6 +101,11 @@ def open_storage(url: str, **options: Any) -> Storage:
     ``redis+cluster://``, ``redis+sentinel://``, ``postgresql://``, and those of backends in the entry point group
     ``stepwell.storage``. With ``sealed+`` before the scheme, the records are encrypted with the keys in
     ``STEPWELL_KEYS``. The options are those of the storage's class.
+
+    Example::
+
+        async with open_storage("sqlite:///bot.db") as storage:
+            await storage.set_state("my_bot", (42, 42), State("registration", "get_name"))
     """
     if not isinstance(url, str):
         raise InvalidOption(f"open_storage() takes a URL such as 'sqlite:///bot.db', not {described(url)}")

@@ -6,7 +6,14 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Pass it to a storage as ``clock=``, then call ``advance()``."""
+    """Pass it to a storage as ``clock=``, then call ``advance()``.
+
+    Example::
+
+        clock = Clock()
+        storage = MemoryStorage(clock=clock)
+        clock.advance(3600)
+    """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now: float = now

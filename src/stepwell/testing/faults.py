@@ -18,6 +18,12 @@ class FaultyStorage(MemoryStorage):
 
     Batches are counted from 1. Those in ``before`` fail without being applied; those in ``after`` are
     applied, and only the result is lost.
+
+    Example::
+
+        storage = FaultyStorage(after=[1])
+        await storage.set_state("my_bot", 42, State("registration", "get_name"))
+        assert await storage.get_state("my_bot", 42) == State("registration", "get_name")
     """
 
     def __init__(

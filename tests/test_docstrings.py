@@ -1,0 +1,115 @@
+"""The examples in the docstrings of public names run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_reference import MODULES, functions, public
+
+#: The indented block after a line that ends with two colons.
+BLOCK = re.compile(r"::\n\n((?:(?: {4}.*)?\n)+)")
+
+#: Names that the examples use and do not define.
+GIVEN = """
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from stepwell import *
+from stepwell.adapters.langgraph import StepwellSaver
+from stepwell.fsm import *
+from stepwell.inspector import inspector
+from stepwell.nodes import *
+from stepwell.playground.botapi import BotAPI
+from stepwell.telegram import *
+from stepwell.testing import *
+
+class Registration(Flow, name="registration"):
+    get_name = state(to=["get_email"])
+    get_email = state(to=[])
+    default_state = get_name
+
+@dataclass
+class Person:
+    name: str
+    email: str
+
+class Read(Node):
+    pass
+
+class CountWords(Node):
+    def post(self, shared, prep_res, exec_res):
+        shared["words"] = len(shared["text"].split())
+
+def save(ctx, person):
+    pass
+
+update = {"update_id": 1, "message": {"from": {"id": 42}, "chat": {"id": 42}, "text": "/register"}}
+router = Router(FSM("my_bot", storage="memory://", flows=[Registration]))
+storage = MemoryStorage()
+flow = quotes = invoices = linear(Read, name="words", storage=storage)
+report = b"..."
+message = {"document": {"file_id": "7"}}
+"""
+#: Examples that need Telegram, a server, or a bot that answers; the guides have them complete.
+NOT_RUN = {
+    "BotAPI", "BotClient", "Chat", "NodeFlow.stream", "NodeFlow.submit", "StepwellSaver", "broadcast", "inspector",
+    "keyboard", "run_polling", "webhook",
+}  # fmt: skip
+
+
+def examples() -> Iterator[Any]:
+    """Yield each example once, with the name that it belongs to."""
+    seen: set[int] = set()
+    for module in MODULES:
+        for name in public.names_of(module):
+            value = getattr(importlib.import_module(module), name)
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            members = functions(value) if inspect.isclass(value) else ()
+            for title, each in [(name, value), *((f"{name}.{method}", member) for method, member in members)]:
+                doc = inspect.getdoc(each) or ""
+                if getattr(value, "__module__", "").startswith("stepwell") and title not in NOT_RUN:
+                    for found in BLOCK.findall(f"{doc}\n"):
+                        yield pytest.param(textwrap.dedent(found), id=title)
+
+
+EXAMPLES = list(examples())
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_the_example_of_a_docstring_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    # Without the __future__ import of this file.
+    exec(compile(GIVEN, "given", "exec", dont_inherit=True), names)
+    compiled = compile(code, "docstring", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    if compiled.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(awaited(compiled, names))
+    else:
+        exec(compiled, names)
+
+
+async def awaited(compiled: Any, names: dict[str, Any]) -> None:
+    await eval(compiled, names)
+
+
+def test_most_used_names_have_an_example() -> None:
+    titles = {param.id for param in EXAMPLES} | NOT_RUN
+    used = {
+        "BatchNode", "Context", "FSM", "Flow", "Form", "Log", "Node", "NodeFlow", "Router", "State", "StateStorage",
+        "Wait", "command", "copy_records", "cron", "every", "keyboard", "linear", "open_storage", "record_type",
+        "state", "step", "sync",
+    }  # fmt: skip
+    assert sorted(used - titles) == []
