@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
 from stepwell.nodes.engine.hooks import call_hook
-from stepwell.nodes.engine.journal import Journal, is_inside
+from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.engine.parts import is_inside
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Graph, Stage

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import (
     EncodeError,
     LeaseLost,
@@ -29,29 +28,26 @@ from stepwell.errors import (
 from stepwell.nodes.engine import suspects
 from stepwell.nodes.engine.error_text import message_of, traceback_of
 from stepwell.nodes.engine.loaded import loaded_at
+from stepwell.nodes.engine.mailbox import Mailbox
 from stepwell.nodes.engine.run_format import (
-    MAIL,
     PARAMS,
     Retention,
     Status,
     end_deadline,
-    kind_of_mail,
-    owner_of_part,
     packed,
-    problem_of_part,
 )
 from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
 from stepwell.nodes.engine.streams import StreamWriter
 from stepwell.nodes.engine.threads import settled
 from stepwell.nodes.engine.waits import asked_again, deliver, has_answer, is_child_wait, parked, unanswered
 from stepwell.record import KEEP, Keep, Place, Version
-from stepwell.slot import Sealed, Slot
+from stepwell.slot import Slot
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
     from stepwell.nodes.engine.plan import Program, Stage
 
-__all__ = ["Journal", "is_inside"]
+__all__ = ["Journal"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -65,17 +61,16 @@ WATCH = 12.0
 RECHECKS = 1.0, 60.0
 
 
-class Journal:
+class Journal(Mailbox):
     """The position of one run, in memory and in its record.
 
     Branches change it between two awaits, so it is consistent whenever :meth:`save` writes it for all of them.
     """
 
     def __init__(self, slot: Slot, program: Program, flow: str, flow_id: str, shared: dict[Any, Any]) -> None:
-        self.slot = slot
+        super().__init__(slot, flow_id)
         self.program = program
         self.flow = flow
-        self.flow_id = flow_id
         #: The shared state.
         self.shared = shared
         self.status: Status = "running"
@@ -97,33 +92,17 @@ class Journal:
         #: Start, duration and attempts of the nodes of the trail; see ``Branch.complete``.
         self.timings: deque[str] = deque(maxlen=TRAIL)
         self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
-        #: The parts of each node, by its path.
-        self.parts: dict[str, dict[str, Any]] = {}
         #: The shared state after ``prep`` of a flow that was entered since the last commit.
         self.entered: dict[Any, Any] | None = None
         #: The waits whose deadline has passed.
         self.overdue: set[str] = set()
         #: For each batch with items that wait for other runs: since when, and when to run these items again.
         self.rechecks: dict[str, Any] = {}
-        #: The mail that was read and is not used yet, by the name of its part.
-        self.mail: dict[str, Any] = {}
-        self._used_mail: set[str] = set()
-        #: The mail that has cancelled the run.
-        self.cancel: Mapping[str, Any] | None = None
-        #: Whether mail pauses the run after its current nodes.
-        self.pausing: bool = False
         #: How often the runner has died since the last node completed.
         self.recoveries: int = 0
-        #: Called when mail cancels the run; given while nodes run.
-        self.on_cancel: Callable[[], None] | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._unread = False
-        #: The version up to which this runner knows the writes of others.
-        self._read: Version | None = slot.version
         self._noted: list[BaseException] = []
         #: The paths of the nodes that have failed here.
         self._failed: set[str] = set()
-        self._pending: dict[str, Sealed | None] = {}
         self._saving = False
         self._waiters: list[asyncio.Future[None]] = []
         self._changes = self._saved = 0
@@ -133,7 +112,6 @@ class Journal:
         self._clock_at, self._clock_base = monotonic(), slot.now
         #: The start of the run on the monotonic clock of this process.
         self.began: float = 0.0
-        self._watched_until = 0.0
         program.shape = program.shape or shape_of(program)
         program.digest = program.digest or digest(program.shape)
         self.shape: Shape = program.shape
@@ -294,66 +272,6 @@ class Journal:
         self.shared.clear()
         self.shared.update(began_with)
 
-    async def load_parts(self) -> None:
-        """Load the parts as a resume would, because a journal does not keep the values of parts that it wrote."""
-        self.parts = {}
-        for name, value in (await self.slot.parts()).items():
-            if not name.startswith(MAIL):
-                self.parts.setdefault(owner_of_part(name), {})[name] = value
-
-    async def look_for_mail(self) -> None:
-        """Read mail. If the storage is unavailable, the next commit that succeeds looks again."""
-        try:
-            await self.read_mail()
-        except StepwellError as error:
-            logger.warning("the mail of run %r could not be read (%s); retrying", self.flow_id, error)
-
-    async def read_mail(self) -> None:
-        """Read the mail that others have written since the run was loaded."""
-        version, mail = await self.slot.parts_of_others(MAIL)
-        if version is None:
-            # The record was replaced or removed, and the next commit raises.
-            return
-        if self._read is None or version.number > self._read.number:
-            self._read = version
-        # The mail has set the deadline to the past.
-        self._watched_until = 0.0
-        self.accept_mail(mail)
-
-    def accept_mail(self, mail: Mapping[str, Any]) -> None:
-        """Keep mail until it is used."""
-        for name in sorted(mail):
-            if name not in self._used_mail and problem_of_part(name, mail[name]) is None:
-                self.mail[name] = mail[name]
-                if kind_of_mail(name) == "cancel":
-                    self.cancel = self.cancel or mail[name]
-                elif kind_of_mail(name) == "pause":
-                    self.pausing = True
-        if self.cancel is not None and self.on_cancel is not None:
-            self.on_cancel()
-
-    def check_version(self, version: Version) -> None:
-        """Read mail in the background if the record has a version that this runner does not know."""
-        if self._read is None or version.number > self._read.number:
-            self.check_mail()
-
-    def check_mail(self) -> None:
-        """Read mail in the background."""
-        self._unread = True
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().create_task(self._read_unread(), name="stepwell-mail")
-
-    async def _read_unread(self) -> None:
-        # Mail that arrives during a read may need another one.
-        while self._unread:
-            self._unread = False
-            await self.look_for_mail()
-
-    def stop_reading(self) -> None:
-        """Stop reading mail in the background."""
-        if self._reading is not None:
-            self._reading.cancel()
-
     def recheck(self, path: str) -> None:
         """Run the items of a batch that wait again later, after a pause that grows with the time they have waited."""
         now = self.now()
@@ -365,19 +283,6 @@ class Journal:
         """Begin to count deaths anew, because a node has completed or parks."""
         self.recoveries = 0
         suspects.leave(self)
-
-    def drop_pauses(self) -> list[str]:
-        """Drop the mail that pauses the run with the next commit, and return its names."""
-        names = [name for name in self.mail if kind_of_mail(name) == "pause"]
-        for name in names:
-            self.use_mail(name)
-        return names
-
-    def use_mail(self, name: str) -> Any:
-        """Return the mail of this name, and drop it with the next commit."""
-        self._pending[name] = None
-        self._used_mail.add(name)
-        return self.mail.pop(name)
 
     async def fail(self) -> list[str]:
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
@@ -511,58 +416,6 @@ class Journal:
             return self.slot.storage.clock()
         return self._clock_base + (monotonic() - self._clock_at)
 
-    def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
-        """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""
-        name = f"{kind}:{path}:{number}"
-        part = value if isinstance(value, Sealed) else self.seal(path, name, value, f"{kind} {{}}".format)
-        self._pending[name] = part
-        self.parts.setdefault(path, {})[name] = None
-
-    async def seal_soon(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
-        """Encode a part, in a thread if it is large."""
-        if is_large(value):
-            return await in_thread(self.seal, node, name, value, where, True)
-        return self.seal(node, name, value, where)
-
-    def seal(self, node: str, name: str, value: Any, where: Callable[[str], str], large: bool = False) -> Sealed:
-        """Encode a part; ``where`` translates the path in the part to the words of the error message."""
-        try:
-            return self.slot.seal_part(name, value, large)
-        except EncodeError as error:
-            inside = error.path.removeprefix(f"${name}")
-            raise Unstorable(node, where(inside), error.type_name, error.why) from error
-
-    def drop(self, path: str) -> None:
-        """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
-        for owner in [owner for owner in self.parts if not path or is_inside(owner, path)]:
-            self._pending.update(dict.fromkeys(self.parts.pop(owner)))
-
-    async def move_part(self, kind: str, path: str, number: str, value: Any) -> None:
-        """Add a loaded part under the name of another node to the next commit."""
-        name = f"{kind}:{path}:{number}"
-        self._pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
-        self.parts.setdefault(path, {})[name] = value
-
-    def forget_parts(self, names: Iterable[str]) -> None:
-        """Drop loaded parts with the next commit."""
-        for name in names:
-            owner = owner_of_part(name)
-            del self.parts[owner][name]
-            if not self.parts[owner]:
-                del self.parts[owner]
-            self._pending[name] = None
-
-    def part(self, path: str, kind: str, number: int | str = 0) -> Any:
-        """Return a part of a node as it was loaded, or ``None``."""
-        return self.parts.get(path, {}).get(f"{kind}:{path}:{number}")
-
-    def parts_of(self, path: str, kind: str) -> list[Any]:
-        """Return all parts of one kind that a node had when the run was loaded, in their order."""
-        found: list[Any] = []
-        while (value := self.part(path, kind, len(found))) is not None:
-            found.append(value)
-        return found
-
     def note_error(self, stage: Stage, error: BaseException, attempt: int) -> None:
         """Add an error to the last errors, once, with the innermost node that raised it."""
         if not isinstance(error, Exception) or any(error is known for known in self._noted):
@@ -574,8 +427,3 @@ class Journal:
         self._failed.add(stage.path)
         row = [self.now(), stage.path, type(error).__name__, message_of(error), traceback_of(error), attempt]
         self.errors.append(row)
-
-
-def is_inside(path: str, around: str) -> bool:
-    """Return whether a path is that of a node or of something inside it."""
-    return path == around or path.startswith(f"{around}/")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stepwell.errors import EncodeError, FlowChanged, InvalidOption, TooLarge
 from stepwell.nodes.engine.deploys import Position, branch_of
-from stepwell.nodes.engine.journal import is_inside
 from stepwell.nodes.engine.monitor import OpenWait, Progress, progress_of, waits_of
+from stepwell.nodes.engine.parts import is_inside
 from stepwell.nodes.engine.run_format import Status
 
 if TYPE_CHECKING:
