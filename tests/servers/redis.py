@@ -294,10 +294,14 @@ class Sentinels:
             return bool(client.info("replication").get("min_slaves_good_slaves") == 2)
 
     def master(self) -> RedisServer:
-        """Return the server that the first Sentinel names."""
-        with self.sentinels[0].client() as client:
-            _, port = client.sentinel_get_master_addr_by_name("stepwell")
-        return next(server for server in self.servers if server.port == port)
+        """Return the master of the latest failover that the Sentinels know."""
+        named = []
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                facts = client.sentinel_master("stepwell")
+                _, port = client.sentinel_get_master_addr_by_name("stepwell")
+                named.append((facts["config-epoch"], port))
+        return next(server for server in self.servers if server.port == max(named)[1])
 
     def url(self, query: str = "") -> str:
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
