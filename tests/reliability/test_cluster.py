@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,6 +24,10 @@ USERS = dose("USERS", 5, 25)
 URL = "?durability=wait&patience=60"
 #: Seconds for which a slow node is stopped: fewer than those after which it is replaced.
 SLOW = 0.8
+#: Failovers of one load. Its logs grow, and they are read again and again.
+EACH = 5
+#: Makes a master fail; gets the master and its replica.
+Fault: TypeAlias = Callable[[RedisServer, RedisServer], None]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def rejoin(master: RedisServer) -> None:
     ],
 )
 async def test_replaced_masters_under_load_lose_and_repeat_nothing(
-    fault: Callable[[RedisServer, RedisServer], None],
+    fault: Fault,
     repair: Callable[[RedisServer], Any],
     most: int,
     cluster: RedisCluster,
@@ -147,26 +151,35 @@ async def test_replaced_masters_under_load_lose_and_repeat_nothing(
 ) -> None:
     choose = seeded()
     name = request.node.callspec.id
-    async with load(cluster, workers, name, tmp_path / "stop") as users:
-        for number in range(dose("FAILOVERS", 1, most)):
-            await users.progress(3)
-            tag = choose.choice(sorted(users.tags.values()))
-            master = cluster.master_of(_SLOTS[tag])
-            replica = cluster.replica_of(master)
-            tags = tags_of(cluster, master)
-            prober = Prober([master, replica], f"{{{tag:02}}}probe")
-            try:
-                await users.progress(1, prober)
-                begun = time.monotonic()
-                fault(master, replica)
-                await until(lambda replica=replica: is_master(replica))
-                # Without a replica, the new master acknowledges nothing.
-                repair(master)
-                await users.progress(2, prober)
-                users.check_pauses(begun, tags, pause_of(prober.times, begun), f"{name} {number + 1}")
-            finally:
-                await asyncio.to_thread(prober.stop)
-            await asyncio.to_thread(cluster.until_ready)
+    total = dose("FAILOVERS", 1, most)
+    for first in range(0, total, EACH):
+        async with load(cluster, workers, f"{name}-{first}", tmp_path / f"stop-{first}") as users:
+            for number in range(first, min(first + EACH, total)):
+                await users.progress(3)
+                tag = choose.choice(sorted(users.tags.values()))
+                await replace_master(cluster, users, tag, fault, repair, f"{name} {number + 1}")
+
+
+async def replace_master(
+    cluster: RedisCluster, users: Load, tag: int, fault: Fault, repair: Callable[[RedisServer], Any], what: str
+) -> None:
+    """Let a replica take over from the master of a hash tag, and check how long users waited."""
+    master = cluster.master_of(_SLOTS[tag])
+    replica = cluster.replica_of(master)
+    tags = tags_of(cluster, master)
+    prober = Prober([master, replica], f"{{{tag:02}}}probe")
+    try:
+        await users.progress(1, prober)
+        begun = time.monotonic()
+        fault(master, replica)
+        await until(lambda: is_master(replica))
+        # Without a replica, the new master acknowledges nothing.
+        repair(master)
+        await users.progress(2, prober)
+        users.check_pauses(begun, tags, pause_of(prober.times, begun), what)
+    finally:
+        await asyncio.to_thread(prober.stop)
+    await asyncio.to_thread(cluster.until_ready)
 
 
 async def test_a_slow_node_under_load_delays_its_own_users_only(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -179,9 +180,9 @@ async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(maste
         await asyncio.gather(*loads)
 
 
-def _merge(storage: Storage, key: int) -> Apply:
+def _merge(storage: Storage, key: int, **change: Any) -> Apply:
     address = storage.address(BOT, key)
-    return Apply(address, Change(write=storage.ids(), set=storage.seal(address).fields({"n": 1})))
+    return Apply(address, Change(write=storage.ids(), set=storage.seal(address).fields({"n": 1}), **change))
 
 
 async def _until(done: Callable[[], bool]) -> None:
@@ -207,13 +208,18 @@ async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_befo
 # The last test: it kills a node
 
 
-async def test_writes_that_share_a_batch_with_a_lost_node_succeed_at_once(masters: RedisCluster) -> None:
+async def test_writes_and_timers_of_other_nodes_go_on_at_once_if_a_node_is_lost(masters: RedisCluster) -> None:
     url = masters.url("?prefix=lost&patience=3&timeout=1.5")
-    async with open_storage(url, sweep_every=None) as storage:
+    async with open_storage(url, sweep_every=None) as storage, open_storage(url, sweep_every=None) as other:
         by_node = _keys_by_node(storage)
+        timers = {port: _merge(other, keys[-1], deadline=0.0) for port, keys in by_node.items()}
+        await asyncio.gather(*(other.perform(timer) for timer in timers.values()))
         victim = masters.nodes[0]
         dead = by_node.pop(victim.port)
         victim.process.kill()
+        lost_timer = timers.pop(victim.port)
+        found = await other.due(lost_timer.address.namespace, before=time.time() + 60)
+        assert {each.address for each in found} == {timer.address for timer in timers.values()}
         _forget_owners(storage)
         lost = [asyncio.create_task(storage.update_data(BOT, key, {"n": 1})) for key in dead]
         living = [storage.update_data(BOT, key, {"n": 1}) for keys in by_node.values() for key in keys]

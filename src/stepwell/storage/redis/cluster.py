@@ -23,6 +23,8 @@ _REPLICAS_EVERY: Final = 5.0
 _REDIRECTIONS: Final = 5
 #: Seconds without an answer after which the map of slots is loaded again, to find out whether the node was replaced.
 _SLOW: Final = 0.5
+#: Seconds after a failed call in which other nodes are asked first for the map of slots.
+_DOUBTFUL: Final = 5.0
 #: The name of the connections to replicas, instead of a lane.
 _READS: Final = "reads"
 
@@ -64,6 +66,8 @@ class Cluster:
         self._loading = asyncio.Lock()
         #: How often the map was loaded.
         self._loads = 0
+        #: When a call to a node failed last.
+        self._lost: dict[ClusterNode, float] = {}
         #: The timer that looks for calls without an answer, while there are calls.
         self._watch: asyncio.TimerHandle | None = None
         #: The task that reloads the map for them.
@@ -105,28 +109,56 @@ class Cluster:
         await self._load_slots()
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
-        """Send these calls over the lane's connections, and follow redirections. Calls that fail are sent twice.
+        """Send these calls over the lane's connections, and follow redirections.
 
         Raises ``StorageUnavailable`` with ``sent=True`` if some of them may have been applied.
         """
         if any(self.owners[request.tag] is None for request in requests):
             await self._load_slots()
-        outcomes = await self._settle(lane, requests, wait, self._grouped(requests), follow=True)
-        failed = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, StorageUnavailable)]
-        if failed:
-            # Once more, with the new map of slots. The usual cause is a connection that the server has closed.
-            again = [requests[n] for n in failed]
-            repeated = await self._settle(lane, again, wait, self._grouped(again), follow=True)
-            for n, outcome in zip(failed, repeated, strict=True):
-                outcomes[n] = outcome
         answers: list[Answer] = []
-        for outcome in outcomes:
+        for outcome in await self._twice(lane, requests, wait):
             if isinstance(outcome, StorageError):
                 if isinstance(outcome, StorageUnavailable):
                     outcome.sent = outcome.sent or len(requests) > 1
                 raise outcome
             answers.append(outcome)
         return answers
+
+    async def call_living(
+        self, lane: Hashable, requests: Sequence[Request]
+    ) -> tuple[list[Answer | None], StorageUnavailable | None]:
+        """Send calls that only read. Those to lost nodes have no answer; return the error of one of them, too.
+
+        Raises ``StorageUnavailable`` if no call has an answer.
+        """
+        answers: list[Answer | None] = []
+        problem: StorageUnavailable | None = None
+        for outcome in await self._twice(lane, requests, 0):
+            if isinstance(outcome, StorageUnavailable):
+                problem = outcome
+                answers.append(None)
+            elif isinstance(outcome, StorageError):
+                raise outcome
+            else:
+                answers.append(outcome)
+        if problem is not None and (problem.final or not any(answers)):
+            raise problem
+        return answers, problem
+
+    async def _twice(self, lane: Hashable, requests: Sequence[Request], wait: int) -> list[Answer | StorageError]:
+        """Return the outcomes of calls. Those that fail at once are sent again with the new map of slots.
+
+        The usual cause is a connection that the server has closed.
+        """
+        begun = asyncio.get_running_loop().time()
+        outcomes = await self._settle(lane, requests, wait, self._grouped(requests), follow=True)
+        failed = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, StorageUnavailable)]
+        if failed and asyncio.get_running_loop().time() - begun < _SLOW:
+            again = [requests[n] for n in failed]
+            repeated = await self._settle(lane, again, wait, self._grouped(again), follow=True)
+            for n, outcome in zip(failed, repeated, strict=True):
+                outcomes[n] = outcome
+        return outcomes
 
     async def outcomes(
         self, lane: Hashable, requests: Sequence[Request], wait: int = 0
@@ -198,6 +230,8 @@ class Cluster:
             for (node, _), indexes, outcome in zip(groups, groups.values(), outcomes, strict=True):
                 if isinstance(outcome, StorageUnavailable):
                     reload = reload or not outcome.final
+                    if node is not None:
+                        self._lost[node] = asyncio.get_running_loop().time()
                     for n in indexes:
                         found[n] = StorageUnavailable(str(outcome), sent=outcome.sent, final=outcome.final)
                     continue
@@ -305,6 +339,7 @@ class Cluster:
         if self._search is not None and not self._search.get_loop().is_closed():
             self._search.cancel()
         self._watch = self._search = None
+        self._lost.clear()
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close(wait=True)
@@ -357,9 +392,11 @@ class Cluster:
                 for config in self._configs
             ]
             problem: StorageUnavailable | None = None
-            slow = {node for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
-            # Nodes that do not answer come last.
-            for node in sorted(dict.fromkeys([*self._known, *seeds]), key=slow.__contains__):
+            since = asyncio.get_running_loop().time() - _DOUBTFUL
+            doubtful = {node for node, lost_at in self._lost.items() if lost_at > since}
+            doubtful |= {node for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
+            # A node that does not answer, or did not until now, comes last: it may not know that it was replaced.
+            for node in sorted(dict.fromkeys([*self._known, *seeds]), key=doubtful.__contains__):
                 connection = RedisConnection(self._configs[0].with_address(*node), min(self._timeout, 1.0))
                 try:
                     (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, Entry, Lane, Remainder, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
+from stepwell.storage.outage import OutageLog
 from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
 __all__ = ["RedisStorage"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 Durability = Literal["fast", "wait"]
 Replicas = Literal["none", "scan"]
@@ -153,6 +157,11 @@ class RedisStorage(Storage):
         self._numbers = itertools.count(1)
         #: The node whose lane has the writes of each hash tag; the tag itself for its own lane.
         self._write_nodes: list[Hashable] = [None] * TAGS
+        self._lost_nodes = OutageLog(
+            logger,
+            "deadlines and queues of a lost node of the Redis Cluster are not read: %s",
+            "deadlines and queues of all nodes of the Redis Cluster are read again, after %.0f s",
+        )
         #: Hash tags whose other operations are in their own lane.
         self._parked: set[int] = set()
 
@@ -568,22 +577,38 @@ class RedisStorage(Storage):
             return []
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
+        requests = self._requests(script, indexes, rows)
+        read = self._server.read if may_lag and self._reads_replicas else self._server.call
+        return [reply for reply, _ in await read(_ASIDE, requests)]
+
+    def _requests(
+        self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
+    ) -> list[Request]:
         call, basics = ("EVALSHA", script.sha, "2"), (self._now(), self._keys.width)
-        requests = [
+        return [
             Request(tag, script, (*call, f"{self._keys.prefixes[tag]}-", index, *basics, *row))
             for (tag, index), row in zip(indexes, rows, strict=True)
         ]
-        read = self._server.read if may_lag and self._reads_replicas else self._server.call
-        return [reply for reply, _ in await read(_ASIDE, requests)]
 
     async def _ask_same(
         self, script: Script, indexes: Sequence[tuple[int, str]], row: tuple[str, ...]
     ) -> list[list[Any]]:
-        """Call a script that reads any number of indexes: once, or in a Cluster once for each of them."""
-        if self._server.spread:
-            return [reply for (reply,) in await self._ask(script, indexes, [row] * len(indexes))]
+        """Call a script that reads any number of indexes: once, or in a Cluster once for each of them.
+
+        In a Cluster that has lost a node, the indexes of this node are empty.
+        """
+        if not indexes:
+            return []
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
+        if isinstance(self._server, Cluster):
+            rows = [row] * len(indexes)
+            answers, problem = await self._server.call_living(_ASIDE, self._requests(script, indexes, rows))
+            if problem is None:
+                self._lost_nodes.worked()
+            else:
+                self._lost_nodes.failed(problem)
+            return [[] if answer is None else answer[0][0] for answer in answers]
         names = [f"{self._keys.prefixes[0]}-", *(index for _, index in indexes)]
         command = ("EVALSHA", script.sha, str(len(names)), *names, self._now(), self._keys.width, *row)
         ((reply, _),) = await self._server.call(_ASIDE, [Request(0, script, command)])
