@@ -20,7 +20,7 @@ WHERE = {
     "field": ("records", "data ->> $3::text", "data = data || jsonb_build_object($3::text, $4::text)", "true"),
     "part": ("parts", "body", "body = $4", "name = $3"),
     "head": ("records", "head", "head = $4", "$3 = ''"),
-    "memo": ("memos", "body", "body = $4", "$3 = ''"),
+    "memo": ("records", "memo", "memo = $4", "$3 = ''"),
     "tags": ("records", "tags[1]", "tags[1] = $4", "$3 = ''"),
 }
 

@@ -212,9 +212,9 @@ begin
     if v_journal then
         loop
             select l.number, l.done, l.done_versions, l.codes, l.versions, l.writes, l.bases into j
-                from @schema@.lanes l where l.id = p_lane for update;
+                from @schema@.journal l where l.id = p_lane for update;
             exit when found;
-            insert into @schema@.lanes (id, number, used_at) values (p_lane, 0, clock_timestamp())
+            insert into @schema@.journal (id, number, used_at) values (p_lane, 0, clock_timestamp())
                 on conflict do nothing;
         end loop;
         if j.number > p_number then
@@ -241,10 +241,10 @@ begin
         end if;
     elsif p_lane is not null then
         -- A delayed batch that arrives after a newer one must not claim anything.
-        update @schema@.lanes l set number = p_number, used_at = clock_timestamp()
+        update @schema@.journal l set number = p_number, used_at = clock_timestamp()
             where l.id = p_lane and l.number < p_number;
         if not found then
-            insert into @schema@.lanes (id, number, used_at) values (p_lane, p_number, clock_timestamp())
+            insert into @schema@.journal (id, number, used_at) values (p_lane, p_number, clock_timestamp())
                 on conflict do nothing;
             if not found then
                 raise exception 'batch % of this lane is outdated', p_number using errcode = 'SW001';
@@ -317,9 +317,9 @@ begin
                     r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags, r_.expires_at, r_.deadline,
                     r_.queue,
                     case
-                        when r_.memo_until > t then (
-                            select m.body from @schema@.memos m where m.namespace = r_.namespace and m.key = r_.key
-                        )
+                        when r_.memo_until <= t then null
+                        when r_.memo is not null then r_.memo
+                        else (select m.body from @schema@.memos m where m.namespace = r_.namespace and m.key = r_.key)
                     end,
                     null::double precision, null::text[], null::text[];
         get diagnostics v_claimed = row_count;
@@ -350,6 +350,7 @@ begin
                 removable_at = case when u.flags & f_expiry <> 0 then t + u.expiry else r_.expires_at end,
                 deadline = case when u.flags & f_deadline <> 0 then t + u.deadline else r_.deadline end,
                 memo_until = case when u.memo is not null then t + c_day else r_.memo_until end,
+                memo = case when u.memo is null then r_.memo else @schema@.short(u.memo) end,
                 token = case when u.flags & f_keep <> 0 then r_.token end,
                 leased_until = case when u.flags & f_keep <> 0 then t + u.lease else 0 end,
                 flow = case when u.head is not null then @schema@.indexed(u.flow) else r_.flow end,
@@ -378,8 +379,12 @@ begin
             insert into @schema@.memos as m (namespace, key, body)
                 select u.namespace, u.key, u.memo
                 from unnest(p_namespaces, p_keys, p_memos) with ordinality as u(namespace, key, memo, at)
-                where u.memo is not null and u.at = any (d_ats)
+                where @schema@.short(u.memo) is null and u.memo is not null and u.at = any (d_ats)
                 on conflict (namespace, key) do update set body = excluded.body;
+            delete from @schema@.memos m
+                using unnest(p_namespaces, p_keys, p_memos) with ordinality as u(namespace, key, memo, at)
+                where @schema@.short(u.memo) is not null and u.at = any (d_ats)
+                    and m.namespace = u.namespace and m.key = u.key;
         end if;
         return query
             select d.at, c_applied, t, d.version, null::text, null::text, null::double precision, null::text,
@@ -465,15 +470,16 @@ begin
                             else r_.token is null or r_.leased_until <= t or r_.token = op.token
                         end
                     returning r_.version, r_.write, r_.base, r_.written_at, r_.head, r_.data, r_.large, r_.tags,
-                        r_.expires_at, r_.deadline, r_.queue, r_.alive, r_.memo_until
+                        r_.expires_at, r_.deadline, r_.queue, r_.alive, r_.memo_until,
+                        case when r_.memo_until > t then r_.memo end
                     into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue,
-                        v_alive, v_memo_until;
+                        v_alive, v_memo_until, memo;
                 if found then
                     code := c_claimed;
                     if not v_alive or expires_at <= t then
                         version := null;
                     end if;
-                    if v_memo_until > t then
+                    if v_memo_until > t and memo is null then
                         select m.body into memo from @schema@.memos m
                             where m.namespace = op.namespace and m.key = op.key;
                     end if;
@@ -526,20 +532,23 @@ begin
                     base := '';
                     if op.flags & f_forget <> 0 and op.tags is not null then
                         -- Also delete the entries of the given tags, in case the stored tags are damaged.
-                        delete from @schema@.tags g
-                            where g.namespace = op.namespace and g.key = op.key
-                                and g.tag in (
-                                    select @schema@.indexed(x.tag) from jsonb_array_elements_text(op.tags) x(tag)
-                                );
+                        delete from @schema@.tagged g
+                            where g.key = op.key
+                                and g.hash = any (array(
+                                    select @schema@.tag_hash(op.namespace, x.tag)
+                                    from jsonb_array_elements_text(op.tags) x(tag)
+                                ));
                     end if;
                     if v_there then
                         if r.has_parts then
                             delete from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
                         end if;
                         if op.flags & f_forget <> 0 then
-                            delete from @schema@.tags g
-                                where g.namespace = op.namespace and g.key = op.key
-                                    and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
+                            delete from @schema@.tagged g
+                                where g.key = op.key
+                                    and g.hash = any (array(
+                                        select @schema@.tag_hash(op.namespace, x.tag) from unnest(r.tags) x(tag)
+                                    ));
                             delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
                             v_memo_until := 0;
                             if not v_held and r.token is not null and r.leased_until > t then
@@ -565,6 +574,11 @@ begin
                             deadline = null,
                             queue = null,
                             memo_until = v_memo_until,
+                            memo = case
+                                when op.flags & f_forget <> 0 then null
+                                when op.memo is null then r_.memo
+                                else @schema@.short(op.memo)
+                            end,
                             removable_at = greatest(
                                 v_memo_until,
                                 case
@@ -692,6 +706,7 @@ begin
                                 else r_.queue
                             end,
                             memo_until = case when op.memo is not null then t + c_day else r_.memo_until end,
+                            memo = case when op.memo is null then r_.memo else @schema@.short(op.memo) end,
                             token = case when v_held and not v_keep then null else r_.token end,
                             leased_until = case
                                 when not v_held then r_.leased_until
@@ -738,11 +753,13 @@ begin
                             into version, write, base, written_at, head, data, large, tags, expires_at, deadline, queue;
 
                         if v_tags is not null and v_tags is distinct from r.tags then
-                            delete from @schema@.tags g
-                                where g.namespace = op.namespace and g.key = op.key
-                                    and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
-                            insert into @schema@.tags (namespace, tag, key)
-                                select distinct op.namespace, @schema@.indexed(x.tag), op.key
+                            delete from @schema@.tagged g
+                                where g.key = op.key
+                                    and g.hash = any (array(
+                                        select @schema@.tag_hash(op.namespace, x.tag) from unnest(r.tags) x(tag)
+                                    ));
+                            insert into @schema@.tagged (hash, key)
+                                select distinct @schema@.tag_hash(op.namespace, x.tag), op.key
                                 from unnest(v_tags) x(tag)
                                 on conflict do nothing;
                         end if;
@@ -774,8 +791,12 @@ begin
                 end if;
 
                 if op.memo is not null and code = c_applied and op.flags & f_forget = 0 then
-                    insert into @schema@.memos as m (namespace, key, body) values (op.namespace, op.key, op.memo)
-                        on conflict (namespace, key) do update set body = excluded.body;
+                    if @schema@.short(op.memo) is null then
+                        insert into @schema@.memos as m (namespace, key, body) values (op.namespace, op.key, op.memo)
+                            on conflict (namespace, key) do update set body = excluded.body;
+                    elsif r.memo_until > 0 then
+                        delete from @schema@.memos m where m.namespace = op.namespace and m.key = op.key;
+                    end if;
                 end if;
                 v_cleanup := v_cleanup or not v_alive;
                 if v_journal then
@@ -807,12 +828,12 @@ begin
         ), memos as (
             delete from @schema@.memos m using gone g where m.namespace = g.namespace and m.key = g.key
         )
-        delete from @schema@.tags t_ using gone g, unnest(g.tags) x(tag)
-            where t_.namespace = g.namespace and t_.tag = @schema@.indexed(x.tag) and t_.key = g.key;
+        delete from @schema@.tagged t_ using gone g, unnest(g.tags) x(tag)
+            where t_.hash = @schema@.tag_hash(g.namespace, x.tag) and t_.key = g.key;
     end if;
 
     if v_journal then
-        update @schema@.lanes l
+        update @schema@.journal l
             set number = p_number, used_at = clock_timestamp(), done = d_ats, done_versions = d_versions,
                 codes = j_codes, versions = j_versions, writes = j_writes, bases = j_bases
             where l.id = p_lane;

@@ -35,9 +35,9 @@ begin
         else
             delete from @schema@.records r_ where r_.namespace = r.namespace and r_.key = r.key;
             if r.tags <> '{}' then
-                delete from @schema@.tags g
-                    where g.namespace = r.namespace and g.key = r.key
-                        and g.tag in (select @schema@.indexed(x.tag) from unnest(r.tags) x(tag));
+                delete from @schema@.tagged g
+                    where g.key = r.key
+                        and g.hash = any (array(select @schema@.tag_hash(r.namespace, x.tag) from unnest(r.tags) x(tag)));
             end if;
             if r.memo_until > 0 then
                 delete from @schema@.memos m where m.namespace = r.namespace and m.key = r.key;
@@ -51,8 +51,8 @@ begin
     end loop;
 
     -- A lane that was not used for this long no longer needs its journal.
-    delete from @schema@.lanes l where l.id in (
-        select l_.id from @schema@.lanes l_
+    delete from @schema@.journal l where l.id in (
+        select l_.id from @schema@.journal l_
         where l_.used_at < now() - interval '10 minutes'
         for update skip locked
     );

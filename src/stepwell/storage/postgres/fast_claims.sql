@@ -2,7 +2,7 @@
 -- address has no row or is leased to another token, or if the batch is outdated; then run_batch runs the batch.
 with lane as (
     -- First, so that a repeated batch waits here while the first one still runs.
-    update @schema@.lanes l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2
+    update @schema@.journal l set number = $2, used_at = clock_timestamp() where l.id = $1 and l.number < $2
         returning l.id
 ), at as materialized (
     -- A crash may lose a claim: its holder then gets LeaseLost. So claims do not wait for the disk.
@@ -31,16 +31,16 @@ update @schema@.records r
         case when r.alive and (r.expires_at is null or r.expires_at > at.t) then r.version end as version,
         r.write, r.base, r.written_at, r.head, r.data, r.large, nullif(r.tags, '{}'), r.expires_at, r.deadline, r.queue,
         case
-            when r.memo_until > at.t then (
-                select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key
-            )
+            when r.memo_until <= at.t then null
+            when r.memo is not null then r.memo
+            else (select m.body from @schema@.memos m where m.namespace = r.namespace and m.key = r.key)
         end as memo,
         -- True: the statement waited for a lock, and run_batch must repeat the claim.
         case
             -- The lock was released without a change, so leased_until was computed before the wait.
             when $3 is null and r.leased_until < date_part('epoch', clock_timestamp()) + $7::double precision / 2 then true
-            -- The other transaction may have written a memo that is not in the snapshot of this statement.
-            when r.memo_until > at.t then (
+            -- The other transaction may have written a long memo that is not in the snapshot of this statement.
+            when r.memo_until > at.t and r.memo is null then (
                 select s.write <> r.write or s.memo_until <> r.memo_until
                 from @schema@.records s where s.namespace = r.namespace and s.key = r.key
             )

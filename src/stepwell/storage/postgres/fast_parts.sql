@@ -6,7 +6,7 @@ with lane as materialized (
         case
             when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true)
         end as setting
-    from @schema@.lanes l where l.id = $1 and l.number < $2 for update
+    from @schema@.journal l where l.id = $1 and l.number < $2 for update
 ), done as (
     update @schema@.records r set
         version = r.version + 1,
@@ -40,7 +40,7 @@ with lane as materialized (
         from done d, unnest($15::text[], $16::text[]) n(name, body)
         on conflict (namespace, key, name) do update set weight = excluded.weight, body = excluded.body
 ), journal as (
-    update @schema@.lanes l
+    update @schema@.journal l
         set number = $2, used_at = clock_timestamp(), done = '{1}', done_versions = array[d.version],
             codes = '{}', versions = '{}', writes = '{}', bases = case when $17 is null then array[d.base] else '{}' end
         from done d where l.id = $1

@@ -2,7 +2,7 @@
 -- batch or nothing. If it returns no rows, nothing was written, and run_batch runs the batch.
 with lane as materialized (
     -- First, so that a repeated batch waits here while the first one still runs.
-    select l.id from @schema@.lanes l where l.id = $1 and l.number < $2 for update
+    select l.id from @schema@.journal l where l.id = $1 and l.number < $2 for update
 ), at as materialized (
     select coalesce($3, date_part('epoch', clock_timestamp())) as t,
         case
@@ -11,7 +11,7 @@ with lane as materialized (
     from lane
 ), locked as materialized (
     -- The writes whose guards hold. After a wait for a lock, the server checks the conditions again on the new row.
-    select u.*, at.t
+    select u.*, at.t, u.memo is not null and r.memo is null and r.memo_until > 0 as moves
     from at, (
         select $4::text as namespace, u.*
         from unnest(
@@ -43,6 +43,7 @@ with lane as materialized (
         removable_at = case when u.flags & 32 <> 0 then u.t + u.expiry else r.expires_at end,
         deadline = case when u.flags & 16 <> 0 then u.t + u.deadline else r.deadline end,
         memo_until = case when u.memo is not null then u.t + 86400 else r.memo_until end,
+        memo = case when u.memo is null then r.memo else @schema@.short(u.memo) end,
         token = case when u.flags & 64 <> 0 then r.token end,
         leased_until = case when u.flags & 64 <> 0 then coalesce($3, date_part('epoch', clock_timestamp())) + $18 else 0 end,
         flow = case when u.head is not null then @schema@.indexed(u.flow) else r.flow end,
@@ -52,13 +53,18 @@ with lane as materialized (
     from locked u
     where (select count(*) from locked) = $20
         and r.namespace = any (array[u.namespace]) and r.key = any (array[u.key])
-    returning u.at, r.version, u.t, r.key, u.memo
+    returning u.at, r.version, u.t, r.key, u.memo, u.moves
 ), memos as (
     insert into @schema@.memos as m (namespace, key, body)
-        select $4, d.key, d.memo from done d where d.memo is not null
+        select $4, d.key, d.memo from done d where d.memo is not null and @schema@.short(d.memo) is null
         on conflict (namespace, key) do update set body = excluded.body
+), moved as (
+    delete from @schema@.memos m
+        using done d
+        where d.moves and @schema@.short(d.memo) is not null
+            and m.namespace = any (array[$4]) and m.key = any (array[d.key])
 ), journal as (
-    update @schema@.lanes l
+    update @schema@.journal l
         set number = $2, used_at = clock_timestamp(), done = d.ats, done_versions = d.versions,
             codes = '{}', versions = '{}', writes = '{}', bases = '{}'
         from (select array_agg(d.at) as ats, array_agg(d.version) as versions from done d) d

@@ -16,7 +16,7 @@ __all__ = ["checked", "migrate", "migrations"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds for all migrations.
-_MIGRATING = 60.0
+_MIGRATING = 600.0
 #: Seconds to wait for a lock of another session, such as another migrating worker.
 _LOCK_WAIT = 30.0
 #: Seconds after which the server ends the session of a worker that stops during a migration.

@@ -208,10 +208,10 @@ class PostgresStorage(Storage):
         namespace, key = "r.namespace", "r.key"
         if query.tag is not None:
             # Start from the tags: there are few rows per tag.
-            tables = f"{self._quoted}.tags g join {tables} on r.namespace = g.namespace and r.key = g.key"
+            tables = f"{self._quoted}.tagged g join {tables} on r.key = g.key"
             tag = parameter(escaped(query.tag))
-            where += [f"g.tag = {self._quoted}.indexed({tag})", f"{tag} = any (r.tags)"]
-            namespace, key = "g.namespace", "g.key"
+            where += [f"g.hash = {self._quoted}.tag_hash($1, {tag})", f"{tag} = any (r.tags)"]
+            key = "g.key"
         elif named:
             # Matches the index by flow and state.
             namespace, key = 'r.namespace collate "POSIX"', 'r.key collate "POSIX"'
@@ -239,7 +239,8 @@ class PostgresStorage(Storage):
     async def beside(self, address: Address) -> Beside:
         now = "coalesce($3::float8, date_part('epoch', clock_timestamp()))"
         rows = await self._fetch(
-            f"select r.token, r.leased_until - {now}, case when r.memo_until > {now} then m.body end "  # noqa: S608
+            f"select r.token, r.leased_until - {now}, "  # noqa: S608
+            f"case when r.memo_until > {now} then coalesce(r.memo, m.body) end "
             f"from {self._quoted}.records r left join {self._quoted}.memos m using (namespace, key) "
             "where r.namespace = $1 and r.key = $2",
             *address,
@@ -262,8 +263,12 @@ class PostgresStorage(Storage):
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
         rows = await self._fetch(
-            f"select g.key from {self._quoted}.tags g "  # noqa: S608 checked and quoted
-            f"where g.namespace = $1 and g.tag = {self._quoted}.indexed($2) order by g.key limit $3",
+            f"select g.key from {self._quoted}.tagged g "  # noqa: S608 checked and quoted
+            f"join {self._quoted}.records r on r.namespace = $1 and r.key = g.key "
+            f"where g.hash = {self._quoted}.tag_hash($1, $2) "
+            # Another tag may have this hash. A record whose tags are damaged has none with it.
+            f"and ($2 = any (r.tags) or g.hash <> all (array("
+            f"select {self._quoted}.tag_hash($1, x.tag) from unnest(r.tags) x(tag)))) order by g.key limit $3",
             namespace,
             escaped(tag),
             limit,
