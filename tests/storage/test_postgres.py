@@ -471,7 +471,7 @@ async def test_the_fast_path_uses_index_lookups_after_the_table_was_analyzed_nea
             for _ in range(4):
                 await asyncio.gather(*(_step(storage, n) for n in range(10)))
             await storage.perform(part_write(storage.address("bot", 1), "p1", "p2"))
-            await storage.perform(part_write(storage.address("bot", 1), "p2", "p3"))
+            await storage.perform(part_write(storage.address("bot", 1), "p3", "p4"))
         explained = _explained(server.log.read_text())
     finally:
         server.stop()
@@ -579,7 +579,7 @@ async def test_a_fast_write_of_parts_sent_again_gives_the_same_result_and_change
     async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
         address = storage.address("bot", 1)
         (before,) = cast("list[Applied]", await storage.run(Batch.of([part_write(address, "p1")], "lane", 1)))
-        write = part_write(address, "p1", "p2", guard=Guard(version=before.version) if guarded else None)
+        write = part_write(address, "p2", "p3", guard=Guard(version=before.version) if guarded else None)
         sent = _sent(storage, monkeypatch)
         (first,) = cast("list[Applied]", await storage.run(Batch.of([write], "lane", 2)))
         assert first.version == (before.version.number + 1, write.change.write) and first.base == before.base
@@ -617,6 +617,18 @@ async def test_a_fast_write_of_parts_that_waited_for_another_one_counts_its_part
         assert await connection.fetchval("select parts_size from records") == size == 3 * 12
         assert await connection.fetchval("select size from records") == size
         await connection.close()
+
+
+async def test_a_write_that_replaces_a_part_is_left_to_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        address = storage.address("bot", 1)
+        for names, body in ((("p1",), "1"), (("p2", "p3"), "22"), (("p3", "p4"), "333")):
+            sent = _sent(storage, monkeypatch)
+            await storage.perform(part_write(address, *names, body=body))
+            monkeypatch.undo()
+        assert sent == ["fast parts", "function"]
+        stored = await storage.perform(Get(address, True))
+        assert stored.parts == {"p1": "1", "p2": "22", "p3": "333", "p4": "333"}
 
 
 async def test_one_write_that_is_refused_does_not_affect_the_others_of_its_batch(
