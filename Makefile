@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 SITE := $(VENV)/.site
 
-.PHONY: help demo test check docs dist bench torture clean
+.PHONY: help demo test test-versions check docs dist bench torture clean
 
 help:
 	@echo "make demo    chat with a bot that survives kill -9, in your browser and in this terminal"
 	@echo "make test    the whole test suite"
+	@echo "make test-versions  the storage contract on Redis 6.2 and 7.0, Valkey 9, PostgreSQL 14 to 18"
 	@echo "make check   ruff, mypy --strict, complete types, the layers, the exported names"
 	@echo "make docs    the site, in build/docs"
 	@echo "make dist    sdist and wheel in dist, tried in empty environments"
@@ -37,6 +38,10 @@ WORKERS ?= 6
 # Bytecode is written, because many tests start processes that would compile all modules again.
 test: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.forks --forks=$(WORKERS) $(ARGS)
+
+# ARGS="--only postgres-14" runs one of them.
+test-versions: $(READY)
+	@$(BIN)/python scripts/versions.py $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff check .

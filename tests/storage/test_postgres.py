@@ -24,6 +24,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_path
+from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.rows import columns
 from stepwell.storage.postgres.schema import migrations
@@ -373,6 +374,13 @@ async def _sweeping(storage: Storage) -> None:
     for _ in range(40):
         await storage.sweep(10)
         await asyncio.sleep(0.01)
+
+
+async def test_an_old_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "OLDEST", 99)
+    storage = open_storage(f"{shared().url()}?schema={schema()}")
+    with pytest.raises(StorageUnavailable, match=r"is PostgreSQL \d\d, which is too old: use PostgreSQL 99 or newer"):
+        await storage.open()
 
 
 def _explaining() -> PostgresServer:

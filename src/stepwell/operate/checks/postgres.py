@@ -11,7 +11,7 @@ from stepwell.operate.finding import Finding
 __all__ = ["check"]
 
 #: The oldest release that the storage supports.
-OLDEST = 150_000
+OLDEST = 140_000
 
 
 def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
@@ -21,7 +21,7 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
         Finding("schema", "ok", f"schema version {settings['schema']}"),
         Finding("server", "ok", version)
         if int(settings["server_version_num"]) >= OLDEST
-        else Finding("server", "fail", f"{version} is too old", "use PostgreSQL 15 or newer"),
+        else Finding("server", "fail", f"{version} is too old", "use PostgreSQL 14 or newer"),
         check_clock("the server", settings["now"], now),
     ]
     if settings["in_recovery"]:

@@ -15,6 +15,8 @@ __all__ = ["checked", "migrate", "migrations"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+#: The oldest release of PostgreSQL on which the contract is tested, by ``make test-versions``.
+OLDEST = 14
 #: Seconds for all migrations.
 _MIGRATING = 600.0
 #: Seconds to wait for a lock of another session, such as another migrating worker.
@@ -60,6 +62,13 @@ def migrations() -> tuple[Migration, ...]:
 
 async def migrate(connection: Any, schema: str, server: str, timeout: float) -> None:
     """Create the schema or migrate it to this release."""
+    found = connection.get_server_version().major
+    if found < OLDEST:
+        raise StorageUnavailable(
+            f"{server} is PostgreSQL {found}, which is too old: use PostgreSQL {OLDEST} or newer",
+            sent=False,
+            final=True,
+        )
     last = migrations()[-1].number
     async with asyncio.timeout(timeout):
         if await _current(connection, schema, server, last) == last:
