@@ -512,3 +512,26 @@ async def test_setup_takes_an_application_and_an_fsm_once(fsm: FSM) -> None:
     setup(application, fsm)
     with pytest.raises(UsageError, match="already called"):
         setup(application, fsm)
+
+
+class CountingApplication(Application):
+    """An application of a user's own class."""
+
+    processed = 0
+
+    async def process_update(self, update: object) -> None:
+        self.processed += 1
+        await super().process_update(update)
+
+
+async def test_an_application_of_another_class_works_and_others_are_not_changed(fsm: FSM, storage: Storage) -> None:
+    await storage.open()
+    own = builder().application_class(CountingApplication).build()
+    plain = make_app()
+    async with app_of(fsm, own), plain:
+        await own.process_update(message(own, "/register"))
+        assert calls_of(own).texts == ["What's your name?"]
+        assert isinstance(own, CountingApplication)
+        assert own.processed == 1
+        assert type(plain) is Application
+    assert await storage.get_state("my_bot", (42, 42)) is not None

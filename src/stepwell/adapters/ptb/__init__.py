@@ -15,10 +15,9 @@ MINIMUM, BELOW = "22.0", "23"
 # Before the modules below, which import telegram.
 require("telegram", "ptb", distribution="python-telegram-bot", minimum=MINIMUM, below=BELOW)
 
-from stepwell.adapters.ptb.application import install  # noqa: E402
-from stepwell.adapters.ptb.confirmation import confirm_handled  # noqa: E402
+from stepwell.adapters.ptb.application import confirm_handled, install, setup  # noqa: E402
 from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
-from stepwell.adapters.ptb.conversations import fsm_of, setup  # noqa: E402
+from stepwell.adapters.ptb.conversations import fsm_of  # noqa: E402
 from stepwell.adapters.ptb.filters import ConversationFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.ptb.persistence import StepwellPersistence  # noqa: E402
 

@@ -1,8 +1,8 @@
 """The hook in python-telegram-bot's ``Application``: claims before the handlers of an update, a commit after them.
 
-``Application`` has no hook around the handlers of an update that also sees calls of ``process_update``, and its
-instances cannot be changed. So the methods of the class are wrapped, once, when this package is imported. An
-application without ``setup()`` and without a ``StepwellPersistence`` is not affected.
+``Application`` has no hook around the handlers of an update that also sees calls of ``process_update``. So an
+application becomes a ``ClaimingApplication`` by ``setup()`` or ``confirm_handled()``, or when it is initialized with a
+``StepwellPersistence``. ``Application.initialize`` is the only method that is wrapped for all applications.
 """
 
 from __future__ import annotations
@@ -10,59 +10,48 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeAlias
 
 from telegram import Update
 from telegram.ext import Application
 
-from stepwell.adapters.ptb.confirmation import confirm_update
+from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
-from stepwell.adapters.ptb.conversations import conversations_of, discard_changes
+from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
 from stepwell.adapters.ptb.filters import filters_in
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.updates import updates_of
 from stepwell.adapters.retry import TEMPORARY
-from stepwell.errors import UnknownFlowError
+from stepwell.errors import InvalidOption, UnknownFlowError
+from stepwell.fsm import FSM
 
-__all__ = ["install"]
+__all__ = ["ClaimingApplication", "confirm_handled", "install", "setup"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
 
 
-def install() -> None:
-    """Wrap the methods of ``Application``."""
-    initialize, shutdown = Application.initialize, Application.shutdown
-    process_update, process_error = Application.process_update, Application.process_error
-    update_fetcher = Application._update_fetcher
+class ClaimingApplication(Application[Any, Any, Any, Any, Any, Any]):
+    """An application that claims the records of its updates."""
 
-    @wraps(initialize)
-    async def initialize_and_start(self: _Application) -> None:
-        check_names(self)
-        await initialize(self)
-        await _start(self)
+    __slots__ = ()
 
-    @wraps(shutdown)
-    async def stop_and_shut_down(self: _Application) -> None:
+    async def shutdown(self) -> None:
+        """Stop the timers, and shut down."""
         conversations = conversations_of(self)
         try:
             if conversations is not None and not self.running:
                 await conversations.stop()
         finally:
-            await shutdown(self)
+            await super().shutdown()
 
-    @wraps(update_fetcher)
-    async def fetch_updates(self: _Application) -> None:
-        _from_queue.set(True)
-        await update_fetcher(self)
-
-    @wraps(process_update)
-    async def process_with_claims(self: _Application, update: object) -> None:
+    async def process_update(self, update: object) -> None:
+        """Claim the records of an update, call its handlers and write the changes."""
         error: Exception | None = None
         try:
-            error = await _process(self, update, partial(process_update, self, update))
+            error = await _process(self, update, partial(super().process_update, update))
         finally:
             confirm_update(update, error)
         # The error handlers were called. A webhook that calls this method must fail, so that Telegram delivers the
@@ -70,18 +59,70 @@ def install() -> None:
         if isinstance(error, TEMPORARY) and not _from_queue.get():
             raise error
 
-    @wraps(process_error)
-    async def roll_back_and_process_error(
-        self: _Application, update: object, error: Exception, *args: Any, **kwargs: Any
-    ) -> bool:
+    async def process_error(self, update: object, error: Exception, *args: Any, **kwargs: Any) -> bool:
+        """Discard the changes of a conversation whose handler has raised, and call the error handlers."""
         await discard_changes(self, update, error)
-        return await process_error(self, update, error, *args, **kwargs)
+        return await super().process_error(update, error, *args, **kwargs)
+
+    async def _update_fetcher(self) -> None:
+        _from_queue.set(True)
+        await super()._update_fetcher()
+
+
+def setup(application: _Application, fsm: FSM) -> None:
+    """Let the handlers of an application use conversations: ``ctx = fsm_of(context)``.
+
+    Each update makes one claim and one commit. If a handler raises, the changes that the update has made so far are
+    discarded before the error handlers are called. Timers run from ``initialize()`` to ``shutdown()`` of the
+    application, and answer through its bot.
+    """
+    if not isinstance(application, Application):
+        raise InvalidOption(f"setup(application, fsm) takes an Application, got {application!r}")
+    add_conversations(application, fsm)
+    _claim_updates(application)
+
+
+def confirm_handled(application: _Application) -> None:
+    """Confirm each update to Telegram when it is handled, so that an update is delivered again after a kill.
+
+    python-telegram-bot confirms an update when it arrives. Call this before ``run_polling`` or ``run_webhook``.
+    A webhook is then answered when its update is handled. Polling handles updates one after the other, also with
+    ``concurrent_updates``. If the storage is unavailable or a lease was lost, the update is delivered again too.
+    """
+    if application.updater is None:
+        raise InvalidOption(
+            "confirm_handled(application) needs an application with an updater; without one, answer the webhook after "
+            "'await application.process_update(update)'"
+        )
+    queue: Any = ConfirmingQueue(application.update_queue)
+    application.updater.update_queue = queue
+    _claim_updates(application)
+
+
+def install() -> None:
+    """Wrap ``Application.initialize``."""
+    initialize = Application.initialize
+
+    @wraps(initialize)
+    async def initialize_and_start(self: _Application) -> None:
+        check_names(self)
+        if isinstance(self.persistence, StepwellPersistence):
+            _claim_updates(self)
+        await initialize(self)
+        await _start(self)
 
     Application.initialize = initialize_and_start  # type: ignore[method-assign]
-    Application.shutdown = stop_and_shut_down  # type: ignore[method-assign]
-    Application._update_fetcher = fetch_updates  # type: ignore[method-assign]
-    Application.process_update = process_with_claims  # type: ignore[method-assign]
-    Application.process_error = roll_back_and_process_error  # type: ignore[method-assign]
+
+
+def _claim_updates(application: _Application) -> None:
+    if not isinstance(application, ClaimingApplication):
+        application.__class__ = _claiming(type(application))
+
+
+@cache
+def _claiming(cls: type[_Application]) -> type[_Application]:
+    """Return a subclass of an application's class that claims the records of its updates."""
+    return type(cls.__name__, (ClaimingApplication, cls), {"__slots__": (), "__module__": cls.__module__})
 
 
 async def _start(application: _Application) -> None:

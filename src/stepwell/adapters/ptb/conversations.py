@@ -17,7 +17,7 @@ from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.fsm.conversation import Conversation
 
-__all__ = ["ApplicationConversations", "conversations_of", "current_context", "fsm_of", "setup"]
+__all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
 
 _Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
 
@@ -33,15 +33,8 @@ class _Current(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
-def setup(application: _Application, fsm: FSM) -> None:
-    """Let the handlers of an application use conversations: ``ctx = fsm_of(context)``.
-
-    Each update makes one claim and one commit. If a handler raises, the changes that the update has made so far are
-    discarded before the error handlers are called. Timers run from ``initialize()`` to ``shutdown()`` of the
-    application, and answer through its bot.
-    """
-    if not isinstance(application, Application):
-        raise InvalidOption(f"setup(application, fsm) takes an Application, got {application!r}")
+def add_conversations(application: _Application, fsm: FSM) -> None:
+    """Let an application have conversations."""
     if not isinstance(fsm, FSM):
         raise InvalidOption(f"setup(application, fsm) takes an FSM, got {fsm!r}")
     if application in _conversations:
