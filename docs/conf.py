@@ -35,6 +35,8 @@ toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "Stepwell"
+html_static_path = ["_site/static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False

@@ -70,7 +70,7 @@ def source(app: Sphinx, docname: str, text: list[str]) -> None:
 def commands(app: Sphinx, docname: str, text: list[str]) -> None:
     """Put the help of all commands into a page."""
     if COMMANDS in text[0]:
-        os.environ["COLUMNS"] = "100"
+        os.environ["COLUMNS"] = "84"
         found = [f"## {name}\n\n```text\n{parser.format_help()}```\n" for name, parser in parsers().items()]
         text[0] = text[0].replace(COMMANDS, "\n".join(found))
 
