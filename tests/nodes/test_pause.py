@@ -18,14 +18,15 @@ from stepwell.errors import (
     RunFinished,
     RunPaused,
     RunStuck,
+    StorageUnavailable,
     UnknownRun,
     UsageError,
 )
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import journal as journal_module
-from stepwell.nodes.engine import mail, runs, suspects
+from stepwell.nodes.engine import lease, mail, runs, suspects
 from stepwell.record import RUNS
-from stepwell.testing import Clock
+from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.nodes.test_cancel import begun, has_status
 from tests.nodes.test_durable import Boom, Say
@@ -341,6 +342,41 @@ async def take_over(storage: Storage, flow: NodeFlow) -> None:
     if running.cancelled():
         return
     raise running.exception() or AssertionError
+
+
+@pytest.mark.parametrize("next_runner", ["the same process", "another one that died"])
+async def test_an_outage_of_the_storage_is_no_death_of_the_runner(
+    monkeypatch: pytest.MonkeyPatch, next_runner: str
+) -> None:
+    monkeypatch.setattr(lease, "LEASE", 0.2)
+
+    class Cut(Node):
+        left = 4
+
+        async def exec(self, prep_res: Any) -> None:
+            if self.left:
+                Cut.left -= 1
+                storage.before = range(1, 1_000_000)
+
+    async with FaultyStorage(patience=0) as storage:
+        flow = linear(Cut, name="f", storage=storage, max_recoveries=0, keep=60)
+        with pytest.raises(StorageUnavailable):
+            await flow.run(flow_id="r")
+        for _ in range(3):
+            storage.before = ()
+            with pytest.raises(StorageUnavailable):
+                await flow.resume("r")
+        storage.before = ()
+        assert (await flow.status("r")).recoveries == 0
+        if next_runner != "the same process":
+            # Another process has run it meanwhile, and has died.
+            async with lease.hold(storage, "r", wait=5) as slot:
+                await slot.commit(force=True, deadline=None)
+            with pytest.raises(RunStuck, match="died 1 times"):
+                await flow.resume("r")
+        else:
+            await flow.resume("r")
+        assert (await flow.status("r")).status == ("finished" if next_runner == "the same process" else "stuck")
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -26,7 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.engine import children, lease, partitions, suspects, waits
+from stepwell.nodes.engine import children, lease, partitions, survivors, suspects, waits
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait, new_flow_id
@@ -221,7 +221,7 @@ async def _continue(
     async with _quarantine(slot), _mark_stuck(journal):
         params = await load(journal)
     await _obey(journal, by_worker)
-    if table["status"] == "running" and not table.get("interrupted"):
+    if table["status"] == "running" and not table.get("interrupted") and not survivors.returned(journal):
         await _count_recovery(flow, journal, table.get("recoveries", 0) + 1)
     if wait_id is not None:
         waits.check_wait(journal, wait_id, asked)
@@ -369,6 +369,10 @@ async def _run(run: Execution, journal: Journal, params: Mapping[str, Any]) -> d
             return journal.shared
     except asyncio.CancelledError:
         await _interrupt(journal, run=run)
+        raise
+    except (Conflict, StorageError) as error:
+        if error is journal.broken:
+            survivors.leave(journal)
         raise
     finally:
         slot.on_version = None
