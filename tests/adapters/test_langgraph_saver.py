@@ -16,8 +16,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
+from stepwell import open_storage
 from stepwell.adapters.langgraph import StaleWriter, StepwellSaver
 from stepwell.errors import InsideLoop, InvalidOption, LeaseLost
+from stepwell.storage.sealed import new_key
 from tests.backends import Backend
 
 THREAD: RunnableConfig = {"configurable": {"thread_id": "ann"}}
@@ -72,6 +74,18 @@ async def test_turns_continue_the_thread(backend: Backend, ownership: Any) -> No
     assert (state["count"], len(state["constant"])) == (3, 10_000)
     history = [each async for each in graph.aget_state_history(THREAD)]
     assert [each.metadata["step"] for each in history] == [7, 6, 5, 4, 3, 2, 1, 0, -1]
+
+
+async def test_a_thread_in_an_encrypted_storage(tmp_path: Any) -> None:
+    url = f"sealed+sqlite:///{tmp_path}/agents.db"
+    keys = {"keys": [new_key()], "names_key": new_key()}
+    for turn in range(2):
+        async with open_storage(url, **keys) as storage:
+            graph = chat(StepwellSaver(storage, ownership="fence"))
+            await graph.ainvoke({"messages": ["a secret question"]}, THREAD)
+            found = (await graph.aget_state(THREAD)).values["messages"]
+            assert found.count("a secret question") == turn + 1
+    assert b"a secret question" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
 def test_a_graph_without_a_loop_uses_the_sync_methods(tmp_path: Any) -> None:

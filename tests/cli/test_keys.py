@@ -31,7 +31,9 @@ async def test_an_encrypted_storage_in_the_command_line(
     assert "Alice" in (await command("show", "shop", "42", "--storage", url)).out
     assert "item" in (await command("ls", "--storage", url)).out
     assert "42" in (await command("find", "name=Alice", "--storage", url)).out
-    assert (await command("doctor", "--storage", url)).code == 0
+    done = await command("doctor", "--storage", url)
+    assert done.code == 0 and f"older keys: {first['id']}" in done.out
+    assert "plaintext is accepted too" in (await command("doctor", "--storage", f"{url}?allow_plaintext=true")).out
     assert (await command("rotate-keys", "--storage", plain, "--yes")).code == 1
     assert (await command("rotate-keys", "--storage", url, "--dry-run", "--json")).json["rotated"] is False
     assert (await command("rotate-keys", "--storage", url)).code == 1

@@ -17,4 +17,14 @@ _CHECKS = {"sqlite": sqlite.check, "redis": redis.check, "postgres": postgres.ch
 def check_settings(settings: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about the settings of a storage."""
     check = _CHECKS.get(settings["backend"])
-    return [] if check is None else check(settings, time.time())
+    found = [] if check is None else check(settings, time.time())
+    return [*found, _encryption(settings)] if "sealed" in settings else found
+
+
+def _encryption(settings: Mapping[str, Any]) -> Finding:
+    newest, *older = settings["sealed"]
+    text = f"records are encrypted with the key {newest}" + (f"; older keys: {', '.join(older)}" if older else "")
+    if not settings["allow_plaintext"]:
+        return Finding("encryption", "ok", text)
+    advice = "run stepwell rotate-keys, and remove allow_plaintext a day later"
+    return Finding("encryption", "warn", f"{text}; plaintext is accepted too", advice)

@@ -261,7 +261,8 @@ class SealedStorage(Storage):
 
     async def settings(self) -> dict[str, Any]:
         inner = await self._opened()
-        return {**await inner.settings(), "sealed": self.keyring.ids}
+        ours = {"sealed": self.keyring.ids, "allow_plaintext": self.keyring.allow_plaintext}
+        return {**await inner.settings(), **ours}
 
     # Wake-ups
 
