@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import asyncpg
@@ -109,8 +110,8 @@ async def compare(
         shares.append(mine[-1] / peers[-1])
     after = await sizes()
     grown = [(new - old) / ROUNDS / STEPS for new, old in zip(after, before, strict=True)]
-    print(f"{what}: share of a step {min(mine) * 1e6:.0f} us, the official saver's {min(peers) * 1e6:.0f} us")
-    print(f"{what}: share of a saver that stores nothing {min(nothing) * 1e6:.0f} us")
+    print(f"{what}: share of a step {median(mine) * 1e6:.0f} us, the official saver's {median(peers) * 1e6:.0f} us")
+    print(f"{what}: share of a saver that stores nothing {median(nothing) * 1e6:.0f} us")
     print(f"{what}: bytes a step {grown[0]:.0f}, the official saver's {grown[1]:.0f}")
     missed = bound(f"{what}: our share over the official saver's", shares, most=share)
     return missed + bound(f"{what}: our growth over the official saver's", [grown[0] / grown[1]], most=0.1)

@@ -115,3 +115,23 @@ async def test_writes_share_commits_and_a_lingering_one_is_written_alone_after_a
         await asyncio.wait_for(writer.write({"c": "1"}, linger=True), 10)
         assert storage.count == 3
         assert len((await storage.perform(Get(address, True))).parts) == 12
+
+
+def test_a_lingering_write_of_another_event_loop_is_written_too() -> None:
+    storage = MemoryStorage()
+    address = Address("langgraph", '"ann"')
+    writer = ThreadWriter(storage, address, 1 << 20)
+
+    async def cut_off() -> None:
+        # The loop ends before the timer does.
+        linger = asyncio.create_task(writer.write({"a": "1"}, linger=True))
+        await asyncio.sleep(0)
+        linger.cancel()
+
+    async def again() -> dict[str, str]:
+        await asyncio.wait_for(writer.write({"b": "1"}, linger=True), 10)
+        parts: dict[str, str] = (await storage.perform(Get(address, True))).parts
+        return parts
+
+    asyncio.run(cut_off())
+    assert "b" in asyncio.run(again())

@@ -43,13 +43,14 @@ class StaleWriter(LeaseLost):
 class _Group:
     """Writes that share a commit."""
 
-    __slots__ = ("led", "parts", "timer", "waiters")
+    __slots__ = ("due", "led", "parts", "waiters")
 
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}
         #: Whether a task writes the group, or is about to.
         self.led = False
-        self.timer: asyncio.TimerHandle | None = None
+        #: When the group is written at the latest, if all of its writes linger.
+        self.due = 0.0
         #: The futures of the other tasks.
         self.waiters: list[asyncio.Future[None]] = []
 
@@ -73,6 +74,8 @@ class ThreadWriter:
         #: The group of the next commit.
         self._next: _Group | None = None
         self._task: asyncio.Task[None] | None = None
+        #: The event loop with a running timer. One timer serves many groups, because few are written when they are due.
+        self._timed: asyncio.AbstractEventLoop | None = None
 
     async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
         """Write parts. Raises ``StaleWriter``.
@@ -89,28 +92,43 @@ class ThreadWriter:
             await self._write(group)
             return
         loop = asyncio.get_running_loop()
-        if not group.led and group.timer is None:
-            group.timer = loop.call_later(_LINGER, self._start, group)
+        if not group.due:
+            group.due = loop.time() + _LINGER
+        if self._timed is not loop and not group.led:
+            self._timed = loop
+            loop.call_at(group.due, self._check, loop)
         waiter = loop.create_future()
         group.waiters.append(waiter)
         await waiter
 
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write a group that is due."""
+        self._timed = None
+        group = self._next
+        if group is None or group.led:
+            return
+        if loop.time() < group.due:
+            self._timed = loop
+            loop.call_at(group.due, self._check, loop)
+        else:
+            self._start(group)
+
     def _start(self, group: _Group) -> None:
         """Write a group in a task of its own. Its waiters get the error."""
+        group.led = True
         self._task = asyncio.ensure_future(self._write(group))
         self._task.add_done_callback(retrieve)
 
     async def _write(self, group: _Group) -> None:
         group.led = True
-        if group.timer is not None:
-            group.timer.cancel()
-            group.timer = None
         try:
             async with self._lock:
                 if self._next is group:
                     self._next = None
                 await self._apply(group.parts)
         except asyncio.CancelledError:
+            if self._next is group:
+                self._next = None
             if not all(waiter.done() for waiter in group.waiters):
                 # The writes of the others go on. The same parts may be written twice.
                 self._start(group)
