@@ -288,18 +288,21 @@ def test_settings_of_postgresql() -> None:
         "backend": "postgres", "server_version": "17.2", "server_version_num": "170002", "synchronous_commit": "on",
         "fsync": "on", "full_page_writes": "on", "in_recovery": False, "now": 1000.0, "schema": 5, "pooled": False,
         "prepared_statements": True, "synchronous_standby_names": "", "replicas": 0, "servers": {},
+        "partitions": 0, "partitions_wanted": 0, "schema_name": "stepwell",
     }  # fmt: skip
 
     def check(**changes: Any) -> set[tuple[str, str]]:
         return worst(postgres.check({**good, **changes}, 1000.0))
 
     assert check() == check(synchronous_commit="off") == check(pooled=True, prepared_statements=False) == set()
-    assert check(server_version_num="140009") == check(in_recovery=True) == {("server", "fail")}
+    assert check(server_version_num="130009") == check(in_recovery=True) == {("server", "fail")}
     assert check(fsync="off") == check(full_page_writes="off") == {("durability", "fail")}
     assert check(pooled=True) == {("pooler", "fail")}
     assert check(replicas=1) == {("durability", "warn")}
     assert check(replicas=1, synchronous_standby_names="b") == set()
     assert check(now=900.0) == {("clock", "warn")}
+    assert check(partitions=16) == check(partitions=16, partitions_wanted=16) == set()
+    assert check(partitions_wanted=16) == {("partitions", "warn")}
     assert check(servers={"a:1": "accepts writes", "b:1": "is a standby"}) == set()
     assert check(servers={"a:1": "accepts writes", "b:1": "cannot be used: ..."}) == {("servers", "warn")}
     assert check(servers={"a:1": "accepts writes", "b:1": "was replaced by ..."}) == {("servers", "fail")}

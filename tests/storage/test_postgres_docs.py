@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "postgresql.md"
 
 
 async def test_every_query_of_the_page_returns_the_described_rows() -> None:
-    count, find, index, find_by_index, quiet = re.findall(
+    count, find, index, find_by_index, quiet, divide = re.findall(
         r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
     connection = await asyncpg.connect(shared().url())
@@ -45,7 +45,9 @@ async def test_every_query_of_the_page_returns_the_described_rows() -> None:
                 plan = "\n".join(line[0] for line in await connection.fetch(f"explain {find_by_index}"))
             assert "people_by_email" in plan
             assert rows(await connection.fetch(quiet)) == []
-            # Writes still work with the index.
+            await connection.execute(divide)
+            assert rows(await connection.fetch(find)) == [("(42,42)", "confirm", "Alice")]
+            # Writes still work with the index and the partitions.
             assert (await storage.update_data(bot, (42, 42), {"n": -0.0}))["email"] == "alice@example.org"
     finally:
         await connection.close()

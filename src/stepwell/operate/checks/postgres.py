@@ -30,6 +30,8 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
         if settings[name] != "on":
             found.append(Finding("durability", "fail", f"{name} is {settings[name]}: {lost}", f"set {name} = on"))
     found.append(_commits(settings))
+    if settings["partitions_wanted"] or settings["partitions"]:
+        found.append(_partitions(settings["partitions"], settings["partitions_wanted"], settings["schema_name"]))
     if settings["servers"]:
         found.append(_servers(settings["servers"]))
     if settings["pooled"] and settings["prepared_statements"]:
@@ -60,6 +62,14 @@ def _commits(settings: Mapping[str, Any]) -> Finding:
         )
     kept = "; Stepwell's own writes wait for the disk all the same" if commit == "off" else ""
     return Finding("durability", "ok", f"synchronous_commit is {commit}{kept}")
+
+
+def _partitions(count: int, wanted: int, schema: str) -> Finding:
+    what = f"the tables have {count} partitions" if count else "the tables have no partitions"
+    if wanted and wanted != count:
+        advice = f"run: select {schema}.partition({wanted}), or remove partitions={wanted} from the URL"  # noqa: S608
+        return Finding("partitions", "warn", f"{what}, and the URL says {wanted}", advice)
+    return Finding("partitions", "ok", what)
 
 
 def _servers(servers: Mapping[str, str]) -> Finding:

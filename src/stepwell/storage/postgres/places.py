@@ -92,8 +92,11 @@ class PlaceIndex:
             f"where r.alive and (r.expires_at is null or r.expires_at > {now.format(1)}) group by 1, 2, 3"
         )
         self.size_sql: str = (
-            "select c.reltuples, c.relpages, c.relallvisible, pg_stat_get_mod_since_analyze(c.oid) "  # noqa: S608
-            f"from pg_class c where c.oid = '{records}'::regclass"
+            # Of the table or of all its partitions. -1: a partition was never analyzed.
+            "select case when min(c.reltuples) < 0 then -1 else sum(c.reltuples) end, sum(c.relpages)::bigint, "  # noqa: S608
+            "sum(c.relallvisible)::bigint, sum(pg_stat_get_mod_since_analyze(c.oid))::bigint from pg_class c "
+            f"where c.relkind = 'r' and (c.oid = '{records}'::regclass or c.oid in "
+            f"(select i.inhrelid from pg_inherits i where i.inhparent = '{records}'::regclass))"
         )
 
     async def counts(self, namespaces: Sequence[str], now: float | None, connection: Any) -> list[StateCount]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stepwell.errors import InvalidOption, NewerSchema, StorageUnavailable
 
-__all__ = ["checked", "migrate", "migrations"]
+__all__ = ["checked", "checked_partitions", "migrate", "migrations"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ _MIGRATING = 600.0
 _LOCK_WAIT = 30.0
 #: Seconds after which the server ends the session of a worker that stops during a migration.
 _IDLE_LIMIT = 10.0
+_MOST_PARTITIONS = 1024
 _LOCK_NOT_AVAILABLE = "55P03"
 _INCLUDED = re.compile(r"^@include (\w+\.sql)@$", re.MULTILINE)
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -46,6 +47,13 @@ def checked(schema: str) -> str:
     return f'"{schema}"'
 
 
+def checked_partitions(count: int) -> int:
+    """Return a number of partitions, 0 for none. Raises ``InvalidOption`` if it is not supported."""
+    if count != 0 and not (isinstance(count, int) and 2 <= count <= _MOST_PARTITIONS):
+        raise InvalidOption(f"partitions must be 0 or from 2 to {_MOST_PARTITIONS}, not {count!r}")
+    return count
+
+
 @cache
 def migrations() -> tuple[Migration, ...]:
     """Return all migrations in order."""
@@ -60,8 +68,8 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found))
 
 
-async def migrate(connection: Any, schema: str, server: str, timeout: float) -> None:
-    """Create the schema or migrate it to this release."""
+async def migrate(connection: Any, schema: str, server: str, timeout: float, partitions: int = 0) -> None:
+    """Create the schema or migrate it to this release. A new one gets so many partitions."""
     found = connection.get_server_version().major
     if found < OLDEST:
         raise StorageUnavailable(
@@ -76,14 +84,14 @@ async def migrate(connection: Any, schema: str, server: str, timeout: float) -> 
             return
     try:
         async with asyncio.timeout(_LOCK_WAIT + _MIGRATING), connection.transaction():
-            await _run_migrations(connection, schema, server, last)
+            await _run_migrations(connection, schema, server, last, partitions)
     except Exception as error:
         if getattr(error, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
             raise
         raise await _blocked(connection, schema, server) from error
 
 
-async def _run_migrations(connection: Any, schema: str, server: str, last: int) -> None:
+async def _run_migrations(connection: Any, schema: str, server: str, last: int, partitions: int) -> None:
     quoted = checked(schema)
     await connection.execute(
         f"set local statement_timeout = 0; set local lock_timeout = {_LOCK_WAIT * 1000:.0f}; "
@@ -108,6 +116,8 @@ async def _run_migrations(connection: Any, schema: str, server: str, last: int) 
                 migration.name,
             )
             logger.info("ran migration %s (%s) of the schema %s", migration.number, migration.name, schema)
+    if current == 0 and partitions:
+        await connection.execute(f"select {quoted}.partition({partitions:d})")
 
 
 async def _blocked(connection: Any, schema: str, server: str) -> StorageUnavailable:

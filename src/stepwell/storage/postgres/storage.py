@@ -20,7 +20,7 @@ from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
-from stepwell.storage.postgres.schema import checked, migrate
+from stepwell.storage.postgres.schema import checked, checked_partitions, migrate
 from stepwell.storage.queue_text import END
 from stepwell.storage.urls import check_url, take_options, truth
 
@@ -34,6 +34,7 @@ URL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "patience": float,
     "prepared_statements": truth,
     "notices": truth,
+    "partitions": int,
 }
 #: Seconds between attempts to open: the first pause, and the longest.
 _PAUSES = (0.02, 0.5)
@@ -48,6 +49,7 @@ class PostgresStorage(Storage):
     with PgBouncer. A call takes at most ``timeout`` seconds; calls that do not reach the server are retried for
     ``patience`` seconds.
     ``notices=False``: send and receive no notices about new runs; workers poll.
+    ``partitions=16``: a new schema gets tables with so many partitions, for hundreds of millions of records.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PostgresStorage(Storage):
         connect_timeout: float = 5.0,
         prepared_statements: bool = True,
         notices: bool = True,
+        partitions: int = 0,
         limits: Limits | None = None,
         clock: Callable[[], float] | None = None,
         ids: Callable[[], str] | None = None,
@@ -70,6 +73,7 @@ class PostgresStorage(Storage):
         # A batch is one statement, or two if the fast path cannot run it.
         check_patience(patience, connect_timeout + 2 * timeout)
         self.schema = schema
+        self._partitions = checked_partitions(partitions)
         self._timeout = timeout
         self._quoted = checked(schema)
         self._source = _source(source, options)
@@ -127,7 +131,7 @@ class PostgresStorage(Storage):
             await asyncio.sleep(pause)
 
     async def _migrate(self, connection: Any) -> None:
-        await migrate(connection, self.schema, self._source.server, self._timeout)
+        await migrate(connection, self.schema, self._source.server, self._timeout, self._partitions)
 
     async def _close(self) -> None:
         for connection in (*self._connections.values(), self._other, self._counting):
@@ -352,7 +356,8 @@ class PostgresStorage(Storage):
             f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
             f"date_part('epoch', clock_timestamp()) as now, "
             f"(select max(number) from {self._quoted}.migrations) as schema, "
-            "(select count(*) from pg_stat_replication) as replicas",
+            "(select count(*) from pg_stat_replication) as replicas, "
+            f"(select count(*) from pg_inherits where inhparent = '{self._quoted}.records'::regclass) as partitions",
         )
         leases = (
             f"select r.leased_until - {_NOW.format(1)} as seconds, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
@@ -363,6 +368,8 @@ class PostgresStorage(Storage):
             "backend": "postgres",
             "prepared_statements": self._fast_path is not None,
             **dict(row),
+            "partitions_wanted": self._partitions,
+            "schema_name": self.schema,
             "longest_lease": dict(longest[0]) if longest else None,
             "pooled": await self._other.call(_is_pooled),
             "servers": await self._source.roles() if isinstance(self._source, PrimarySource) else {},
