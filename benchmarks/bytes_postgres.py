@@ -14,6 +14,8 @@ from stepwell.fsm import FSM, Flow, state
 
 #: Conversations at the same time.
 AT_ONCE = 50
+#: Autovacuum is on by default. It runs more often here, because the conversations of weeks are made in seconds.
+VACUUM = {"autovacuum": "on", "autovacuum_naptime": "1s", "shared_buffers": "128MB"}
 #: The bytes of each table and index, without those of the system.
 SIZES = """
 select c.relname, pg_relation_size(c.oid) + coalesce(pg_relation_size(c.reltoastrelid), 0)
@@ -60,9 +62,7 @@ async def footprints(
     count: int, turns: int, settings: Mapping[str, str] | None = None, sql: str = ""
 ) -> list[Footprint]:
     """Return the bytes after the first update of each conversation, and after ``turns`` more, with autovacuum."""
-    server = PostgresServer(
-        settings={"autovacuum": "on", "autovacuum_naptime": "1s", "shared_buffers": "128MB"} | dict(settings or {})
-    ).start()
+    server = PostgresServer(settings=VACUUM | dict(settings or {})).start()
     found = []
     try:
         async with open_storage(server.url(), sweep_every=None) as storage:
