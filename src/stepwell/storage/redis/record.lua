@@ -126,20 +126,25 @@ local function index_remove(index, text)
 end
 
 -- Call "visit" with the key of each chunk that may have texts from "low" to "high", which are in the form of ZRANGEBYLEX,
--- until it returns true.
+-- and whether all its texts are in this range, until it returns true.
 local function index_walk(index, low, high, visit)
   local first = low == '-' and '' or chunk_of(index, sub(low, 2))
-  while first and not visit(index .. '/' .. first) do
+  local whole = low == '-' and high == '+'
+  while first and not visit(index .. '/' .. first, whole) do
     first = call('ZRANGEBYLEX', index, '(' .. first, high, 'LIMIT', 0, 1)[1]
+    whole = high == '+'
   end
 end
 
 -- Return the texts from "low" to "high", at most "most".
 local function index_range(index, low, high, most)
   local found = {}
-  index_walk(index, low, high, function(chunk)
-    for _, text in ipairs(call('ZRANGEBYLEX', chunk, low, high, 'LIMIT', 0, most - #found)) do
-      found[#found + 1] = text
+  index_walk(index, low, high, function(chunk, whole)
+    -- By position it is faster, because nothing is compared.
+    local texts = whole and call('ZRANGE', chunk, 0, most - #found - 1)
+      or call('ZRANGEBYLEX', chunk, low, high, 'LIMIT', 0, most - #found)
+    for n = 1, #texts do
+      found[#found + 1] = texts[n]
     end
     return #found >= most
   end)
@@ -149,8 +154,8 @@ end
 -- Return the number of texts from "low" to "high". It stops counting when there are "most".
 local function index_count(index, low, high, most)
   local count = 0
-  index_walk(index, low, high, function(chunk)
-    count = count + call('ZLEXCOUNT', chunk, low, high)
+  index_walk(index, low, high, function(chunk, whole)
+    count = count + (whole and call('ZCARD', chunk) or call('ZLEXCOUNT', chunk, low, high))
     return count >= most
   end)
   return count
