@@ -26,7 +26,7 @@ MEMORY = Path("/dev/shm")
 #: Bytes. The tests need about a tenth of it.
 ENOUGH = 4_000_000_000
 #: Seconds. A run in another container has a process id that is not known here, and keeps its folder so long.
-STALE = 3600.0
+STALE = 600.0
 
 
 def new(name: str) -> Path:

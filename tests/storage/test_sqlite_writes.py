@@ -162,15 +162,13 @@ async def test_batches_of_many_tasks_use_prepared_statements(tmp_path: Path) -> 
 
         for number in range(3):
             await asyncio.gather(*(count(key, number) for key in range(50)))
-        # On a busy machine a lease may be renewed for the first time, which prepares its statement.
-        for number in range(3, 18, 3):
+        # On a busy machine a lease may be released apart from its commit, which prepares a statement now and then.
+        quiet = 0
+        for number in range(3, 23):
             before = await prepared()
-            for each in range(number, number + 3):
-                await asyncio.gather(*(count(key, each) for key in range(50)))
-            if await prepared() == before:
-                break
-        else:
-            raise AssertionError("each group of batches has prepared statements again")
+            await asyncio.gather(*(count(key, number) for key in range(50)))
+            quiet += await prepared() == before
+        assert quiet >= 3
 
 
 async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: Path) -> None:
