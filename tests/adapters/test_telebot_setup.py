@@ -307,6 +307,22 @@ def test_wrong_uses_are_refused(fsm: FSM) -> None:
         bot.process_new_updates([update("x")])
 
 
+def test_a_bot_may_have_middleware_functions(fsm: FSM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apihelper, "ENABLE_MIDDLEWARE", True)
+    bot = TeleBot("7:token", threaded=False)
+    setup(bot, fsm)
+    seen: list[str] = []
+
+    @bot.middleware_handler()
+    def change(bot: TeleBot, update: types.Update) -> None:
+        update.message.text += "!"
+
+    bot.register_message_handler(lambda message: seen.append(message.text))
+    bot.process_new_updates([update("hi")])
+    bot.stop_bot()
+    assert seen == ["hi!"]
+
+
 def test_a_handler_can_stop_its_bot(fsm: FSM) -> None:
     bot = TeleBot("7:token", threaded=False)
     setup(bot, fsm)

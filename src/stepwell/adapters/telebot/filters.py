@@ -53,7 +53,8 @@ def check_flows(bot: object, fsm: FSM) -> None:
         if not name.endswith("_handlers") or not isinstance(handlers, list):
             continue
         for handler in handlers:
-            for key, given in handler.get("filters", {}).items():
+            # Middlewares are functions.
+            for key, given in handler.get("filters", {}).items() if isinstance(handler, dict) else ():
                 for condition in _conditions(key, given) if key in CONDITIONS and given is not None else ():
                     for flow in sorted(condition.flows):
                         if flow not in fsm.flows:
