@@ -6,6 +6,7 @@ A name that another page describes becomes a link to that page, so that each nam
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
 import os
@@ -18,6 +19,8 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+#: What annotations can name.
+KINDS = ("class", "exception", "function", "data")
 #: It becomes the help of all commands.
 COMMANDS = "```{commands}\n```\n"
 #: The environment of the build, and the names in it.
@@ -45,7 +48,7 @@ def described(module: str, page: str, level: str, where: dict[int, tuple[str, st
 
 def directive(module: str, name: str, value: object) -> str:
     """Return the directive of autodoc for one name."""
-    head = f".. currentmodule:: {module}\n\n"
+    head = f".. currentmodule:: {module}\n\n.. highlight:: python\n\n"
     if inspect.ismodule(value):
         return f"{head}.. automodule:: {value.__name__}\n   :no-index:\n"
     if not inspect.isclass(value):
@@ -85,18 +88,24 @@ def resolved(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: no
     if node.get("refdomain") != "py":
         return None
     domain = env.domains["py"]
-    found = _by_name(env).get(node["reftarget"].removeprefix("~").rpartition(".")[2])
+    # A method is named with its class, as in NodeFlow.submit.
+    parts = 2 if node["reftype"] in ("meth", "attr") else 1
+    found = _by_name(env).get(".".join(node["reftarget"].removeprefix("~").split(".")[-parts:]))
     if found is None:
         return None
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found, node, content)
 
 
 def _by_name(env: BuildEnvironment) -> dict[str, str]:
-    """Return the full names of the described objects by their last part; the first one wins."""
+    """Return the full names of the described objects by their last part or two; the first wins."""
     if _names.get("of") is not env:
         _names["of"], _names["names"] = env, {}
-        for full in env.domains["py"].objects:
-            _names["names"].setdefault(full.rpartition(".")[2], full)
+        for full, entry in env.domains["py"].objects.items():
+            name = full.rpartition(".")[2]
+            # Attributes have names such as type, which annotations use for the builtin.
+            if entry.objtype in KINDS and not hasattr(builtins, name):
+                _names["names"].setdefault(name, full)
+            _names["names"].setdefault(".".join(full.split(".")[-2:]), full)
     return _names["names"]
 
 
