@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import open_storage
+from stepwell import State, open_storage
 from stepwell.fsm import FSM
 from stepwell.nodes import Node, NodeFlow
 from stepwell.operate.checks import check_settings, postgres, redis, sqlite
@@ -94,6 +94,39 @@ async def test_planted_faults_are_found_on_each_storage(
     assert "1 runs are failed, the first is bad at node stock: RuntimeError: no stock" in warnings
     assert "runs wait for a worker, waits of the flow 'order' for 36" in warnings
     assert "; no worker of this flow was seen -> start a worker" in warnings
+
+
+MIGRATING = """
+from stepwell.fsm import FSM, Flow, Router, state
+
+
+class Order(Flow, name="order", revision=2):
+    place = state()
+    default_state = place
+
+    @staticmethod
+    def migrate(old_revision, state, data):
+        return "place", data
+
+
+router = Router(FSM("shop", storage="memory://", flows=[Order]))
+"""
+
+
+async def test_records_of_an_earlier_revision_are_to_be_migrated(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
+    file = tmp_path / "bot_that_migrates.py"
+    file.write_text(MIGRATING)
+    async with open_storage(url) as storage:
+        await storage.set_state("shop", 42, State("order", "address", {}))
+    warnings = found(await command("doctor", str(file), "--json"), "warn")
+    assert "1 records of 'shop' are in order/address, which the code does not declare" in warnings
+    assert "stepwell migrate converts all now" in warnings
+    assert "add migrate()" not in warnings
+    assert (await command("migrate", str(file), "--yes")).code == 0
+    assert "order/address" not in found(await command("doctor", str(file), "--json"), "warn")
 
 
 async def test_processes_that_run_are_counted(

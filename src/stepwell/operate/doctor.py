@@ -99,7 +99,7 @@ async def _records(
 ) -> AsyncIterator[Finding]:
     """Look for records that cannot be read, and for states that the bot does not declare, if flows are checked."""
     damaged: list[str] = []
-    undeclared: Counter[tuple[str, str | None]] = Counter()
+    undeclared: Counter[tuple[str, str | None, bool]] = Counter()
     looked = 0
     complete = True
     async for page in pages(storage, Query(encode_namespace(bot, storage.limits))):
@@ -114,7 +114,9 @@ async def _records(
             elif machine is not None and shown.flow is not None:
                 flow = machine.flows.get(shown.flow)
                 if flow is None or (shown.state is not None and not flow.declares(shown.state)):
-                    undeclared[shown.flow, shown.state] += 1
+                    revision = shown.revision or 1
+                    migrates = flow is not None and revision < flow.revision and flow.hook("migrate") is not None
+                    undeclared[shown.flow, shown.state, migrates] += 1
     read = f"{looked} records of {bot!r}" if complete else f"the first {looked} records of {bot!r}"
     if damaged:
         yield Finding(
@@ -130,13 +132,15 @@ async def _records(
             what = f"the code that was given has no bot {bot!r}, so its flows and states were not checked"
             yield Finding("flows", "warn", what, "give its file or module too")
         return
-    for (flow_name, state), count in undeclared.items():
+    for (flow_name, state, migrates), count in undeclared.items():
+        lists = f"stepwell ls {bot} --flow {flow_name} --state {state or repr('')} lists them"
         yield Finding(
             "flows",
             "warn",
             f"{count} records of {bot!r} are in {flow_name}/{state}, which the code does not declare",
-            f"stepwell ls {bot} --flow {flow_name} --state {state or repr('')} lists them; add migrate() to the flow, "
-            "or move them with stepwell set",
+            f"{lists}; migrate() of the flow converts each at its next update, stepwell migrate converts all now"
+            if migrates
+            else f"{lists}; add migrate() to the flow, or move them with stepwell set",
         )
     if not undeclared:
         yield Finding("flows", "ok", f"the code declares the flows and states of {read}")
