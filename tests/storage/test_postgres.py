@@ -713,7 +713,10 @@ async def test_one_token_may_claim_several_keys_in_one_batch() -> None:
 
 
 def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the statements that are sent from now on, by name."""
+    """Record the statements that are sent from now on, by name.
+
+    A slow machine also sends claims of turns, which let other processes in every quarter of a second.
+    """
     assert storage._fast_path is not None
     words = {
         storage._fast_path.claims_sql: "fast claims",
@@ -724,7 +727,8 @@ def _sent(storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> list[str
     sent: list[str] = []
 
     async def fetch(connection: PostgresConnection, query: str, *args: Any) -> list[Any]:
-        sent.append(words[query])
+        if not any(str(key).endswith(" waiting") for column in args if isinstance(column, tuple) for key in column):
+            sent.append(words[query])
         return await original(connection, query, *args)
 
     original = PostgresConnection.fetch
