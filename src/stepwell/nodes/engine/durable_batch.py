@@ -25,7 +25,7 @@ __all__ = ["as_list", "row_of", "run_batch_durable", "store_items"]
 
 #: The most items in one part, and parts in one commit.
 ITEMS_A_PART, PARTS_A_COMMIT = 256, 40
-#: The most results that are not committed yet. After a crash, their items and those under way run again.
+#: No item starts while so many results are not committed yet. After a crash, their items and those under way run again.
 UNSAVED = 25
 #: The most seconds that a result waits for others, to share one commit.
 DELAY = 0.01
