@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -59,16 +60,20 @@ def restarted_postgres(folder: Path) -> Iterator[Failing]:
 
 @contextmanager
 def read_only_sqlite(folder: Path) -> Iterator[Failing]:
-    def change(option: str) -> None:
-        files = [str(file) for file in folder.iterdir() if file.name in ("bot.db", "bot.db-wal")]
-        if subprocess.run(["chattr", option, *files], check=False, capture_output=True).returncode:
-            pytest.skip("only root can make an open file read-only, on a file system with this attribute")
+    # The folders of the tests may be in memory, where files do not have this attribute.
+    with tempfile.TemporaryDirectory(prefix="stepwell-") as name:
+        folder = Path(name)
 
-    try:
-        storage = open_storage(f"sqlite:///{folder}/bot.db")
-        yield Failing(storage, lambda: change("+i"), lambda: change("-i"))
-    finally:
-        subprocess.run(["chattr", "-R", "-i", str(folder)], check=False, capture_output=True)
+        def change(option: str) -> None:
+            files = [str(file) for file in folder.iterdir() if file.name in ("bot.db", "bot.db-wal")]
+            if subprocess.run(["chattr", option, *files], check=False, capture_output=True).returncode:
+                pytest.skip("only root can make an open file read-only, on a file system with this attribute")
+
+        try:
+            storage = open_storage(f"sqlite:///{folder}/bot.db")
+            yield Failing(storage, lambda: change("+i"), lambda: change("-i"))
+        finally:
+            subprocess.run(["chattr", "-R", "-i", str(folder)], check=False, capture_output=True)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
 
 ROOT = Path(__file__).parents[2]
-README = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-assert README is not None
-BOT = README[1]
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+#: The first snippet that is a whole bot.
+BOT: str = next(code for code in SNIPPETS if "router = Router(FSM(" in code)
 
 
 class Command:
