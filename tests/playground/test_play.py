@@ -127,10 +127,10 @@ async def test_any_program_that_takes_its_bot_api_from_the_environment_runs(tmp_
         assert await play.record(43) is None
 
 
-async def test_the_first_example_of_the_readme_runs_as_it_is(tmp_path: Path) -> None:
+async def test_the_bot_of_the_readme_runs_as_it_is(tmp_path: Path) -> None:
     readme = (HERE.parents[1] / "README.md").read_text()
     path = tmp_path / "bot.py"
-    path.write_text(readme.split("```python\n", 1)[1].split("```", 1)[0])
+    path.write_text(readme.split('```python title="bot.py"\n', 1)[1].split("```", 1)[0])
     async with playground(path, tmp_path) as play:
         person = play.person("42", 42)
         assert await person.ask("/register", timeout=60) == "What's your name?", play.output

@@ -21,9 +21,11 @@ from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
 
 ROOT = Path(__file__).parents[2]
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-#: The first snippet that is a whole bot.
-BOT: str = next(code for code in SNIPPETS if "router = Router(FSM(" in code)
+README = re.search(
+    r"^```python title=\"bot.py\"\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+)
+assert README is not None
+BOT = README[1]
 
 
 class Command:
