@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepwell.storage.sealed import SealedStorage as SealedStorage
     from stepwell.storage.sqlite import SQLiteStorage
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # RedisStorage, PostgresStorage and SealedStorage are public too. They are left out here because the packages that they
 # need are optional, and "from stepwell import *" must not need them.

@@ -42,9 +42,9 @@ def instrument(
     """
     import stepwell
 
-    spans = Spans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
+    spans = OpenSpans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
     meter = otel_metrics.get_meter("stepwell", stepwell.__version__, meter_provider=meter_provider)
-    updates, runs, batches = Updates(spans, meter), Runs(spans, meter), Batches(spans, meter)
+    updates, runs, batches = UpdateTelemetry(spans, meter), RunTelemetry(spans, meter), BatchTelemetry(spans, meter)
     ends = [fsm.subscribe(updates), nodes.subscribe(runs)]
     batch_observers.append(batches)
 
@@ -57,7 +57,7 @@ def instrument(
     return stop
 
 
-class Open(NamedTuple):
+class OpenSpan(NamedTuple):
     """A span that has not ended."""
 
     span: Span
@@ -67,19 +67,19 @@ class Open(NamedTuple):
     token: Token[Any]
 
 
-class Spans:
+class OpenSpans:
     """The open spans, by what they are about."""
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
-        self._open: dict[object, Open] = {}
+        self._open: dict[object, OpenSpan] = {}
 
     def start(self, about: object, name: str, attributes: dict[str, Any], *, inside: object = None) -> None:
         """Start a span, as the current one, so that spans of the user's code are its children."""
         parent = self._open.get(inside)
         span = self._tracer.start_span(name, context=parent and parent.context, attributes=attributes)
         context = otel_trace.set_span_in_context(span, parent and parent.context)
-        self._open[about] = Open(span, context, otel_context.attach(context))
+        self._open[about] = OpenSpan(span, context, otel_context.attach(context))
 
     def add(self, about: object, **attributes: Any) -> None:
         found = self._open.get(about)
@@ -114,10 +114,10 @@ class Spans:
         span.end()
 
 
-class Updates:
+class UpdateTelemetry:
     """Reports the updates and timers of conversations."""
 
-    def __init__(self, spans: Spans, meter: Any) -> None:
+    def __init__(self, spans: OpenSpans, meter: Any) -> None:
         self._spans = spans
         self._received = meter.create_counter("stepwell.updates", "{update}", "Received updates")
         self._duplicates = meter.create_counter("stepwell.duplicates", "{update}", "Updates handled before")
@@ -171,10 +171,10 @@ class Updates:
             self._lost.add(1, bot)
 
 
-class Runs:
+class RunTelemetry:
     """Reports runs and their nodes."""
 
-    def __init__(self, spans: Spans, meter: Any) -> None:
+    def __init__(self, spans: OpenSpans, meter: Any) -> None:
         self._spans = spans
         self._runs = meter.create_counter("stepwell.runs", "{run}", "Runs that started or ended")
         self._retries = meter.create_counter("stepwell.retries", "{attempt}", "Attempts that failed and were retried")
@@ -212,10 +212,10 @@ class Runs:
         self._spans.end(about)
 
 
-class Batches:
+class BatchTelemetry:
     """Reports the batches of storages."""
 
-    def __init__(self, spans: Spans, meter: Any) -> None:
+    def __init__(self, spans: OpenSpans, meter: Any) -> None:
         self._spans = spans
         self._size = meter.create_histogram("stepwell.storage.batch.size", "{operation}", "Operations of a batch")
         self._duration = meter.create_histogram("stepwell.storage.batch.duration", "s", "Duration of batches")
