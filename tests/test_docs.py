@@ -59,20 +59,20 @@ def test_every_path_in_the_architecture_page_exists() -> None:
 
 PAGE = """<!-- servers: redis, postgres -->
 
-```python title="shop/bot.py"
+```python title="kiosk/bot.py"
 URL = "redis://localhost?durability=wait"
 ```
 
 ```python
-from shop.bot import URL
+from kiosk.bot import URL
 
 assert URL == "redis://server/?prefix=x&durability=wait"
 ```
 
 ```console run
-$ python -c 'import shop.bot; print("loaded", shop.bot.__name__)'
+$ python -c 'import kiosk.bot; print("loaded", kiosk.bot.__name__)'
 loaded ...bot
-$ test -e shop/bot.py \\
+$ test -e kiosk/bot.py \\
 >   && echo found
 ```
 
@@ -90,7 +90,7 @@ def test_a_page_writes_its_files_and_runs_its_commands(tmp_path: Path, monkeypat
     assert servers(PAGE) == {"redis", "postgres"}
     run_page(Path("page.md"), localised(PAGE, {"redis": "redis://server/?prefix=x"}), tmp_path)
     wrong = PAGE.replace("loaded ...bot", "loaded nothing")
-    with pytest.raises(AssertionError, match=r"loaded shop\.bot"):
+    with pytest.raises(AssertionError, match=r"loaded kiosk\.bot"):
         run_page(Path("page.md"), localised(wrong, {"redis": "redis://server/?prefix=x"}), tmp_path)
 
 

@@ -71,6 +71,11 @@ def localised(text: str, urls: Mapping[str, str]) -> str:
 def run_page(page: Path, text: str, folder: Path) -> None:
     """Run the snippets of a page in a folder, which is the working directory."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    # Another test of this process may have imported a module with the name of a file of the page.
+    names = {Path(snippet.title).parts[0].removesuffix(".py") for snippet in snippets(text) if snippet.title}
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
+    for name in hidden:
+        del sys.modules[name]
     try:
         with asyncio.Runner() as runner:
             for snippet in snippets(text):
@@ -86,6 +91,7 @@ def run_page(page: Path, text: str, folder: Path) -> None:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "") or "").startswith(f"{folder}{os.sep}"):
                 del sys.modules[name]
+        sys.modules.update(hidden)
 
 
 def _run_python(page: Path, snippet: Snippet, namespace: dict[str, Any], runner: asyncio.Runner) -> None:
