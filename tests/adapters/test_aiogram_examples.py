@@ -13,9 +13,9 @@ from aiogram import Dispatcher
 from aiogram.client.session.aiohttp import AiohttpSession
 from aiogram.client.telegram import TelegramAPIServer
 
-from examples import aiogram_registration, aiogram_states, support_forum
+from examples import aiogram_registration, aiogram_states, aiogram_wizard, support_forum
 from stepwell.playground.botapi import BotAPI, Person
-from tests.adapters.scenarios import check_registration, until_confirmed
+from tests.adapters.scenarios import check_registration, check_wizard, until_confirmed
 
 
 @asynccontextmanager
@@ -40,6 +40,13 @@ async def test_the_registration_bot_in_both_styles(
     chat = api.chat(api.bot("my_bot"))
     make: Callable[[str], Dispatcher] = example.make_dispatcher  # type: ignore[attr-defined]
     await check_registration(chat, lambda: polling(make(storage), api, chat))
+    assert "Error" not in caplog.text
+    assert chat.bot.token not in caplog.text
+
+
+async def test_the_wizard(api: BotAPI, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage, chat = f"sqlite:///{tmp_path}/bot.db", api.chat(api.bot("my_bot"))
+    await check_wizard(chat, lambda: polling(aiogram_wizard.make_dispatcher(storage), api, chat))
     assert "Error" not in caplog.text
     assert chat.bot.token not in caplog.text
 

@@ -8,12 +8,15 @@ import pytest
 
 from stepwell.playground.botapi import BotAPI
 from tests.adapters.processes import Bots
-from tests.adapters.scenarios import LARGE, REGISTRATION, Walk, check_kills
+from tests.adapters.scenarios import LARGE, REGISTRATION, WIZARD, Walk, check_kills
 from tests.backends import Backend, Postgres, Redis
 
 MODULE = "tests.adapters.aiogram_worker"
 STYLES = {"ctx": "examples.aiogram_registration:make_dispatcher", "states": "examples.aiogram_states:make_dispatcher"}
-HASTY = "tests.adapters.walkers:make_hasty"
+HASTY = {
+    "tests.adapters.walkers:make_hasty": REGISTRATION,
+    "tests.adapters.walkers:make_hasty_wizard": WIZARD,
+}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -41,13 +44,14 @@ async def test_a_bot_killed_between_messages_continues(api: BotAPI, bots: Bots, 
     assert bots.bot.token not in bots.log()
 
 
+@pytest.mark.parametrize("hasty", HASTY, ids=["registration", "wizard"])
 @pytest.mark.parametrize("bots", ["poll", "hook"], indirect=True)
-async def test_a_bot_killed_at_any_moment_loses_no_answer(api: BotAPI, bots: Bots, tmp_path: Path) -> None:
+async def test_a_bot_killed_at_any_moment_loses_no_answer(api: BotAPI, bots: Bots, hasty: str, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/bot.db"
     await bots.listen()
-    bots.start(HASTY, storage)
+    bots.start(hasty, storage)
     kills = [number for number in range(4) for _ in range(3 if LARGE else 1)]
-    await check_kills(api, bots, HASTY, storage, REGISTRATION, kills)
+    await check_kills(api, bots, hasty, storage, HASTY[hasty], kills)
 
 
 async def check_walk(walk: Walk, server: Backend, *, kills: int) -> None:

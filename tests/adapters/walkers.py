@@ -8,6 +8,7 @@ import os
 from aiogram import Dispatcher, F
 from aiogram.types import Message
 from examples.aiogram_registration import make_dispatcher as registration
+from examples.aiogram_wizard import make_dispatcher as wizard
 
 from stepwell.adapters.aiogram import fsm_flow, fsm_state, setup
 from stepwell.fsm import FSM, Context, Flow, state
@@ -16,6 +17,11 @@ from stepwell.fsm import FSM, Context, Flow, state
 def make_hasty(storage: str) -> Dispatcher:
     """The registration bot with a lease of one second, so that the keys of a killed worker are soon free."""
     return registration(storage, lease=1.0)
+
+
+def make_hasty_wizard(storage: str) -> Dispatcher:
+    """The wizard with such a lease."""
+    return wizard(storage, lease=1.0)
 
 
 class Walk(Flow, name="walk"):
