@@ -15,7 +15,7 @@ import pytest
 
 from stepwell.errors import InvalidOption, RunFailed
 from stepwell.nodes import Node, NodeFlow, linear
-from stepwell.nodes.engine import journal
+from stepwell.nodes.engine import journal, lease
 from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
 from tests.servers.process import Process, free_port
@@ -136,8 +136,11 @@ async def found(folder: Path, pattern: str, count: int) -> list[list[str]]:
 
 
 async def test_celery_workers_run_submitted_runs_and_one_of_them_is_killed(
-    tmp_path: Path, start: Callable[..., Process]
+    tmp_path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The module sets them for its workers. They must not stay in this process.
+    monkeypatch.setattr(lease, "LEASE", lease.LEASE)
+    monkeypatch.setattr(journal, "WATCH", journal.WATCH)
     worker = ["worker", "--concurrency", "1", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     workers = [start(*worker, "--hostname", f"{name}@test") for name in "ab"]
     start("beat", "--schedule", str(tmp_path / "beat"), "--pidfile=")
