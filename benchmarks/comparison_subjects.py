@@ -273,7 +273,8 @@ async def pocketflow(place: Place) -> Outcome:
 
 
 _UPDATES, _STEPS = "updates", "steps"
-_FILE, _SERVER, _REDIS = "SQLite, survives power loss", "PostgreSQL, survives power loss", "Redis, survives kill -9"
+_FILE, _SERVER = "SQLite, survives power loss", "PostgreSQL, survives power loss"
+_REDIS = "Redis, survives kill -9 of the bot"
 
 SUBJECTS = {
     "bot-redis": Subject(_UPDATES, "Stepwell", _REDIS, bot_on(fresh)),
