@@ -17,7 +17,7 @@ SCANNED = 1000
 
 #: Error codes of conditions that may pass.
 _RETRYABLE = frozenset(
-    {"READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED", "FENCED"}
+    {"READONLY", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "MOVED", "ASK", "UNBLOCKED", "FENCED"}
 )
 
 
