@@ -11,7 +11,7 @@ import pytest
 from stepwell import SQLiteStorage, State
 from stepwell.slot import Slot
 from stepwell.storage.sqlite.columns import Row, row_and_sizes, update
-from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, migrations, schema
+from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, migrations, prepare, schema
 
 
 def tables(*scripts: str) -> list[tuple[object, ...]]:
@@ -31,6 +31,22 @@ def tables_in(connection: apsw.Connection) -> list[tuple[object, ...]]:
 def test_the_schema_equals_the_sum_of_its_migrations() -> None:
     assert tables(schema()) == tables(*migrations())
     assert len(migrations()) == VERSION
+
+
+def test_a_file_that_another_process_creates_meanwhile_is_not_the_database_of_another_program(tmp_path: Path) -> None:
+    path = str(tmp_path / "bot.db")
+    first, second = apsw.Connection(path), apsw.Connection(path)
+    first.pragma("journal_mode", "WAL")
+
+    def execute(sql: str) -> apsw.Cursor:
+        cursor = first.execute(sql)
+        if sql == "PRAGMA application_id" and not second.pragma("user_version"):
+            prepare(second.execute, path)
+        return cursor
+
+    prepare(execute, path)
+    assert first.pragma("application_id") == APPLICATION
+    assert first.pragma("user_version") == second.pragma("user_version") == VERSION
 
 
 async def test_an_older_file_is_migrated_and_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,13 @@ VERSION = len(migrations())
 
 def prepare(execute: Callable[[str], Any], where: str) -> None:
     """Create or migrate the tables. Several processes may call this at once; one of them does the work."""
-    if _found(execute, where) == VERSION:
+    # One transaction, so that a file which another process creates is seen as empty or as whole.
+    execute("BEGIN")
+    try:
+        found = _found(execute, where)
+    finally:
+        execute("ROLLBACK")
+    if found == VERSION:
         return
     execute("BEGIN IMMEDIATE")
     try:
