@@ -32,7 +32,8 @@ class Torture:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
-        self.commit = _git("rev-parse", "--short", "HEAD") + ("*" if _git("status", "--porcelain") else "")
+        changed = _git("status", "--porcelain", "--", ".", f":!{ROWS}", f":!{PAGE}")
+        self.commit = _git("rev-parse", "--short", "HEAD") + ("*" if changed else "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped or not (report.when == "call" or report.failed):
