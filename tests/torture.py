@@ -32,7 +32,8 @@ class Torture:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
-        changed = _git("status", "--porcelain", "--", ".", f":!{ROWS}", f":!{PAGE}")
+        written = [f":!{path.relative_to(ROOT)}" for path in (ROWS, PAGE)]
+        changed = _git("status", "--porcelain", "--", ".", *written)
         self.commit = _git("rev-parse", "--short", "HEAD") + ("*" if changed else "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -66,7 +67,8 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         "What was tried to break Stepwell, and what came out. `make torture` writes this page: each row is a test in "
         "its large dose on real servers and processes, its name is the promise. A test also fails if too little "
         "succeeded meanwhile: a run in which nothing happened proves nothing. The [concepts](concepts/index.md) "
-        "say what is promised, and what is impossible.",
+        "say what is promised, and what is impossible. All seeds are in `tests/torture.json`; `STEPWELL_SEED` repeats "
+        "one.",
         "",
         f"{len(rows)} tests, {sum(not row['passed'] for row in rows.values())} failed.",
     ]
@@ -80,21 +82,47 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
                 "| promise | storage | figures | result | seed | commit |",
                 "| --- | --- | --- | --- | --- | --- |",
             ]
-            text += [_line(name, row) for name, row in found.items()]
+            text += [_line(*key, repeated) for key, repeated in _repetitions(found).items()]
     others = len(rows) - len(measured)
     if others:
         text += ["", f"{others} more tests ran in their large dose and print no figures."]
     return "\n".join(text) + "\n"
 
 
-def _line(name: str, row: dict[str, Any]) -> str:
-    sentence, _, variant = name.rpartition("::")[2].partition("[")
-    promise = sentence.removeprefix("test_").replace("_", " ")
+def _repetitions(rows: dict[str, dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows by promise and storage: a test that is repeated has a number after its storage."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, row in rows.items():
+        sentence, _, variant = name.rpartition("::")[2].partition("[")
+        promise = sentence.removeprefix("test_").replace("_", " ")
+        found.setdefault((promise, re.sub(r"-\d*$", "", variant.rstrip("]"))), []).append(row)
+    return found
+
+
+def _line(promise: str, storage: str, rows: list[dict[str, Any]]) -> str:
+    seeds = [row["seed"] for row in rows if row["seed"]]
     cells = [
-        promise, variant.rstrip("]"), row["figures"].replace("|", "\\|"),
-        "holds" if row["passed"] else "**failed**", row["seed"], f"{row['commit']}, {row['day']}",
+        promise, storage, _figures([row["figures"] for row in rows]).replace("|", "\\|"),
+        "holds" if all(row["passed"] for row in rows) else "**failed**",
+        seeds[0] if len(seeds) == 1 else f"{len(seeds)} seeds" if seeds else "",
+        ", ".join(sorted({f"{row['commit']} of {row['day']}" for row in rows})),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _figures(texts: list[str]) -> str:
+    """Return the figures of repetitions as one text, with the smallest and the largest of each."""
+    if len(texts) == 1:
+        return texts[0]
+    number = r"\d[\d,]*(?:\.\d+)?"
+    if len({re.sub(number, "#", text) for text in texts}) > 1:
+        return f"{len(texts)} runs, for example: {texts[0]}"
+    columns = list(zip(*(re.findall(number, text) for text in texts), strict=True))
+    spans = []
+    for column in columns:
+        least, most = (choose(column, key=lambda each: float(each.replace(",", ""))) for choose in (min, max))
+        spans.append(least if least == most else f"{least} to {most}")
+    return f"{len(texts)} runs, each with {re.sub(number, lambda _: spans.pop(0), texts[0])}"
 
 
 def _git(*arguments: str) -> str:
