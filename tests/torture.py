@@ -1,7 +1,7 @@
 """The pytest plugin of ``make torture``: it writes ``docs/reliability.md`` from the tests that have run.
 
-Each test is one row: its name is the promise, its output has the figures. Rows of earlier runs stay until their test
-runs again, each with its commit and day, so that the doses can be run in parts.
+Each test is one row: its name is the promise, its output has the figures; without output they are its doses. Rows of
+earlier runs stay until their test runs again, each with its commit and day, so that the doses can be run in parts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.reliability import dose
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "tests" / "torture.json"
@@ -36,15 +38,19 @@ class Torture:
         changed = _git("status", "--porcelain", "--", ".", *written)
         self.commit = _git("rev-parse", "--short", "HEAD") + ("*" if changed else "")
 
+    def pytest_runtest_setup(self) -> None:
+        dose.USED.clear()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped or not (report.when == "call" or report.failed):
             return
         printed = report.capstdout.splitlines()
         seeds = [line.partition("=")[2] for line in printed if line.startswith("STEPWELL_SEED=")]
         figures = [line.strip() for line in printed if re.search(r"\d", line) and not line.startswith("STEPWELL_SEED=")]
+        used = [f"{number:,} {name.lower().replace('_', ' ')}" for name, number in dose.USED.items()]
         self.rows[report.nodeid] = {
             "passed": report.passed,
-            "figures": "; ".join(figures)[:300],
+            "figures": "; ".join(figures)[:300] or ", ".join(used),
             "seed": seeds[0] if seeds else "",
             "seconds": round(report.duration, 1),
             "commit": self.commit,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import random
 
+#: The numbers that were used since this was last cleared, by name.
+USED: dict[str, int] = {}
 LARGE = os.environ.get("STEPWELL_DOSE") == "large"
 
 
 def dose(name: str, small: int, large: int) -> int:
     """Return the small or the large number, or the value of ``STEPWELL_<NAME>``."""
-    return int(os.environ.get(f"STEPWELL_{name}", large if LARGE else small))
+    number = int(os.environ.get(f"STEPWELL_{name}", large if LARGE else small))
+    USED[name] = number
+    return number
 
 
 def seeded() -> random.Random:
