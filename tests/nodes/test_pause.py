@@ -23,8 +23,8 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
+from stepwell.nodes.engine import durable_execution, lease, mail, suspects
 from stepwell.nodes.engine import journal as journal_module
-from stepwell.nodes.engine import lease, mail, runs, suspects
 from stepwell.record import RUNS
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -386,8 +386,8 @@ async def test_a_run_whose_runner_dies_too_often_is_stuck(
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
-    interrupt = runs._interrupt
-    monkeypatch.setattr(runs, "_interrupt", killed)
+    interrupt = durable_execution._interrupt
+    monkeypatch.setattr(durable_execution, "_interrupt", killed)
     gate = Gate("gate")
     flow = linear(gate, Say([], "b"), name="f", storage=storage, max_recoveries=most)
     running = await begun(flow, gate)
@@ -401,7 +401,7 @@ async def test_a_run_whose_runner_dies_too_often_is_stuck(
     assert (run.status, run.reason) == ("stuck", f"its runner died {most + 1} times at node 'gate'")
     assert await storage.due(RUNS, before=1e12) == []
     # A call of resume() tries it again, and deaths count from the start.
-    monkeypatch.setattr(runs, "_interrupt", interrupt)
+    monkeypatch.setattr(durable_execution, "_interrupt", interrupt)
     gate.opened.set()
     assert await flow.resume("r") == {"said": ["b"]}
 
@@ -427,8 +427,8 @@ async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
-    interrupt = runs._interrupt
-    monkeypatch.setattr(runs, "_interrupt", killed)
+    interrupt = durable_execution._interrupt
+    monkeypatch.setattr(durable_execution, "_interrupt", killed)
     monkeypatch.setattr(journal_module, "WATCH", 0.1)
     if not limited:
         monkeypatch.setattr(suspects, "DEATHS", 100)
@@ -448,7 +448,7 @@ async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
             entered.clear()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-    monkeypatch.setattr(runs, "_interrupt", interrupt)
+    monkeypatch.setattr(durable_execution, "_interrupt", interrupt)
     async with worker([flow]):
         await until(lambda: has_any(entered))
         # The worker polls several times.

@@ -19,14 +19,14 @@ from stepwell.errors import (
     Parked,
     RunBusy,
     RunFinished,
+    StorageError,
     UnknownAction,
     Unstorable,
     Unsupported,
     UsageError,
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
-from stepwell.nodes.engine import lease
-from stepwell.nodes.engine import runs as runs_module
+from stepwell.nodes.engine import lease, runs
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.testing import Clock
@@ -742,7 +742,7 @@ async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypat
     async def failing(*args: Any, **options: Any) -> Any:
         if failures:
             failures.pop()
-            raise runs_module.StorageError("away")
+            raise StorageError("away")
         return await due(*args, **options)
 
     async with worker([flow]):
@@ -753,7 +753,7 @@ async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypat
 async def test_a_call_that_waits_for_another_runner_logs_it(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs_module, "NOTICE", 0.05)
+    monkeypatch.setattr(runs, "NOTICE", 0.05)
     flow = linear(Wait("x"), storage=storage)
     await parked(flow.run(flow_id="r"))
     await parked(flow.resume("r"))

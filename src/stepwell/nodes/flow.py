@@ -16,11 +16,20 @@ from stepwell.nodes.engine import control, monitor, queue, runs
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.execution import Execution, check_concurrency
-from stepwell.nodes.engine.ids import flow_of_wait
+from stepwell.nodes.engine.ids import check_flow_id, flow_of_wait
 from stepwell.nodes.engine.migration import Migrate, check_deploy_options
+from stepwell.nodes.engine.options import (
+    IfExists,
+    OnCancel,
+    OnPark,
+    check_choices,
+    check_unkept,
+    checked_retention,
+    checked_shared,
+    storage_for,
+)
 from stepwell.nodes.engine.plan import Program, program_of
 from stepwell.nodes.engine.runner import drive, run_root
-from stepwell.nodes.engine.runs import IfExists, OnCancel, OnPark, checked_retention
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.handle import RunHandle
@@ -147,10 +156,10 @@ class NodeFlow(NodeGraph):
         :param concurrency: overrides the flow's ``concurrency`` for this run.
         :param on_event: a function that is called with every :class:`Event` of this run.
         """
-        shared = _checked_shared(shared)
+        shared = checked_shared(shared)
         if storage is not None or self.storage is not None:
-            async with runs.storage_for(self, storage) as found:
-                _check_choices(on_cancel, on_park)
+            async with storage_for(self, storage) as found:
+                check_choices(if_exists, on_cancel, on_park)
                 try:
                     return await runs.start(
                         self,
@@ -171,7 +180,7 @@ class NodeFlow(NodeGraph):
                     if on_park == "raise":
                         raise
                     return RunHandle(parked.flow_id, self, storage)
-        runs.check_unkept(if_exists, keep, on_cancel, on_park)
+        check_unkept(if_exists, keep, on_cancel, on_park)
         program = program_of(self, without_loop=False)
         if program.want_storage is not None:
             raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
@@ -213,10 +222,10 @@ class NodeFlow(NodeGraph):
         or branches, executors, timeouts, a storage) runs on the library's background loop. It raises
         :class:`InsideLoop` if it needs a loop and the caller runs inside one.
         """
-        shared = _checked_shared(shared)
+        shared = checked_shared(shared)
         program = program_of(self, without_loop=True)
         if program.want_loop is None and storage is None and self.storage is None:
-            runs.check_unkept(if_exists, keep, on_cancel, on_park)
+            check_unkept(if_exists, keep, on_cancel, on_park)
             run = self._new_execution(program, flow_id, concurrency, on_event, without_loop=True)
             result = drive(run_root(program.root, run, shared, params or {}))
             if isinstance(result, tuple):
@@ -269,10 +278,10 @@ class NodeFlow(NodeGraph):
         :param keep: overrides the flow's ``keep``. If that is ``False``, the run is kept for a day after its end, so
             that :meth:`RunHandle.result` can read it.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             submitted = await queue.submit(
                 self,
-                _checked_shared(shared),
+                checked_shared(shared),
                 storage=found,
                 flow_id=flow_id,
                 partition=partition,
@@ -325,7 +334,7 @@ class NodeFlow(NodeGraph):
         ``value`` answers its open wait, or replaces the answer that it failed on; with several open waits this raises
         ``UsageError``. If the runner of the run has died, this waits until its lease has ended.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             new_execution = partial(self._new_execution, concurrency=concurrency, on_event=on_event)
             return await runs.resume(self, flow_id, value, storage=found, new_execution=new_execution)
 
@@ -359,7 +368,7 @@ class NodeFlow(NodeGraph):
         once: a second answer is ignored, and so is one after its timeout. ``wait_id`` may be the id of the run, if it
         has one open wait.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             if not run:
                 await control.answer(self, wait_id, value, storage=found)
                 return None
@@ -377,7 +386,7 @@ class NodeFlow(NodeGraph):
         the run gets to a wait for it, and dropped when the run ends. Raises ``RunFinished`` or ``RunCancelled`` if the
         run has ended.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             await control.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
 
     async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
@@ -388,7 +397,7 @@ class NodeFlow(NodeGraph):
         record is kept, for a day unless the flow has ``keep``; ``resume`` and a pending ``run`` raise
         :class:`RunCancelled`. Cancelling a run twice does nothing. Raises ``RunFinished`` if the run finished before.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             await control.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
 
     async def pause(self, flow_id: str, *, storage: Storage | str | None = None) -> None:
@@ -399,7 +408,7 @@ class NodeFlow(NodeGraph):
         its timeouts fire when it is resumed. A paused run does not keep its partition. Raises ``RunFinished`` if the
         run finished first.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             await control.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
 
     async def retry(
@@ -418,19 +427,19 @@ class NodeFlow(NodeGraph):
         :param status: ``"failed"``, ``"stuck"`` or ``"paused"``.
         :param limit: the most runs to retry.
         """
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             return await control.retry(self, flow_ids, status, limit, storage=found)
 
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             return await monitor.status(found, flow_of_wait(flow_id) or flow_id)
 
     async def runs(
         self, status: monitor.Status | None = None, *, storage: Storage | str | None = None
     ) -> AsyncIterator[monitor.Run]:
         """Yield the runs of this flow that have not finished, or those of one status; use ``async for``."""
-        async with runs.storage_for(self, storage) as found:
+        async with storage_for(self, storage) as found:
             async for run in monitor.runs(found, self._title(), status, revision=self.revision):
                 yield run
 
@@ -445,7 +454,7 @@ class NodeFlow(NodeGraph):
             async for entry in flow.stream("order-42"):
                 print(entry.value, end="")
         """
-        async with runs.storage_for(self, storage) as found, aclosing(follow(found, flow_id, after)) as entries:
+        async with storage_for(self, storage) as found, aclosing(follow(found, flow_id, after)) as entries:
             async for entry in entries:
                 yield entry
 
@@ -474,10 +483,8 @@ class NodeFlow(NodeGraph):
     ) -> Execution:
         if concurrency is not None:
             check_concurrency(concurrency)
-        if flow_id is not None and (not isinstance(flow_id, str) or not flow_id):
-            raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or leave it out for a new id")
-        if flow_id is not None and flow_of_wait(flow_id) is not None:
-            raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another id")
+        if flow_id is not None:
+            check_flow_id(flow_id)
         title = self._title()
         emit = emitter(title, on_event, self._subscribers)
         return Execution(
@@ -551,18 +558,3 @@ def with_error_handling(
     for node in flow._reachable():
         flow.connect(node, handler, action="error")
     return flow
-
-
-def _check_choices(on_cancel: str, on_park: str) -> None:
-    if on_cancel not in ("interrupt", "cancel"):
-        raise InvalidOption(f"on_cancel={on_cancel!r}: choose 'interrupt' or 'cancel'")
-    if on_park not in ("raise", "return"):
-        raise InvalidOption(f"on_park={on_park!r}: choose 'raise' or 'return'")
-
-
-def _checked_shared(shared: object) -> dict[str, Any]:
-    if shared is None:
-        return {}
-    if not isinstance(shared, dict):
-        raise UsageError(f"the shared state must be a dict, not {type(shared).__name__}")
-    return shared

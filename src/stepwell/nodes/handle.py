@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import open_data
 from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
-from stepwell.nodes.engine import children, monitor, runs
+from stepwell.nodes.engine import children, monitor
 from stepwell.nodes.engine.notices import run_topic
+from stepwell.nodes.engine.options import storage_for
 from stepwell.nodes.engine.position import current
 from stepwell.nodes.engine.run_format import table_of
 from stepwell.record import RUNS, Stored
@@ -43,7 +44,7 @@ class RunHandle:
 
     async def status(self) -> monitor.Run:
         """Return the status of the run, from its storage; raise ``UnknownRun`` if it was removed."""
-        async with runs.storage_for(self._flow, self._storage) as storage:
+        async with storage_for(self._flow, self._storage) as storage:
             return await monitor.status(storage, self.id)
 
     async def answer(self, value: Any, wait_id: str | None = None) -> None:
@@ -73,7 +74,7 @@ class RunHandle:
         limit = asyncio.timeout(timeout)
         table: dict[str, Any] = {}
         try:
-            async with limit, runs.storage_for(self._flow, self._storage) as storage:
+            async with limit, storage_for(self._flow, self._storage) as storage:
                 await storage.ensure_open()
                 ended = asyncio.Event()
                 end = add_listener(storage.wake_key, run_topic(self.id), ended.set)
@@ -111,7 +112,7 @@ class RunHandle:
 
     async def _child_result(self, cursor: Cursor, timeout: float | None) -> dict[str, Any] | None:
         """Return the final state of a child, or park the node of its parent; ``None`` if the run is not a child."""
-        async with runs.storage_for(self._flow, self._storage) as storage:
+        async with storage_for(self._flow, self._storage) as storage:
             await storage.ensure_open()
             stored, table = await self._read(storage)
             if table.get("parent") != cursor.run.flow_id:

@@ -27,6 +27,7 @@ from stepwell.nodes.dispatcher import Dispatcher, RunSource
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.execution import check_concurrency
+from stepwell.nodes.engine.options import storage_of
 from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
 from stepwell.record import RUNS, Address
@@ -89,9 +90,9 @@ class RunWorker:
                 f"worker() has no storage for the runs of {unstored[0]!r}: give worker(..., storage=...), "
                 "NodeFlow(..., storage=...) or stepwell.configure(storage=...)"
             )
-        self._storage = runs.storage_of(known[0], storage)
+        self._storage = storage_of(known[0], storage)
         self._closes = isinstance(storage, str)
-        if storage is None and any(runs.storage_of(flow, None) is not self._storage for flow in known):
+        if storage is None and any(storage_of(flow, None) is not self._storage for flow in known):
             raise InvalidOption("these flows have different storages: make a worker for each storage")
         self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
         self._ticker = Ticker(self._storage, self._flows)

@@ -6,7 +6,9 @@ import re
 import secrets
 from typing import NamedTuple, Self
 
-__all__ = ["WaitId", "flow_of_wait", "new_flow_id"]
+from stepwell.errors import InvalidOption
+
+__all__ = ["WaitId", "check_flow_id", "flow_of_wait", "new_flow_id"]
 
 _WAIT = re.compile(r"wait:(\d{1,9}):(.*)", re.DOTALL)
 _PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d{1,18})(:(?P<run>[^/.]{1,8}))?(\.(?P<attempt>\d{1,18}))?", re.DOTALL)
@@ -15,6 +17,14 @@ _PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d{1,18})(:(?P<run>[^/.]{1,8}))?(\
 def new_flow_id(prefix: str) -> str:
     """Return a new id for a run: the prefix and 64 random bits."""
     return f"{prefix}_{secrets.token_hex(8)}"
+
+
+def check_flow_id(flow_id: object) -> None:
+    """Raise ``InvalidOption`` unless a new run may have this id."""
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or leave it out for a new id")
+    if flow_of_wait(flow_id) is not None:
+        raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another id")
 
 
 class WaitId(NamedTuple):

@@ -6,16 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import seal_data
-from stepwell.errors import (
-    EncodeError,
-    InvalidOption,
-    RecordExists,
-    RunExists,
-    Unstorable,
-)
+from stepwell.errors import EncodeError, InvalidOption, RecordExists, RunExists, Unstorable
 from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.children import Parent, tag_of
-from stepwell.nodes.engine.ids import flow_of_wait, new_flow_id
+from stepwell.nodes.engine.ids import check_flow_id, new_flow_id
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import PARAMS, Retention, flow_index, table_of
@@ -51,7 +45,8 @@ async def submit(
     program_of(flow, without_loop=False, durable=True)
     title, revision = flow._title(), flow.revision
     flow_id = new_flow_id(title) if flow_id is None else flow_id
-    _check(flow_id, after, priority)
+    check_flow_id(flow_id)
+    _check(after, priority)
     index = flow_index(title, revision)
     slot = Slot(storage, RUNS, flow_id)
     table: dict[str, Any] = {"status": "queued", "graph": "", "visits": "", "started": 0.0, "keep": keep or KEPT}
@@ -111,11 +106,7 @@ def kept_child(keep: Retention) -> Retention:
     return True if keep is True else max(keep, KEPT)
 
 
-def _check(flow_id: object, after: object, priority: object) -> None:
-    if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or leave it out for a new id")
-    if flow_of_wait(flow_id) is not None:
-        raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another id")
+def _check(after: object, priority: object) -> None:
     if after is not None and not (isinstance(after, int | float) and 0 <= after < float("inf")):
         raise InvalidOption(f"after={after!r}: give a number of seconds, or None")
     if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:

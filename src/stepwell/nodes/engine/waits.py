@@ -69,8 +69,9 @@ def parked(journal: Journal) -> Parked:
     return Parked(wait["id"], journal.flow_id, path, wait["question"], wait["until"], for_children=is_child_wait(wait))
 
 
-def check_wait(journal: Journal, wait_id: str, asked: WaitId | None) -> None:
+def check_wait(journal: Journal, wait_id: str) -> None:
     """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
+    asked = WaitId.read(wait_id)
     visits = {s.path: journal.visits[s.index] for s in journal.program.stages if s.node._shape == "wait"}
     visits |= journal.former
     if wait_id not in questions(journal.open).values() and (

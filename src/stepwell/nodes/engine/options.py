@@ -1,0 +1,94 @@
+"""The options of the calls on a flow: their checks, and the storage that a call uses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.storage.state_storage import default_storage, is_configured
+from stepwell.storage.urls import as_storage
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base_flow import BaseFlow
+    from stepwell.nodes.engine.run_format import Retention
+    from stepwell.storage import Storage
+
+__all__ = [
+    "IfExists",
+    "OnCancel",
+    "OnPark",
+    "check_choices",
+    "check_unkept",
+    "checked_retention",
+    "checked_shared",
+    "storage_for",
+    "storage_of",
+]
+
+#: What to do if a run of the given id exists.
+IfExists = Literal["raise", "resume"]
+#: What to do with a durable run whose call is cancelled: let a worker continue it, or cancel it.
+OnCancel = Literal["interrupt", "cancel"]
+#: What a call does when its run parks: raise ``Parked``, or return a handle.
+OnPark = Literal["raise", "return"]
+
+
+@asynccontextmanager
+async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIterator[Storage]:
+    """Yield the storage for one call, and close it at the end if it was given as a URL.
+
+    Raise ``InvalidOption`` if there is none, because a run in the memory of this process would be lost with it.
+    """
+    if storage is None and flow.storage is None and not is_configured():
+        raise InvalidOption(
+            f"flow {flow._title()!r} has no storage: give NodeFlow(..., storage=...), stepwell.configure(storage=...), "
+            "or storage=... with this call"
+        )
+    found = storage_of(flow, storage)
+    try:
+        yield found
+    finally:
+        if isinstance(storage, str):
+            await found.close()
+
+
+def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
+    """Return the given storage, else that of the flow, else the configured one."""
+    return as_storage(storage) if storage is not None else flow.storage or default_storage()
+
+
+def check_choices(if_exists: IfExists, on_cancel: OnCancel, on_park: OnPark) -> None:
+    """Raise ``InvalidOption`` if an option of ``run`` is not one of its choices."""
+    if if_exists not in ("raise", "resume"):
+        raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
+    if on_cancel not in ("interrupt", "cancel"):
+        raise InvalidOption(f"on_cancel={on_cancel!r}: choose 'interrupt' or 'cancel'")
+    if on_park not in ("raise", "return"):
+        raise InvalidOption(f"on_park={on_park!r}: choose 'raise' or 'return'")
+
+
+def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCancel, on_park: OnPark) -> None:
+    """Raise ``InvalidOption`` if a run without a storage has an option that needs one."""
+    if if_exists != "raise" or keep or on_cancel != "interrupt" or on_park != "raise":
+        options = {"keep": keep or None, "on_cancel": on_cancel, "on_park": on_park, "if_exists": if_exists}
+        defaults = (None, "interrupt", "raise", "raise")
+        changed = next(name for name, usual in zip(options, defaults, strict=True) if options[name] != usual)
+        raise InvalidOption(f"{changed}={options[changed]!r} needs a storage: run(shared, storage=...)")
+
+
+def checked_retention(keep: Retention) -> Retention:
+    """Return ``keep``; raise ``InvalidOption`` unless it is a bool or a number of seconds."""
+    if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
+        return keep
+    raise InvalidOption(f"keep={keep!r}: give True, False or a number of seconds above 0")
+
+
+def checked_shared(shared: object) -> dict[str, Any]:
+    """Return the shared state of a run, a new one for ``None``; raise ``UsageError`` unless it is a dict."""
+    if shared is None:
+        return {}
+    if not isinstance(shared, dict):
+        raise UsageError(f"the shared state must be a dict, not {type(shared).__name__}")
+    return shared
