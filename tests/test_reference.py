@@ -44,8 +44,9 @@ def test_the_index_lists_every_page_of_the_reference() -> None:
 
 
 def functions(value: type) -> Iterator[tuple[str, object]]:
-    """Yield the public methods and properties that a class defines."""
-    for name, member in vars(value).items():
+    """Yield the public methods and properties that a class and its bases in this package define."""
+    bases = [base for base in value.__mro__ if base.__module__.startswith("stepwell")]
+    for name, member in {name: member for base in reversed(bases) for name, member in vars(base).items()}.items():
         if not name.startswith(("_", "test_")):
             function = getattr(member, "__func__", member)
             if inspect.isfunction(function) or isinstance(member, property):

@@ -56,13 +56,14 @@ from stepwell.nodes.engine.on_error import Failed
 from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
 from stepwell.nodes.events import Event, subscribe
-from stepwell.nodes.flow import NodeFlow, linear, with_error_handling
+from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.limits import Limit
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
 from stepwell.nodes.schedule import Schedule, Schedules, cron, every
+from stepwell.nodes.sequence import linear, with_error_handling
 from stepwell.nodes.step import Step, step
 from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait

@@ -1,0 +1,69 @@
+"""Flows of nodes one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from stepwell.errors import InvalidGraph
+from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.graph import UNNAMED
+
+if TYPE_CHECKING:
+    from stepwell.nodes.engine.base import BaseNode
+    from stepwell.nodes.engine.migration import Migrate
+    from stepwell.nodes.engine.run_format import Retention
+    from stepwell.nodes.graph import OnUnknownAction
+    from stepwell.storage import Storage
+
+__all__ = ["linear", "with_error_handling"]
+
+
+class FlowOptions(TypedDict, total=False):
+    """The options of :class:`NodeFlow` that :func:`linear` and :func:`with_error_handling` pass on."""
+
+    storage: Storage | str | None
+    on_unknown_action: OnUnknownAction
+    concurrency: int | None
+    max_steps: int | None
+    keep: Retention
+    max_recoveries: int
+    renamed: Mapping[str, str] | None
+    revision: int
+    migrate: Migrate | None
+
+
+def linear(*nodes: BaseNode | type[BaseNode], name: str = UNNAMED, **options: Unpack[FlowOptions]) -> NodeFlow:
+    """Return a flow of nodes one after the other. A class makes a new node each time it is given.
+
+    The options are those of :class:`NodeFlow`.
+
+    Example::
+
+        flow = linear(Read, CountWords, name="words", storage="sqlite:///runs.db")
+        final = await flow.run({"text": "one two"}, flow_id="words-42", if_exists="resume")
+    """
+    flow = NodeFlow(name=name, **options)
+    made = [flow._made(node) if isinstance(node, type) else node for node in nodes]
+    if len({id(node) for node in made}) < len(made):
+        raise InvalidGraph(flow._title(), ["linear() got the same node twice; give its class, or a second node"])
+    if made:
+        flow.start(made[0])
+    for source, target in pairwise(made):
+        flow.connect(source, target)
+    return flow
+
+
+def with_error_handling(
+    nodes: Iterable[BaseNode | type[BaseNode]],
+    handler: BaseNode | type[BaseNode],
+    *,
+    name: str = UNNAMED,
+    **options: Unpack[FlowOptions],
+) -> NodeFlow:
+    """Return a flow of nodes one after the other, in which the action ``"error"`` of each leads to ``handler``."""
+    flow = linear(*nodes, name=name, **options)
+    for node in flow._reachable():
+        flow.connect(node, handler, action="error")
+    return flow
