@@ -4,46 +4,23 @@ from __future__ import annotations
 
 import inspect
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from stepwell.codec import values
 from stepwell.errors import UsageError
 from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
+from stepwell.fsm.block import Block
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.expiry import schedule
-from stepwell.fsm.update import Update
 from stepwell.record import KEEP, Keep
 from stepwell.slot import Changes, Slot
 
-__all__ = ["Block", "Move", "run_hooks", "write"]
+__all__ = ["run_hooks", "write"]
 
-#: One move: the flow and state that were left, the flow and state that were entered.
-Move: TypeAlias = tuple[str | None, str | None, str | None, str | None]
 #: How many moves hooks may make for one update.
 MOST_MOVES = 16
-
-
-class Block(Protocol):
-    """The part of a context that a commit reads: what happened in the block so far."""
-
-    update: Update
-    key: Any
-    #: A state was entered since the last write.
-    entered: bool
-    #: A flow was started.
-    began: bool
-    #: When the record was claimed, on the monotonic clock.
-    started: float
-    #: All moves, for the hooks.
-    moves: list[Move]
-    #: How many of them were emitted as events.
-    moves_emitted: int
-    #: How many of them had their hooks run.
-    moves_hooked: int
-    #: The profile, if it was read.
-    _profile: dict[Any, Any] | None
 
 
 async def run_hooks(fsm: Machine, ctx: Block) -> None:

@@ -13,8 +13,9 @@ from stepwell.fsm import keys, outbox
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
+from stepwell.fsm.block import CLOSED, NoRecord
 from stepwell.fsm.commit import run_hooks, write
-from stepwell.fsm.context import CLOSED, Context, NoRecord
+from stepwell.fsm.context import Context
 from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.events import (
     DuplicateReceived,

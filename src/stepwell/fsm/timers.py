@@ -18,8 +18,9 @@ from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm import expiry, outbox
 from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
+from stepwell.fsm.block import CLOSED
 from stepwell.fsm.commit import run_hooks, write
-from stepwell.fsm.context import CLOSED, Context
+from stepwell.fsm.context import Context
 from stepwell.fsm.events import TimerFired, emit, subscribers
 from stepwell.fsm.migration import catch_up
 from stepwell.fsm.update import Update

@@ -1,0 +1,215 @@
+"""The moves of a context: starting and ending flows, and entering states."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.errors import InvalidOption, TransitionError, UsageError
+from stepwell.fsm import typed
+from stepwell.fsm.block import Block, NoRecord
+from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
+from stepwell.record import Place
+
+__all__ = ["Moves", "check_mapping"]
+
+#: How many flows can wait for each other.
+NESTED = 8
+
+
+class Moves(Block):
+    """The methods of ``Context`` that move it. Each returns ``True``, or the result of ``on_invalid_transition``."""
+
+    __slots__ = ()
+
+    @property
+    def flow(self) -> str | None:
+        """The name of the active flow."""
+        flow: str | None = self._record.place.flow
+        return flow
+
+    @property
+    def state(self) -> str | None:
+        """The name of the present state."""
+        state: str | None = self._record.place.state
+        return state
+
+    def start_flow(self, flow: object) -> Any:
+        """Begin a flow at its default state with empty data. If it is the active flow, it begins again.
+
+        Raises ``InvalidFlow`` for a flow that has states and no ``default_state``.
+        """
+        description = self._fsm.flows.find(flow)
+        first = description.first_state()
+        if self._refuses():
+            return False
+        active = self._active()
+        if active is not None and active.name != description.name:
+            return self._invalid(active.name, active.name, description.name, starting=True)
+        self.began = True
+        stack = self._record.place.stack if active is not None else ()
+        self._enter(description.name, first, description.revision, (), stack)
+        self._record.data = {}
+        return True
+
+    def transition(self, to: str) -> Any:
+        """Move to a state that the active flow declares as next."""
+        if self._refuses():
+            return False
+        name, state, revision, history, stack, *_, entered_at = self._record.place
+        flow = None if name is None else self._fsm.flows.get(name)
+        if flow is None:
+            _check_state("transition", to)
+            return self._invalid(None, state, str(to))
+        if not flow.allowed(state, to):
+            _check_state("transition", to)
+            return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
+        # A record of another revision keeps that revision until it is migrated.
+        history = history if state is None else (*history, state)[-HISTORY:]
+        entered_at = "" if state is None else entered_at
+        self._enter(name, to, revision or flow.revision, history, stack, entered_at=entered_at)
+        return True
+
+    def set_state(self, state: str | None, *, flow: object = None) -> Any:
+        """Jump to any state of the active flow, or of the given flow. The data is kept."""
+        target = None if flow is None else self._fsm.flows.find(flow)
+        if self._refuses():
+            return False
+        place = self._record.place
+        description = target or self._active()
+        if description is None or not (state is None or description.declares(state)):
+            if state is not None:
+                _check_state("set_state", state)
+            allowed = () if description is None else description.states
+            name = None if description is None else description.name
+            problem = None if description is None else description.problem_with(state)
+            to = None if state is None else str(state)
+            return self._invalid(name, place.state, to, allowed=allowed, problem=problem)
+        if description.name == place.flow:
+            revision = place.revision or description.revision
+            history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
+            entered_at = "" if place.state is None else place.entered_at
+            self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
+        else:
+            self._enter(description.name, state, description.revision)
+        return True
+
+    def back(self) -> Any:
+        """Return to the previous state, declared as next or not. The data is kept."""
+        if self._refuses():
+            return False
+        place, flow = self._record.place, self._active()
+        # States that a later release removed are skipped.
+        times = entry_times(place.entered_at, len(place.history) + 1)
+        entries = () if flow is None else zip(place.history, times, strict=False)
+        declared = [(each, at) for each, at in entries if flow is not None and flow.declares(each)]
+        if flow is None or not declared:
+            return self._invalid(place.flow if flow else None, place.state, None)
+        *before, (state, _) = declared
+        history, entered_at = tuple(each for each, _ in before), packed_times([at for _, at in before])
+        revision = place.revision or flow.revision
+        self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
+        return True
+
+    def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
+        """Begin another flow inside the active flow, which keeps its state and data until ``pop_flow``.
+
+        The inner flow has its own data. Its result is stored in the field ``into`` of the outer flow's data.
+        """
+        inner = self._fsm.flows.find(flow)
+        first = inner.first_state()
+        check_mapping("push_flow", data)
+        if self._refuses():
+            return False
+        record, active = self._record, self._active()
+        place = record.place
+        if active is None:
+            return self._invalid(None, place.state, inner.name)
+        if len(place.stack) >= NESTED:
+            raise UsageError(f"flows can be nested {NESTED} deep; end one with pop_flow() first")
+        typed.check_fields(inner.name, inner.data, data or {})
+        waiting = [place.flow, place.state, place.revision, list(place.history), record.data, into]
+        self._enter(inner.name, first, inner.revision, (), (*place.stack, waiting))
+        record.data = dict(data or {})
+        return True
+
+    def pop_flow(self, result: Any = None) -> Any:
+        """End the inner flow, and continue the outer flow in the state it was in."""
+        if self._refuses():
+            return False
+        place = self._record.place
+        if not place.stack:
+            problem = f"{place.flow!r} is not an inner flow; pop_flow() ends a flow that push_flow() began"
+            return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
+        flow, state, revision, history, data, into = place.stack[-1]
+        self._enter(flow, state, revision, tuple(history), place.stack[:-1])
+        # A copy, because changes inside a loaded value are not noticed.
+        self._record.data = copy.deepcopy(data)
+        self.result = result
+        if into is not None:
+            self._check({into: result})
+            self._record.data[into] = result
+        return True
+
+    def clear_flow(self) -> None:
+        """End the conversation and remove its record. Without an active flow nothing happens."""
+        if type(self._record) is NoRecord and not self._record.data:
+            return
+        if not self._refuses():
+            if self._record.place.flow is not None:
+                self._enter(None, None, None)
+            self._record.delete()
+
+    def _active(self) -> FlowDescription | None:
+        """Return the active flow, or ``None`` if there is none or it is not declared here."""
+        flow = self._record.place.flow
+        return None if flow is None else self._fsm.flows.get(flow)
+
+    def _enter(
+        self,
+        flow: str | None,
+        state: str | None,
+        revision: int | None,
+        history: tuple[str, ...] = (),
+        stack: tuple[Any, ...] = (),
+        *,
+        entered_at: str = "",
+    ) -> None:
+        """Move; ``entered_at`` has the times of the states in ``history``, as far as they are known."""
+        record = self._record
+        left_flow, left_state, _, _, _, where, times, expired, outbox, profile, _ = record.place
+        if state is not None:
+            # A declared state is a StateName, but the codec takes exact types only.
+            state = str.__str__(state)
+        self.moves.append((left_flow, left_state, flow, state))
+        self.entered = True
+        entered_at = "" if flow is None else with_entry(entered_at, record.now)
+        record.place = tuple.__new__(
+            Place, (flow, state, revision, history, stack, where, times, expired, outbox, profile, entered_at)
+        )
+
+    def _check(self, fields: Mapping[Any, Any]) -> None:
+        flow = self._active()
+        if flow is not None and flow.data is not None:
+            typed.check_fields(flow.name, flow.data, fields)
+
+    def _invalid(self, flow: str | None, from_: str | None, to: str | None, **details: Any) -> Any:
+        return self._fsm.transitions.refuse(TransitionError(flow, from_, to, **details), self, from_, to)
+
+
+def check_mapping(method: str, given: object, *, optional: bool = True) -> None:
+    """Raise ``InvalidOption`` unless a method was given a dict of fields."""
+    if not isinstance(given, Mapping) and not (optional and given is None):
+        raise InvalidOption(f"{method}() takes a dict of fields, got {type(given).__name__}")
+
+
+def _check_state(method: str, given: object) -> None:
+    """Raise ``InvalidOption`` if this is a flow, or anything other than the name of a state."""
+    if isinstance(given, str):
+        return
+    flow = getattr(given, "flow_name", None)
+    if isinstance(flow, str):
+        raise InvalidOption(f"{method}() takes a state, and {flow!r} is a flow; begin the flow with start_flow()")
+    raise InvalidOption(f"{method}() takes a state or its name, got {given!r}")
