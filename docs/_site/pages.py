@@ -32,8 +32,6 @@ def source(app: Sphinx, docname: str, text: list[str]) -> None:
     found = TITLED.sub(r"```{code-block} \1\n:caption: \2\n", text[0])
     found = MARKED.sub(r"```\1", found)
     found = GLOB.sub(matched, found)
-    # There is no program that draws these diagrams without a browser and a network.
-    found = found.replace("```mermaid\n", "```text\n")
     text[0] = OUTSIDE.sub(linked, found)
 
 
