@@ -1,7 +1,7 @@
 """Build the sdist and the wheel, and check them in empty environments. ``make dist`` runs it.
 
 Each extra is installed alone, in an environment of its own, and its modules are imported. ``--python`` adds further
-interpreters, on which the wheel without extras and with ``playground`` is tried.
+interpreters; on them the wheel is tried without extras, with ``playground``, with ``testing`` and with all extras.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 
 #: What each extra makes importable.
-MODULES = {
+MODULES: dict[str, list[str]] = {
     "": ["stepwell", "stepwell.fsm", "stepwell.nodes", "stepwell.storage.sqlite", "stepwell.testing", "stepwell.cli"],
     "redis": ["stepwell.storage.redis"],
     "postgres": ["stepwell.storage.postgres"],
@@ -40,8 +40,30 @@ MODULES = {
     "playground": ["stepwell.playground", "stepwell.playground.botapi.server"],
     "testing": ["stepwell.testing.contract", "pytest_stepwell"],
 }
+MODULES["all"] = sorted({module for extra, modules in MODULES.items() for module in modules if extra != "testing"})
+#: The extras that are tried on further interpreters.
+ELSEWHERE = ("", "playground", "testing", "all")
 #: Uses an extra whose package is imported on use only.
 USES = {"cron": "from stepwell.nodes import Node, cron, linear; cron('* * * * *', linear(Node, name='flow'))"}
+#: A test file that is run with the extra ``testing``: the contract, and a fixture of the plugin.
+TESTS = """
+import pytest
+from stepwell import open_storage
+from stepwell.testing import StorageContract
+
+class TestSQLite(StorageContract):
+    notices = False
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path):
+        self.url = f"sqlite:///{tmp_path}/bot.db"
+
+    def open_storage(self, clock):
+        return open_storage(self.url, clock=clock)
+
+async def test_a_fixture(stepwell_storage):
+    assert await stepwell_storage.get_data("bot", (1,)) is None
+"""
 #: Files that are not Python, and must be in the wheel.
 DATA = re.compile(r".*\.(sql|lua|js|css|html|svg|typed)$")
 
@@ -53,10 +75,11 @@ def main() -> int:
     options = parser.parse_args()
     wheel = build()
     check_contents(wheel)
-    for extra in options.extra if options.extra is not None else sorted(check_names()):
+    check_names()
+    for extra in options.extra or sorted(MODULES):
         check_install(wheel, extra, sys.executable)
     for python in options.python:
-        for extra in ("", "playground"):
+        for extra in options.extra or ELSEWHERE:
             check_install(wheel, extra, python)
     print(f"{wheel.name} and its sdist are complete")
     return 0
@@ -82,13 +105,12 @@ def check_contents(wheel: Path) -> None:
     print(f"the wheel has all {len(expected)} files of src")
 
 
-def check_names() -> set[str]:
-    """Return the extras to try, none forgotten."""
+def check_names() -> None:
+    """Compare the extras here with those of ``pyproject.toml``."""
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    unknown = extras ^ {name or "all" for name in MODULES}
+    unknown = extras ^ (set(MODULES) - {""})
     if unknown:
         sys.exit(f"scripts/dist.py and pyproject.toml have different extras: {', '.join(sorted(unknown))}")
-    return set(MODULES)
 
 
 def check_install(wheel: Path, extra: str, python: str) -> None:
@@ -103,9 +125,17 @@ def check_install(wheel: Path, extra: str, python: str) -> None:
         run(ours, "-c", code, inside=folder)
         if extra in USES:
             run(ours, "-c", USES[extra], inside=folder)
-        if extra in ("", "playground"):
+        if extra == "testing":
+            Path(folder, "test_wheel.py").write_text(TESTS)
+            run(ours, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_wheel.py", inside=folder)
+        if extra in ("", "playground", "all"):
             run(str(Path(folder, "bin", "stepwell")), "demo", "--script", inside=folder)
-    print(f"{Path(python).name}: stepwell{f'[{extra}]' if extra else ''} installs and imports", flush=True)
+    print(f"{version(python)}: stepwell{f'[{extra}]' if extra else ''} installs and works", flush=True)
+
+
+def version(python: str) -> str:
+    """Return the name and version of an interpreter."""
+    return subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(*command: str, inside: str | None = None) -> None:
