@@ -1,7 +1,8 @@
 """Stepwell beside its peers: a counting bot and a flow of 400 steps, in one run.
 
 The subjects take turns, each in a process of its own. The result of each is checked: one that loses an update is marked
-as wrong, however fast it is. Writes ``RESULTS.md`` and ``results.json`` here, and the plot in ``docs/images``.
+as wrong, however fast it is. Writes ``RESULTS.md`` and ``results.json`` here, ``docs/performance.md``, and the plot in
+``docs/images``.
 """
 
 from __future__ import annotations
@@ -9,41 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 from benchmarks.comparison_report import write_report
+from benchmarks.comparison_results import Measured
 from benchmarks.comparison_subjects import SUBJECTS
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-
-
-class Measured(NamedTuple):
-    """The figures of one subject."""
-
-    workload: str
-    subject: str
-    #: Where it stores, and what survives.
-    storage: str
-    #: Operations a second, one for each round.
-    rates: list[float]
-    #: How many of the operations are in the result, the worst of all rounds.
-    kept: float
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.rates)
-
-    @property
-    def right(self) -> bool:
-        return self.kept == 1.0
 
 
 def main() -> int:
@@ -66,7 +46,7 @@ def main() -> int:
     for result in results.values():
         wrong = "" if result.right else f"   WRONG: {result.kept:.0%} of the updates kept"
         print(f"{result.workload:8}{result.subject:42}{result.storage:34}{result.median:>10,.0f} a second{wrong}")
-    write_report(list(results.values()), ROUNDS)
+    write_report(list(results.values()))
     # The claim of the README: ours are right.
     return sum(not result.right for result in results.values() if "Stepwell" in result.subject)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -10,71 +9,57 @@ import time
 from html import escape
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from benchmarks.comparison import Measured
+from benchmarks.comparison_results import TITLES, UNITS, Comparison, Measured, figure, table
+from benchmarks.performance_page import write_page
 
-__all__ = ["write_report"]
+__all__ = ["plot", "report", "write_report"]
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 PEERS = ("aiogram", "python-telegram-bot", "langgraph", "dbos", "pocketflow", "redis", "asyncpg")
-TITLES = {
-    "updates": "A counting bot: 50 users, each with two messages in flight",
-    "steps": "A flow of 400 steps, each stored before the next one begins",
-}
-UNITS = {"updates": "updates a second", "steps": "steps a second"}
 
 
-def write_report(results: list[Measured], rounds: int) -> None:
-    """Write the table, the JSON and the plots."""
+def write_report(results: list[Measured]) -> None:
+    """Write the JSON, and from it the table, the page of the site and the plots."""
     machine = (
         f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores, {platform.system()}"
     )
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PEERS)
+    run = Comparison(day, machine, {name: metadata.version(name) for name in PEERS}, results)
+    run.save()
+    (HERE / "RESULTS.md").write_text(report(run))
+    write_page()
+    svg = plot(run)
+    (IMAGES / "comparison.svg").write_text(svg)
+    write_png(svg, IMAGES / "comparison.png")
+
+
+def report(run: Comparison) -> str:
+    """Return ``RESULTS.md``."""
     text = [
         "# Results",
         "",
-        f"Written by `make bench` on {day}: {machine}. Medians of {rounds} rounds, in which the subjects took turns, "
-        f"each in a process of its own; lowest and highest in brackets. {versions}.",
+        f"Written by `make bench` on {run.day}: {run.machine}. The subjects took turns, each in a process of its own. "
+        f"{run.packages}.",
         "",
         "The machine's speed matters less than the ratios. A subject whose stored result does not contain every update "
         "is marked as wrong.",
     ]
     for workload, title in TITLES.items():
-        text += ["", f"## {title}", "", f"| | storage | {UNITS[workload]} | result |", "| --- | --- | --- | --- |"]
-        for result in results:
-            if result.workload == workload:
-                spread = f"{figure(result.median)} ({figure(min(result.rates))} to {figure(max(result.rates))})"
-                verdict = "right" if result.right else f"**wrong**: {result.kept:.0%} kept"
-                text.append(f"| {result.subject} | {result.storage} | {spread} | {verdict} |")
-    (HERE / "RESULTS.md").write_text("\n".join(text) + "\n")
-    figures = [result._asdict() | {"median": result.median, "right": result.right} for result in results]
-    (HERE / "results.json").write_text(
-        json.dumps({"day": day, "machine": machine, "results": figures}, indent=1) + "\n"
-    )
-    svg = plot(results)
-    (IMAGES / "comparison.svg").write_text(svg)
-    write_png(svg, IMAGES / "comparison.png")
-
-
-def figure(rate: float) -> str:
-    """Return a rate with two or three significant digits."""
-    digits = 2 - math.floor(math.log10(rate))
-    return f"{round(rate, digits):,.0f}"
+        text += ["", f"## {title}", "", *table(run, workload)]
+    return "\n".join(text) + "\n"
 
 
 WIDTH, LABEL, BAR, ROW, GAP = 890, 350, 400, 26, 54
 
 
-def plot(results: list[Measured]) -> str:
+def plot(run: Comparison) -> str:
     """Return horizontal bars, on a logarithmic scale, because the subjects differ by factors of a hundred."""
     parts: list[str] = []
     y = 10
     for workload, title in TITLES.items():
-        rows = [result for result in results if result.workload == workload]
+        rows = run.of(workload)
         least, most = min(row.median for row in rows) / 2, max(row.median for row in rows)
         parts.append(f'<text x="0" y="{y + 16}" class="title">{escape(title)}</text>')
         y += 30
