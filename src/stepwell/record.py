@@ -59,7 +59,13 @@ class State:
 
 
 class ReservedNamespace(str):
-    """A namespace that is not encoded, so that no bot's name can equal it."""
+    """A namespace that is not encoded, so that no bot's name can equal it.
+
+    Example::
+
+        async for entry in storage.scan(RUNS):
+            print(entry.key, entry.place.state)
+    """
 
     __slots__ = ()
 
@@ -89,7 +95,13 @@ TURN: Final = " waiting"
 
 
 class Address(NamedTuple):
-    """The address of a record in a storage. Both parts are encoded text without control characters (see ``codec``)."""
+    """The address of a record in a storage. Both parts are encoded text without control characters (see ``codec``).
+
+    Example::
+
+        address = storage.address("my_bot", (42, 42))
+        assert address.text == "my_bot/(42,42)"
+    """
 
     namespace: str
     key: str
@@ -102,14 +114,28 @@ class Address(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A version that is never reused: ``number`` starts at the clock and grows with each write, ``write`` is random."""
+    """A version that is never reused: ``number`` starts at the clock and grows with each write, ``write`` is random.
+
+    Example::
+
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        first: Version = (await storage.perform(Get(storage.address("my_bot", 42)))).version
+        await storage.set_data("my_bot", 42, {"name": "Bob"})
+        assert (await storage.perform(Get(storage.address("my_bot", 42)))).version > first
+    """
 
     number: int
     write: str
 
 
 class Keep(Enum):
-    """The type of ``KEEP``."""
+    """The type of ``KEEP``.
+
+    Example::
+
+        change = Change(write=storage.ids(), set={}, tags=())
+        assert change.head is KEEP
+    """
 
     KEEP = "keep"
 
@@ -119,7 +145,14 @@ KEEP: Final = Keep.KEEP
 
 
 class Place(NamedTuple):
-    """The flow and state of a conversation or a run, without its data."""
+    """The flow and state of a conversation or a run, without its data.
+
+    Example::
+
+        await storage.set_state("my_bot", 42, State("registration", "get_name"))
+        async for entry in storage.scan("my_bot"):
+            assert (entry.place.flow, entry.place.state) == ("registration", "get_name")
+    """
 
     flow: str | None
     state: str | None
@@ -151,7 +184,14 @@ NOWHERE: Final = Place(None, None)
 
 
 class Head(NamedTuple):
-    """Flow and state, which change together."""
+    """Flow and state, which change together.
+
+    Example::
+
+        seal = storage.seal(storage.address("my_bot", 42))
+        head: Head = seal.head(Place("registration", "get_name"))
+        assert (head.flow, head.state) == ("registration", "get_name")
+    """
 
     #: For the indexes only; readers decode ``text``.
     flow: str | None
@@ -161,7 +201,14 @@ class Head(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """A record's place in a queue. ``Storage.queued`` lists a queue by priority, then by the time of entering it."""
+    """A record's place in a queue. ``Storage.queued`` lists a queue by priority, then by the time of entering it.
+
+    Example::
+
+        address = storage.address("my_bot", "task-7")
+        await storage.perform(Apply(address, Change(write=storage.ids(), queue=Queue("mails", priority=5))))
+        assert await storage.queued(address.namespace, "mails") == [address]
+    """
 
     #: 1 to 500 bytes of UTF-8, without control characters.
     name: str
@@ -174,6 +221,13 @@ class Range:
     """Parts of a record by name. Names are ordered by their code points, which is the order of their UTF-8 bytes.
 
     Both ends are included, and need not exist. Write ``first=name + "\\0"`` to begin behind a name.
+
+    Example::
+
+        address = storage.address("my_bot", "log")
+        await storage.perform(Apply(address, Change(write=storage.ids(), parts={"1": "a", "2": "b", "3": "c"})))
+        stored = await storage.perform(Get(address, parts=Range(limit=2, reverse=True)))
+        assert list(stored.parts) == ["3", "2"]
     """
 
     first: str | None = None
@@ -222,6 +276,11 @@ class Change(NamedTuple):
     """One atomic write. A backend applies all of it or none.
 
     The order is: ``replace`` or ``delete``, then ``unset`` and ``drop``, then ``set`` and ``parts``.
+
+    Example::
+
+        address = storage.address("my_bot", "log")
+        await storage.perform(Apply(address, Change(write=storage.ids(), parts={"0001": "..."}, expiry=3600)))
     """
 
     #: A random id. It becomes the second half of the version, and the base if the write replaces or deletes.
@@ -258,7 +317,13 @@ class Change(NamedTuple):
 
 
 class Damage(str):
-    """A text in a ``Stored`` that the backend found damaged or missing. Decoding it raises ``CorruptRecord``."""
+    """A text in a ``Stored`` that the backend found damaged or missing. Decoding it raises ``CorruptRecord``.
+
+    Example::
+
+        text = Damage("a field", "is missing")
+        assert (text.what, text.why) == ("a field", "is missing")
+    """
 
     __slots__ = ("error", "found", "what", "why")
 
@@ -279,7 +344,14 @@ class Damage(str):
 
 @dataclass(slots=True)
 class Stored:
-    """A record as a backend returns it, with sealed texts."""
+    """A record as a backend returns it, with sealed texts.
+
+    Example::
+
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        stored: Stored = await storage.perform(Get(storage.address("my_bot", 42)))
+        assert list(stored.fields) == ["name"]
+    """
 
     version: Version
     #: The write id of the last replace or delete.

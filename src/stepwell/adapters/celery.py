@@ -57,6 +57,14 @@ class CeleryRuns:
     :param storage: the storage of the runs; by default that of the flows, else the configured one. Each process opens
         it on first use.
     :param sweep: the seconds between two sweeps.
+
+    Example::
+
+        from celery import Celery
+        from stepwell.adapters.celery import CeleryRuns
+
+        app = Celery("bot", broker="redis://localhost")
+        runs = CeleryRuns(app, [flow], storage="sqlite:///flows.db")
     """
 
     def __init__(

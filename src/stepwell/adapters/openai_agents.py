@@ -31,6 +31,14 @@ class StepwellSession:
     ``storage``: a storage, which sessions should share, or its URL; then close ``session.storage`` at the end.
     ``namespace``: the namespace of the logs. ``session_settings``: as for other sessions. ``limit``: the largest size
     of a session, in bytes; by default 64 MB.
+
+    Example::
+
+        from stepwell.adapters.openai_agents import StepwellSession
+
+        session = StepwellSession("chat-42", storage)
+        await session.add_items([{"role": "user", "content": "Hello"}])
+        assert len(await session.get_items()) == 1
     """
 
     def __init__(

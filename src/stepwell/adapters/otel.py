@@ -39,6 +39,14 @@ def instrument(
 
     Call it at start-up: the batches of a storage are reported if it opens afterwards. The providers are those of the
     process by default.
+
+    Example::
+
+        from stepwell.adapters.otel import instrument
+
+        end = instrument()
+        await linear(Read, CountWords).run({"text": "a b c"})
+        end()
     """
     import stepwell
 

@@ -132,6 +132,14 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     was running then is run again. Outside a durable run the agent works as without it.
 
     ``models``, ``event_stream_handler`` and ``name``: as for the other durability capabilities of pydantic-ai.
+
+    Example::
+
+        from pydantic_ai import Agent
+        from pydantic_ai.models.test import TestModel
+        from stepwell.adapters.pydantic_ai import StepwellDurability
+
+        agent = Agent(TestModel(), capabilities=[StepwellDurability()], name="support")
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = DurabilityEngineSpec(

@@ -30,11 +30,26 @@ RESERVED = ("flow_name", "states", "transitions", "default_state", "diagram", "m
 
 
 class UnreachableState(UserWarning):
-    """A state that no declared path leads to; only ``set_state`` can enter it."""
+    """A state that no declared path leads to; only ``set_state`` can enter it.
+
+    Example::
+
+        with pytest.warns(UnreachableState):
+            class Order(Flow, name="order"):
+                get_item = state(to=[])
+                pay = state(to=[])
+                default_state = get_item
+    """
 
 
 class StateName(str):
-    """The name of a state, a ``str`` that also has the name of its flow."""
+    """The name of a state, a ``str`` that also has the name of its flow.
+
+    Example::
+
+        assert Registration.get_email == "get_email"
+        assert Registration.get_email.flow_name == "registration"
+    """
 
     #: The flow's name; ``None`` inside the class body.
     flow_name: str | None

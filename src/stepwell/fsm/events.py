@@ -39,7 +39,16 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSMEvent:
-    """The base of all events."""
+    """The base of all events.
+
+    Example::
+
+        def show(event: FSMEvent) -> None:
+            print(event.bot, event.key, type(event).__name__)
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration])
+        unsubscribe = fsm.subscribe(show)
+    """
 
     #: The ``FSM``.
     fsm: Machine = field(repr=False)
@@ -54,12 +63,30 @@ class FSMEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReady(FSMEvent):
-    """The storage is open, and the bot is initialised."""
+    """The storage is open, and the bot is initialised.
+
+    Example::
+
+        def ready(event):
+            if isinstance(event, MachineReady):
+                print(event.bot, "is ready")
+
+        fsm.subscribe(ready)
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReceived(FSMEvent):
-    """An update was received. Its record is not claimed yet."""
+    """An update was received. Its record is not claimed yet.
+
+    Example::
+
+        def show(event):
+            if isinstance(event, UpdateReceived):
+                print(event.update_id, event.update.text)
+
+        fsm.subscribe(show)
+    """
 
     update: Update
     update_id: int | str | None
@@ -67,7 +94,16 @@ class UpdateReceived(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateReceived(FSMEvent):
-    """An update was received that was handled before."""
+    """An update was received that was handled before.
+
+    Example::
+
+        def show(event):
+            if isinstance(event, DuplicateReceived):
+                print("received again:", event.update_id)
+
+        fsm.subscribe(show)
+    """
 
     update: Update
     update_id: int | str | None
@@ -75,7 +111,16 @@ class DuplicateReceived(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerStarted(FSMEvent):
-    """The record is claimed, and the handler runs next."""
+    """The record is claimed, and the handler runs next.
+
+    Example::
+
+        def warn(event):
+            if isinstance(event, HandlerStarted) and event.waited > 1:
+                print(event.key, "waited", event.waited, "seconds for an earlier update")
+
+        fsm.subscribe(warn)
+    """
 
     update: Update
     #: Seconds from the receipt of the update until its record was claimed.
@@ -84,7 +129,16 @@ class HandlerStarted(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerEnded(FSMEvent):
-    """The handler has returned or raised. Hooks and the commit follow."""
+    """The handler has returned or raised. Hooks and the commit follow.
+
+    Example::
+
+        def show(event):
+            if isinstance(event, HandlerEnded) and event.error is None:
+                print(event.key, "is handled, and not committed yet")
+
+        fsm.subscribe(show)
+    """
 
     update: Update
     error: BaseException | None
@@ -92,7 +146,16 @@ class HandlerEnded(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateHandled(FSMEvent):
-    """The last event of an update: its changes are committed, or it was a duplicate, or it has failed."""
+    """The last event of an update: its changes are committed, or it was a duplicate, or it has failed.
+
+    Example::
+
+        def measure(event):
+            if isinstance(event, UpdateHandled):
+                print(event.key, event.duration)
+
+        fsm.subscribe(measure)
+    """
 
     update: Update
     #: Seconds since the update was received.
@@ -101,7 +164,16 @@ class UpdateHandled(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(FSMEvent):
-    """The claim, the handler, a hook or the commit raised. Nothing was written since the last ``save()``."""
+    """The claim, the handler, a hook or the commit raised. Nothing was written since the last ``save()``.
+
+    Example::
+
+        def report(event):
+            if isinstance(event, HandlerFailed):
+                print(event.key, repr(event.error))
+
+        fsm.subscribe(report)
+    """
 
     update: Update
     error: BaseException
@@ -111,7 +183,17 @@ class HandlerFailed(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntered(FSMEvent):
-    """A conversation has moved, and the move is committed. It has ended if ``flow`` is ``None``."""
+    """A conversation has moved, and the move is committed. It has ended if ``flow`` is ``None``.
+
+    Example::
+
+        def count(event):
+            if isinstance(event, StateEntered) and event.flow is None:
+                print("ended", event.from_flow, event.from_state)
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration])
+        fsm.subscribe(count)
+    """
 
     from_flow: str | None
     from_state: str | None
@@ -121,7 +203,16 @@ class StateEntered(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(FSMEvent):
-    """A record was written or removed."""
+    """A record was written or removed.
+
+    Example::
+
+        def warn(event):
+            if isinstance(event, Committed) and event.duration > 1:
+                print("a slow commit:", event.key)
+
+        fsm.subscribe(warn)
+    """
 
     #: Seconds since the record was claimed.
     duration: float
@@ -129,7 +220,16 @@ class Committed(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired(FSMEvent):
-    """The timeout of a state was applied, or it failed and will be retried."""
+    """The timeout of a state was applied, or it failed and will be retried.
+
+    Example::
+
+        def warn(event):
+            if isinstance(event, TimerFired) and event.late > 60:
+                print(event.key, event.state, "timed out", event.late, "seconds late")
+
+        fsm.subscribe(warn)
+    """
 
     #: The flow and the state that timed out.
     flow: str | None
@@ -142,7 +242,16 @@ class TimerFired(FSMEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationExpired(FSMEvent):
-    """A conversation has expired. With ``on_expired``, one event for each call of it."""
+    """A conversation has expired. With ``on_expired``, one event for each call of it.
+
+    Example::
+
+        def show(event):
+            if isinstance(event, ConversationExpired):
+                print(event.key, "expired in", event.flow, event.state)
+
+        fsm.subscribe(show)
+    """
 
     flow: str | None
     state: str | None
@@ -162,6 +271,13 @@ def subscribe(callback: FSMSubscriber) -> Callable[[], None]:
     """Call ``callback(event)`` for every event of every machine of the process. Return a function that unsubscribes.
 
     ``FSM.subscribe`` does the same for one machine.
+
+    Example::
+
+        from stepwell.fsm import subscribe
+
+        end = subscribe(lambda event: print(event.bot, type(event).__name__))
+        end()
     """
     return add_subscriber(subscribers, callback)
 

@@ -47,7 +47,15 @@ MOST_ENTRIES = 16
 
 
 class Expired(NamedTuple):
-    """A conversation that has expired. Its record is deleted."""
+    """A conversation that has expired. Its record is deleted.
+
+    Example::
+
+        async def say(ctx, expired: Expired):
+            ctx.answer(f"Your {expired.flow} has expired.")
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], ttl=3600, on_expired=say)
+    """
 
     key: Any
     flow: str | None

@@ -139,7 +139,14 @@ def _none(results: Iterable[bool]) -> bool:
 
 
 class fsm_flow(Filter):  # noqa: N801
-    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is."""
+    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is.
+
+    Example::
+
+        @router.on(fsm_flow(Registration) & text("stop"))
+        async def stop(ctx):
+            ctx.clear_flow()
+    """
 
     __slots__ = ("name",)
 
@@ -158,6 +165,12 @@ class fsm_state(Filter):  # noqa: N801
     """Match this state: ``"email"`` in any flow, ``Form.email`` in its flow, ``None`` for no state.
 
     ``fsm_state(("key", value))`` matches a field of the data. A missing field never matches.
+
+    Example::
+
+        @router.on(fsm_state(Registration.get_email), text())
+        async def get_email(ctx):
+            ctx.update_data(email=ctx.text)
     """
 
     __slots__ = ("field", "flow", "state", "value")
@@ -190,7 +203,14 @@ class fsm_state(Filter):  # noqa: N801
 
 
 class fsm_in_flow(Filter):  # noqa: N801
-    """Match if any flow is active."""
+    """Match if any flow is active.
+
+    Example::
+
+        @router.on(command("start") & ~fsm_in_flow())
+        async def start(ctx):
+            ctx.start_flow(Registration)
+    """
 
     __slots__ = ()
 
@@ -231,10 +251,16 @@ class command(Filter):  # noqa: N801
 
 
 class text(Filter):  # noqa: N801
-    """Match a text that equals this string, or in which this compiled regex is found (``ctx.match``).
+    r"""Match a text that equals this string, or in which this compiled regex is found (``ctx.match``).
 
     Without a pattern, match any text except a command, so that ``/cancel`` is never read as a name. Edited messages
     match only with ``edited=True``.
+
+    Example::
+
+        @router.on(text(re.compile(r"(\d+) items?")))
+        async def order(ctx):
+            ctx.update_data(items=int(ctx.match[1]))
     """
 
     __slots__ = ("edited", "pattern")
@@ -277,7 +303,14 @@ class callback(Filter):  # noqa: N801
 
 
 class kind(Filter):  # noqa: N801
-    """Match updates of these kinds, by their names in the Bot API: ``kind("my_chat_member")``."""
+    """Match updates of these kinds, by their names in the Bot API: ``kind("my_chat_member")``.
+
+    Example::
+
+        @router.on(kind("my_chat_member"))
+        async def added(ctx):
+            ctx.update_data(member=ctx.update["new_chat_member"]["status"])
+    """
 
     __slots__ = ("names",)
 

@@ -20,6 +20,10 @@ def button(text: str, *, data: str | None = None, url: str | None = None) -> dic
     """Return a button of an inline keyboard, which sends ``data`` to the bot or opens ``url``.
 
     ``data`` has 1 to 64 bytes, and the filter ``callback(data)`` matches it.
+
+    Example::
+
+        markup = keyboard([[button("Yes", data="yes"), button("Terms", url="https://example.org/terms")]])
     """
     if (data is None) == (url is None):
         raise InvalidOption(f"button({text!r}) takes either data= or url=")
@@ -70,7 +74,14 @@ def reply_keyboard(
 
 
 def remove_keyboard(**params: Any) -> dict[str, Any]:
-    """Return the ``reply_markup=`` that removes a reply keyboard."""
+    """Return the ``reply_markup=`` that removes a reply keyboard.
+
+    Example::
+
+        @router.on(text("done"))
+        async def done(ctx):
+            ctx.answer("Thank you!", reply_markup=remove_keyboard())
+    """
     return {"remove_keyboard": True, **params}
 
 

@@ -18,14 +18,28 @@ __all__ = ["Business", "Chat", "ChatTopic", "ChatTopicUser", "ChatUser", "KeyStr
 
 @runtime_checkable
 class KeyStrategy(Protocol):
-    """A key strategy. It must return the same key for every update of one conversation."""
+    """A key strategy. It must return the same key for every update of one conversation.
+
+    Example::
+
+        class Team:
+            def extract(self, update):
+                return ("team", update.chat.id % 10) if update.chat else None
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=Team())
+    """
 
     def extract(self, update: Update, /) -> Any:
         """Return the key, any nesting of ``str, int, bool, None, bytes, tuple``, or ``None`` for no key."""
 
 
 class Parts(NamedTuple):
-    """The ids in a key. 0 and ``None`` mean that the key has no such id."""
+    """The ids in a key. 0 and ``None`` mean that the key has no such id.
+
+    Example::
+
+        assert keys.ChatUser().parts((-100, 42)) == keys.Parts(chat=-100, user=42)
+    """
 
     chat: int | None = None
     user: int | None = None
@@ -35,7 +49,12 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChatUser:
-    """One conversation per user and chat: ``(chat, user)``. The default."""
+    """One conversation per user and chat: ``(chat, user)``. The default.
+
+    Example::
+
+        assert keys.ChatUser().extract(Update.of(update)) == (42, 42)
+    """
 
     def extract(self, update: Update) -> tuple[int, int] | None:
         user, chat = update.user, update.chat
@@ -51,7 +70,13 @@ class ChatUser:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One conversation per user, in all chats: ``(user,)``."""
+    """One conversation per user, in all chats: ``(user,)``.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=keys.User())
+        assert fsm.key.extract(Update.of(update)) == (42,)
+    """
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.user.id,) if update.user is not None else None
@@ -65,7 +90,13 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One conversation per chat, shared by its members: ``(chat,)``."""
+    """One conversation per chat, shared by its members: ``(chat,)``.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=keys.Chat())
+        assert fsm.key.extract(Update.of(update)) == (42,)
+    """
 
     def extract(self, update: Update) -> tuple[int] | None:
         return (update.chat.id,) if update.chat is not None else None
@@ -82,6 +113,11 @@ class ChatTopic:
     """One conversation per forum topic, shared by its members: ``(chat, thread)``, thread 0 outside of topics.
 
     Replies in an ordinary group have a thread too; with ``strict_topics`` only forum topics count.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=keys.ChatTopic(strict_topics=True))
+        assert fsm.key.extract(Update.of(update)) == (42, 0)
     """
 
     strict_topics: bool = False
@@ -101,7 +137,13 @@ class ChatTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTopicUser:
-    """One conversation per user and forum topic: ``(chat, thread, user)``, thread 0 outside of topics."""
+    """One conversation per user and forum topic: ``(chat, thread, user)``, thread 0 outside of topics.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=keys.ChatTopicUser())
+        assert fsm.key.extract(Update.of(update)) == (42, 0, 42)
+    """
 
     strict_topics: bool = False
 
@@ -119,6 +161,11 @@ class Business:
     """Another strategy, with separate conversations per business account: ``(connection, key)``.
 
     The connection is 0 for updates that the bot itself gets.
+
+    Example::
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Registration], key=keys.Business(keys.ChatUser()))
+        assert fsm.key.extract(Update.of(update)) == (0, (42, 42))
     """
 
     __slots__ = ("inner",)

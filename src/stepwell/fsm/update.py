@@ -90,7 +90,13 @@ class Peer:
 
 
 class Update:
-    """An update from any library. Make one with ``Update.of(anything)``."""
+    """An update from any library. Make one with ``Update.of(anything)``.
+
+    Example::
+
+        received = Update.of(update)
+        assert received.user.id == 42 and received.text == "/register"
+    """
 
     __slots__ = (
         "_chat_part", "business_connection_id", "callback_data", "callback_id", "chat", "chatless", "command", "event",

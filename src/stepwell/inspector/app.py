@@ -30,7 +30,12 @@ _READ_ONLY = "the inspector is read-only; start it with --allow-write, or inspec
 
 
 class Inspector:
-    """An ASGI application that shows one storage."""
+    """An ASGI application that shows one storage.
+
+    Example::
+
+        app = inspector("sqlite:///bot.db", flows=[Registration], token="...", allow_write=True)
+    """
 
     def __init__(
         self,

@@ -33,7 +33,14 @@ RETRIES: Final = (0.1, 5.0)
 
 
 class LogEntry(NamedTuple):
-    """An entry of a log."""
+    """An entry of a log.
+
+    Example::
+
+        log = Log(storage, "chats", 42)
+        await log.append("Hello")
+        assert await log.read() == [LogEntry(1, "Hello")]
+    """
 
     #: Numbers start at 1 and grow. They are never reused, so some may be missing.
     number: int

@@ -43,6 +43,21 @@ def run_async_batch(
     While it runs, its state is in the storage under the flow id of the run (``step().flow_id``, and the name of the
     task), with ``batch_progress`` while a batch runs. The state is removed when the run ends or fails. It does not
     survive a crash: for that, use ``flow.run(shared, storage=...)``.
+
+    Example::
+
+        class Double(BatchNode):
+            def prep(self, shared):
+                return shared["numbers"]
+
+            def exec(self, number):
+                return 2 * number
+
+            def post(self, shared, numbers, results):
+                shared["doubled"] = results
+
+        final = await run_async_batch(linear(Double), {"numbers": [1, 2]}, storage=storage)
+        assert final["doubled"] == [2, 4]
     """
     if not isinstance(flow, NodeFlow):
         raise InvalidOption(f"run_async_batch() needs a NodeFlow, not {type(flow).__name__}")

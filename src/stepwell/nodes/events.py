@@ -23,7 +23,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event of a run, a node or an item."""
+    """An event of a run, a node or an item.
+
+    Example::
+
+        def show(event: Event) -> None:
+            print(event.kind, event.node)
+
+        await linear(Read, CountWords).run({"text": "a b c"}, on_event=show)
+    """
 
     kind: EventKind
     #: The time in seconds since 1970.
@@ -61,6 +69,14 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
     Subscribers are called in the thread of the run, in the order of the events, and must be quick. If one raises, the
     error is logged and the run continues. Runs that have already started do not call it.
+
+    Example::
+
+        from stepwell.nodes import subscribe
+
+        end = subscribe(lambda event: print(event.flow, event.kind, event.node))
+        await linear(Read, CountWords).run({"text": "a b c"})
+        end()
     """
     return add_subscriber(_subscribers, subscriber)
 

@@ -29,7 +29,14 @@ FIRST_POLL, LONGEST_POLL = 0.01, 1.0
 
 
 class RunHandle:
-    """A run that was submitted. ``RunHandle(flow_id, flow)`` is the handle of any run that is known by its id."""
+    """A run that was submitted. ``RunHandle(flow_id, flow)`` is the handle of any run that is known by its id.
+
+    Example::
+
+        handle = await flow.submit({})
+        async with worker([flow]):
+            final = await RunHandle(handle.id, flow).result(timeout=60)
+    """
 
     __slots__ = ("_flow", "_storage", "id")
 

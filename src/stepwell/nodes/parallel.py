@@ -51,6 +51,15 @@ class Parallel(BaseNode):
     :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
         error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` continues with the
         branches that succeeded.
+
+    Example::
+
+        class CountLetters(Node):
+            def post(self, shared, prep_res, exec_res):
+                shared["letters"] = len(shared["text"])
+
+        final = await linear(Parallel(CountWords, CountLetters)).run({"text": "a b"})
+        assert (final["words"], final["letters"]) == (2, 3)
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "branches", "merge", "on_error")

@@ -21,6 +21,10 @@ class ProgressBar:
 
     :param stream: the stream to write to; by default ``sys.stderr``.
     :param interval: the least seconds between two updates of the line.
+
+    Example::
+
+        await linear(Read, CountWords).run({"text": "a b c"}, on_event=ProgressBar())
     """
 
     def __init__(self, stream: TextIO | None = None, *, interval: float = 0.1) -> None:

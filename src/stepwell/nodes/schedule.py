@@ -21,7 +21,13 @@ __all__ = ["Schedule", "Schedules", "cron", "every"]
 
 
 class Schedule:
-    """A flow and the times at which it runs; made by :func:`every` and :func:`cron`."""
+    """A flow and the times at which it runs; made by :func:`every` and :func:`cron`.
+
+    Example::
+
+        schedule: Schedule = every(3600, quotes, name="hourly")
+        await Schedules(storage).add(schedule)
+    """
 
     def __init__(
         self, flow: NodeFlow, timing: Timing, *, name: str | None, missed: Missed, shared: Mapping[str, Any] | None
@@ -100,6 +106,13 @@ class Schedules:
     """The schedules in a storage: list, add, change, pause and remove them while workers run.
 
     Workers notice a change within a second. ``Schedules("postgresql://...")``; by default the configured storage.
+
+    Example::
+
+        schedules = Schedules(storage)
+        await schedules.add(every(3600, quotes, name="hourly"))
+        await schedules.pause("hourly")
+        assert [(status.name, status.paused) async for status in schedules.list()] == [("hourly", True)]
     """
 
     def __init__(self, storage: Storage | str | None = None) -> None:

@@ -62,7 +62,16 @@ def with_error_handling(
     name: str = UNNAMED,
     **options: Unpack[FlowOptions],
 ) -> NodeFlow:
-    """Return a flow of nodes one after the other, in which the action ``"error"`` of each leads to ``handler``."""
+    """Return a flow of nodes one after the other, in which the action ``"error"`` of each leads to ``handler``.
+
+    Example::
+
+        class Apologise(Node):
+            def post(self, shared, prep_res, exec_res):
+                shared["answer"] = "Sorry!"
+
+        flow = with_error_handling([Read, CountWords], Apologise, name="words")
+    """
     flow = linear(*nodes, name=name, **options)
     for node in flow._reachable():
         flow.connect(node, handler, action="error")

@@ -19,7 +19,15 @@ __all__ = ["Step", "step"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The step that is running."""
+    """The step that is running.
+
+    Example::
+
+        class Pay(Node):
+            async def exec(self, prep_res):
+                current: Step = step()
+                print("idempotency key:", current.flow_id, current.node, current.visit)
+    """
 
     #: The id of the run.
     flow_id: str

@@ -24,7 +24,13 @@ _ENDED: Final = ("finished", "failed", "cancelled", "stuck")
 
 
 class StreamEntry(NamedTuple):
-    """A value that a node has written."""
+    """A value that a node has written.
+
+    Example::
+
+        async for entry in flow.stream("order-42"):
+            print(entry.number, entry.value)
+    """
 
     #: Grows from value to value, not always by one. Pass the last one as ``after`` to continue.
     number: int

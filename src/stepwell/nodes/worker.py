@@ -68,6 +68,12 @@ class RunWorker:
     :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
     :param schedules: :func:`every` and :func:`cron`. They are written to the storage, and each tick runs once among all
         workers. All schedules of these flows in the storage run, until :meth:`Schedules.remove` removes them.
+
+    Example::
+
+        handle = await flow.submit({"text": "a b c"})
+        async with worker([flow], concurrency=10):
+            final = await handle.result(timeout=60)
     """
 
     def __init__(

@@ -45,6 +45,13 @@ class Storage(Facade):
     - ``run`` returns only after the commit is as durable as the backend promises.
     - Results share no mutable objects with the stored records.
     - All times are compared with one clock, the backend's.
+
+    Example::
+
+        async with open_storage("sqlite:///bot.db") as storage:
+            await storage.set_state("my_bot", (42, 42), State("registration", "get_name"))
+            async for entry in storage.scan("my_bot"):
+                print(entry.key, entry.state.flow)
     """
 
     def __init__(

@@ -34,7 +34,14 @@ NO_LIMIT = 1 << 50
 
 @dataclass(slots=True, kw_only=True)
 class Copied:
-    """The progress and the result of a copy."""
+    """The progress and the result of a copy.
+
+    Example::
+
+        async with open_storage("sqlite:///bot.db") as old, open_storage("sqlite:///new.db") as new:
+            copied: Copied = await copy_records(old, new)
+            print(copied.written, "written,", copied.verified, "compared")
+    """
 
     #: Encoded names, in the order of copying.
     namespaces: list[str]

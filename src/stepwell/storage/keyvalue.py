@@ -25,6 +25,20 @@ class KeyValueStorage(Storage):
 
     It is safe only within one process and one storage object: claims are kept in memory, and a change is a read and
     a write. It cannot list records, find deadlines or sweep. The next access to an expired record removes it.
+
+    Example::
+
+        class DictStorage(KeyValueStorage):
+            texts: dict[Address, str] = {}
+
+            async def read(self, address):
+                return self.texts.get(address)
+
+            async def write(self, address, text):
+                self.texts[address] = text
+
+            async def delete(self, address):
+                self.texts.pop(address, None)
     """
 
     shared = False

@@ -22,7 +22,14 @@ ANY: Final = Any_()
 
 
 class Query(NamedTuple):
-    """A filter for ``page``. Names are encoded. Expired records and tombstones never match."""
+    """A filter for ``page``. Names are encoded. Expired records and tombstones never match.
+
+    Example::
+
+        await storage.set_state("my_bot", 42, State("registration", "get_name"))
+        page = await storage.page(Query("my_bot", flow="registration"), after=None, limit=100)
+        assert len(page.records) == 1
+    """
 
     namespace: str
     flow: str | Any_ | None = ANY
@@ -33,7 +40,14 @@ class Query(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some records, and the position of the next page; ``None`` at the end."""
+    """Some records, and the position of the next page; ``None`` at the end.
+
+    Example::
+
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        page = await storage.page(Query("my_bot"), after=None, limit=100)
+        assert len(page.records) == 1 and page.after is None
+    """
 
     records: list[tuple[Address, Stored]]
     after: Any
@@ -65,14 +79,27 @@ class Beside(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A record whose deadline has passed."""
+    """A record whose deadline has passed.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        await storage.perform(Apply(address, Change(write=storage.ids(), deadline=0)))
+        assert [due.address for due in await storage.due(address.namespace)] == [address]
+    """
 
     address: Address
     deadline: float
 
 
 class Swept(NamedTuple):
-    """The result of one sweep."""
+    """The result of one sweep.
+
+    Example::
+
+        swept = await storage.sweep(limit=1000)
+        print(len(swept.expired), "conversations have expired")
+    """
 
     #: Address and sealed head of each expired record.
     expired: list[tuple[Address, str | None]]
@@ -81,7 +108,14 @@ class Swept(NamedTuple):
 
 
 class Entry:
-    """One record of a scan. ``state`` and ``place`` decode it on access, and raise if it is damaged."""
+    """One record of a scan. ``state`` and ``place`` decode it on access, and raise if it is damaged.
+
+    Example::
+
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        async for entry in storage.scan("my_bot"):
+            assert (entry.key, entry.state.data) == (42, {"name": "Alice"})
+    """
 
     __slots__ = ("_seal", "_stored", "address")
 

@@ -21,7 +21,14 @@ __all__ = ["MemoryStorage"]
 
 
 class MemoryStorage(Storage):
-    """Keeps records until the process ends."""
+    """Keeps records until the process ends.
+
+    Example::
+
+        async with MemoryStorage() as storage:
+            await storage.set_data("my_bot", (42, 42), {"name": "Alice"})
+            assert await storage.get_data("my_bot", (42, 42)) == {"name": "Alice"}
+    """
 
     shared = False
     _cell = Cell

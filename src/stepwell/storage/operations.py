@@ -30,7 +30,14 @@ _LONGEST_NAME: Final = 500
 
 
 class Get(NamedTuple):
-    """Read a record. Returns ``Stored``, or ``None`` if there is none or it has expired."""
+    """Read a record. Returns ``Stored``, or ``None`` if there is none or it has expired.
+
+    Example::
+
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        stored = await storage.perform(Get(storage.address("my_bot", 42)))
+        assert stored.expires_at is None
+    """
 
     address: Address
     #: Load its parts too: all of them, a range, or those with these names. Parts that do not exist are left out.
@@ -41,6 +48,12 @@ class Claim(NamedTuple):
     """Lease an address to a token, and read it. Returns ``Claimed``, or ``Taken`` while another token has the lease.
 
     The address need not have a record. A token that already has the lease extends it.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        assert isinstance(await storage.perform(Claim(address, "token-1", lease=30)), Claimed)
+        assert isinstance(await storage.perform(Claim(address, "token-2", lease=30)), Taken)
     """
 
     address: Address
@@ -52,7 +65,16 @@ class Claim(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """Conditions of a write. If one is not met, nothing is written."""
+    """Conditions of a write. If one is not met, nothing is written.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        change = Change(write=storage.ids(), parts={"0001": "..."})
+        await storage.perform(Apply(address, change, Guard(absent=True)))
+        with pytest.raises(RecordExists):
+            await storage.perform(Apply(address, change, Guard(absent=True)))
+    """
 
     #: This token has the lease, else ``LeaseLost``.
     token: str | None = None
@@ -65,7 +87,14 @@ class Guard(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Write one change. Returns ``Applied``, the error of the guard, or ``TooLarge``."""
+    """Write one change. Returns ``Applied``, the error of the guard, or ``TooLarge``.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        done = await storage.perform(Apply(address, Change(write=storage.ids(), parts={"0001": "..."})))
+        assert isinstance(done, Applied)
+    """
 
     address: Address
     change: Change
@@ -78,7 +107,15 @@ class Apply(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End a token's lease, if it still has it. Returns ``None``."""
+    """End a token's lease, if it still has it. Returns ``None``.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        await storage.perform(Claim(address, "token-1", lease=30))
+        await storage.perform(Release(address, "token-1"))
+        assert isinstance(await storage.perform(Claim(address, "token-2", lease=30)), Claimed)
+    """
 
     address: Address
     token: str

@@ -73,6 +73,11 @@ def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: Sta
     """Set the default storages. Options that are not given stay; ``None`` means one MemoryStorage per process.
 
     A storage given as a URL is opened on first use, and stays open until the process ends.
+
+    Example::
+
+        configure(storage="sqlite:///flows.db")
+        flow = linear(Read, name="words")  # its runs are stored in flows.db
     """
     global _storage, _state_storage
     if storage is not KEEP:

@@ -33,7 +33,14 @@ _FOR_ALL_CHATS = (401, 404)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastResult:
-    """The numbers of a finished broadcast."""
+    """The numbers of a finished broadcast.
+
+    Example::
+
+        async with BotClient(find_token()) as bot:
+            result: BroadcastResult = await broadcast(bot, [42, 43], "Hello!", flow_id="news-7", storage=storage)
+            print(result.sent, "got it,", result.blocked, "have blocked the bot")
+    """
 
     sent: int
     #: Chats that the bot cannot write to any more.
@@ -120,6 +127,10 @@ async def cancel_broadcast(flow_id: str, *, storage: Storage | str) -> None:
     """Give up a broadcast for good: remove its run, with its list of chats and its result.
 
     If it is running, in this process or in another one, it stops with ``RecordReplaced`` after the next few messages.
+
+    Example::
+
+        await cancel_broadcast("news-7", storage="sqlite:///bot.db")
     """
     states = StateStorage(storage)
     try:

@@ -23,6 +23,10 @@ class SendLimits:
     """How many messages a client sends. ``None`` turns a limit off.
 
     The defaults are Telegram's. A bot with paid broadcasts may send more: ``SendLimits(per_second=1000)``.
+
+    Example::
+
+        bot = BotClient("42:token", limits=SendLimits(per_second=1000))
     """
 
     #: Messages in any second, to all chats together.

@@ -98,7 +98,13 @@ async def run_polling(
 
 
 def run_polling_sync(router: Router, token: str | None = None, **options: Any) -> None:
-    """``run_polling`` for a program without an event loop: the last line of a ``bot.py``."""
+    """``run_polling`` for a program without an event loop: the last line of a ``bot.py``.
+
+    Example::
+
+        if __name__ == "__main__":
+            run_polling_sync(router)
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

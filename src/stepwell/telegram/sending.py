@@ -24,6 +24,12 @@ class Sender:
     A call that is refused permanently is logged and passed to ``on_send_error(call, error)``; nothing is raised. The
     error is ``BotBlocked`` if the bot can no longer write to the chat, and ``InvalidOption`` for a call that cannot be
     sent, such as one with a missing file.
+
+    Example::
+
+        async with BotClient(find_token()) as bot:
+            sender = Sender(bot, on_send_error=lambda call, error: print(call, error))
+            router = Router(fsm, send=sender.send)
     """
 
     def __init__(self, client: BotClient, *, on_send_error: OnSendError | None = None) -> None:

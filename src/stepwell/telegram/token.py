@@ -18,6 +18,10 @@ def find_token(folder: str | os.PathLike[str] = ".") -> str:
     """Return the token from ``BOT_TOKEN``, from the file that ``BOT_TOKEN_FILE`` names, or from ``.env`` in a folder.
 
     The environment takes precedence over ``.env``. Raises ``UsageError`` if there is no token, or if it is malformed.
+
+    Example::
+
+        token = find_token()
     """
     environment = {name: os.environ.get(name, "") for name in ("BOT_TOKEN", "BOT_TOKEN_FILE")}
     env_file = Path(folder, ".env")

@@ -20,6 +20,12 @@ class ContextFilter(Filter):
     """A filter on the conversation, for ``@dispatcher.message(...)`` and the like.
 
     Combine it with ``&``, ``|`` and ``~``. Put it first if the other operand is aiogram's ``F``.
+
+    Example::
+
+        from stepwell.adapters.aiogram import ContextFilter, fsm_flow, fsm_state
+
+        asks_email: ContextFilter = fsm_flow(Registration) & ~fsm_state("get_name")
     """
 
     def __init__(self, inner: filters.Filter) -> None:
@@ -54,17 +60,53 @@ class ContextFilter(Filter):
 
 
 def fsm_flow(flow: object) -> ContextFilter:
-    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is."""
+    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is.
+
+    Example::
+
+        from aiogram import Dispatcher
+        from stepwell.adapters.aiogram import fsm_flow
+
+        dispatcher = Dispatcher()
+
+        @dispatcher.message(fsm_flow(Registration))
+        async def other(message, ctx):
+            await message.answer("Please answer the question.")
+    """
     return ContextFilter(filters.fsm_flow(flow))
 
 
 def fsm_state(state: str | tuple[Any, Any] | None) -> ContextFilter:
-    """Match this state; ``fsm_state(("key", value))`` matches a field of the data."""
+    """Match this state; ``fsm_state(("key", value))`` matches a field of the data.
+
+    Example::
+
+        from aiogram import Dispatcher, F
+        from stepwell.adapters.aiogram import fsm_state
+
+        dispatcher = Dispatcher()
+
+        @dispatcher.message(fsm_state(Registration.get_email) & F.text)
+        async def get_email(message, ctx):
+            ctx.update_data(email=message.text)
+    """
     return ContextFilter(filters.fsm_state(state))
 
 
 def fsm_in_flow() -> ContextFilter:
-    """Match if any flow is active."""
+    """Match if any flow is active.
+
+    Example::
+
+        from aiogram import Dispatcher
+        from stepwell.adapters.aiogram import fsm_in_flow
+
+        dispatcher = Dispatcher()
+
+        @dispatcher.message(~fsm_in_flow())
+        async def register(message, ctx):
+            ctx.start_flow(Registration)
+    """
     return ContextFilter(filters.fsm_in_flow())
 
 

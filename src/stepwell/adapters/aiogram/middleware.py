@@ -26,6 +26,18 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
     Each update makes one claim and one commit. A handler that raises changes nothing, even if an error handler
     catches the exception. Timers run from the dispatcher's startup to its shutdown and answer through its bot.
     Pass ``bot=`` if a webhook's startup does not know it, as with ``setup_application(app, dispatcher)``.
+
+    Example::
+
+        from aiogram import Dispatcher
+        from stepwell.adapters.aiogram import setup
+
+        dispatcher = Dispatcher(disable_fsm=True)
+        setup(dispatcher, fsm)
+
+        @dispatcher.message()
+        async def register(message, ctx):
+            ctx.start_flow(Registration)
     """
     if not isinstance(dispatcher, Dispatcher):
         raise InvalidOption(f"setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {dispatcher!r}")

@@ -24,6 +24,13 @@ class StepwellStorage(BaseStorage):
 
     Bot, chat, user, topic, business connection and destiny are always part of the key. A bot's records
     are in the namespace ``"<name>:<bot id>"``; a group of states is the flow.
+
+    Example::
+
+        from aiogram import Dispatcher
+        from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
+
+        dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))
     """
 
     def __init__(self, storage: Storage | str, *, name: str = "aiogram") -> None:

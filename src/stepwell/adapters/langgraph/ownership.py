@@ -26,7 +26,19 @@ _LINGER: Final = 0.005
 
 
 class StaleWriter(LeaseLost):
-    """Another runner has written to the thread since this one read it. Nothing was written."""
+    """Another runner has written to the thread since this one read it. Nothing was written.
+
+    Example::
+
+        from stepwell.adapters.langgraph import StaleWriter
+
+        async def ask(graph, question, thread):
+            for _ in range(5):
+                try:
+                    return await graph.ainvoke(question, thread)
+                except StaleWriter:
+                    continue
+    """
 
     #: The mark by which LangGraph's tools know such an error.
     is_stale_write_owner_error: bool = True
@@ -208,7 +220,13 @@ class FencedWriter(ThreadWriter):
 
 
 class WriteOwnership:
-    """The right to write to one thread, until another claim supersedes it."""
+    """The right to write to one thread, until another claim supersedes it.
+
+    Example::
+
+        saver = StepwellSaver(storage, ownership="fence")
+        ownership = await saver.aclaim_write_ownership("thread-42")
+    """
 
     def __init__(self, saver: StepwellSaver, writer: FencedWriter) -> None:
         self._saver = saver

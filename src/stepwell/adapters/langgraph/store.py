@@ -55,6 +55,14 @@ class StepwellStore(BaseStore):
     ``limit``: the largest size of an item, in bytes.
 
     A search reads the items below its namespace until it has enough. Expired items are never returned.
+
+    Example::
+
+        from stepwell.adapters.langgraph import StepwellStore
+
+        store = StepwellStore(storage)
+        await store.aput(("users", "42"), "likes", {"food": "pizza"})
+        assert (await store.aget(("users", "42"), "likes")).value == {"food": "pizza"}
     """
 
     supports_ttl: bool = True

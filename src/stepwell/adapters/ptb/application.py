@@ -75,6 +75,18 @@ def setup(application: _Application, fsm: FSM) -> None:
     Each update makes one claim and one commit. If a handler raises, the changes that the update has made so far are
     discarded before the error handlers are called. Timers run from ``initialize()`` to ``shutdown()`` of the
     application, and answer through its bot.
+
+    Example::
+
+        from telegram.ext import Application, MessageHandler, filters
+        from stepwell.adapters.ptb import fsm_of, setup
+
+        async def register(update, context):
+            fsm_of(context).start_flow(Registration)
+
+        application = Application.builder().token("42:token").build()
+        application.add_handler(MessageHandler(filters.TEXT, register))
+        setup(application, fsm)
     """
     if not isinstance(application, Application):
         raise InvalidOption(f"setup(application, fsm) takes an Application, got {application!r}")
@@ -88,6 +100,14 @@ def confirm_handled(application: _Application) -> None:
     python-telegram-bot confirms an update when it arrives. Call this before ``run_polling`` or ``run_webhook``.
     A webhook is then answered when its update is handled. Polling handles updates one after the other, also with
     ``concurrent_updates``. If the storage is unavailable or a lease was lost, the update is delivered again too.
+
+    Example::
+
+        from telegram.ext import Application
+        from stepwell.adapters.ptb import confirm_handled
+
+        application = Application.builder().token("42:token").build()
+        confirm_handled(application)
     """
     if application.updater is None:
         raise InvalidOption(

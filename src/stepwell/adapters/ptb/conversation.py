@@ -25,6 +25,20 @@ class ConversationHandler(ext.ConversationHandler[Any]):
     under the name of the first entry point's function.
 
     If the application has no ``StepwellPersistence``, the states are kept in memory.
+
+    Example::
+
+        from telegram.ext import CommandHandler, MessageHandler, filters
+        from stepwell.adapters.ptb import ConversationHandler
+
+        async def ask(update, context):
+            return 0
+
+        async def end(update, context):
+            return ConversationHandler.END
+
+        name = [MessageHandler(filters.TEXT, end)]
+        handler = ConversationHandler([CommandHandler("register", ask)], {0: name}, fallbacks=[])
     """
 
     __slots__ = ()

@@ -43,7 +43,17 @@ def add_conversations(application: _Application, fsm: FSM) -> None:
 
 
 def fsm_of(context: CallbackContext[Any, Any, Any, Any]) -> Context[Any]:
-    """Return the conversation of the update that the handler gets."""
+    """Return the conversation of the update that the handler gets.
+
+    Example::
+
+        from stepwell.adapters.ptb import fsm_of
+
+        async def get_name(update, context):
+            ctx = fsm_of(context)
+            ctx.update_data(name=update.message.text)
+            ctx.transition("get_email")
+    """
     if not isinstance(context, CallbackContext):
         raise InvalidOption(f"fsm_of(context) takes the second argument of a handler, got {context!r}")
     return current_context("fsm_of(context)")

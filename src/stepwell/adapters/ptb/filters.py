@@ -19,6 +19,13 @@ class ConversationFilter(telegram_filters.UpdateFilter):
 
     Combine it with ``&``, ``|``, ``^`` and ``~``, also with the filters of python-telegram-bot. A
     ``CallbackQueryHandler`` has no filters, and takes one of these as its ``pattern``.
+
+    Example::
+
+        from telegram.ext import filters
+        from stepwell.adapters.ptb import fsm_flow, fsm_state
+
+        asks_email = fsm_flow(Registration) & ~fsm_state("get_name") & filters.TEXT
     """
 
     __slots__ = ("inner",)
@@ -40,17 +47,50 @@ class ConversationFilter(telegram_filters.UpdateFilter):
 
 
 def fsm_flow(flow: object) -> ConversationFilter:
-    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is."""
+    """Match if this flow, given as class, object or name, is active; ``None`` matches if no flow is.
+
+    Example::
+
+        from telegram.ext import MessageHandler, filters
+        from stepwell.adapters.ptb import fsm_flow
+
+        async def other(update, context):
+            await update.message.reply_text("Please answer the question.")
+
+        handler = MessageHandler(fsm_flow(Registration) & filters.TEXT, other)
+    """
     return ConversationFilter(filters.fsm_flow(flow))
 
 
 def fsm_state(state: str | tuple[Any, Any] | None) -> ConversationFilter:
-    """Match this state; ``fsm_state(("key", value))`` matches a field of the data."""
+    """Match this state; ``fsm_state(("key", value))`` matches a field of the data.
+
+    Example::
+
+        from telegram.ext import MessageHandler, filters
+        from stepwell.adapters.ptb import fsm_of, fsm_state
+
+        async def get_email(update, context):
+            fsm_of(context).update_data(email=update.message.text)
+
+        handler = MessageHandler(fsm_state(Registration.get_email) & filters.TEXT, get_email)
+    """
     return ConversationFilter(filters.fsm_state(state))
 
 
 def fsm_in_flow() -> ConversationFilter:
-    """Match if any flow is active."""
+    """Match if any flow is active.
+
+    Example::
+
+        from telegram.ext import CommandHandler
+        from stepwell.adapters.ptb import fsm_in_flow, fsm_of
+
+        async def register(update, context):
+            fsm_of(context).start_flow(Registration)
+
+        handler = CommandHandler("register", register, filters=~fsm_in_flow())
+    """
     return ConversationFilter(filters.fsm_in_flow())
 
 

@@ -39,6 +39,14 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
     ``storage``: a storage or its URL. ``namespace``: the namespace of the records, by default ``ptb:<bot id>``.
     ``context_types``: pass the application's, if it has any. ``wait`` and ``lease``: the seconds for which an update
     waits for another one of the same user or chat, and after which the claim of a killed process ends.
+
+    Example::
+
+        from telegram.ext import Application
+        from stepwell.adapters.ptb import StepwellPersistence
+
+        persistence = StepwellPersistence("sqlite:///bot.db")
+        application = Application.builder().token("42:token").persistence(persistence).build()
     """
 
     @overload

@@ -19,6 +19,14 @@ def confirm_handled(bot: AsyncTeleBot) -> None:
     telebot confirms updates when they arrive. After this call, it gets the next updates when those before are handled.
     If the storage is unavailable or a lease was lost, the updates are delivered again too. ``TeleBot`` does the same
     with ``threaded=False``.
+
+    Example::
+
+        from telebot.async_telebot import AsyncTeleBot
+        from stepwell.adapters.telebot import confirm_handled
+
+        bot = AsyncTeleBot("42:token")
+        confirm_handled(bot)
     """
     if not isinstance(bot, AsyncTeleBot):
         raise InvalidOption(

@@ -42,6 +42,18 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
     Each update makes one claim and one commit. A handler that raises changes nothing. Handlers take the filters
     ``fsm_state=``, ``fsm_flow=`` and ``fsm_in_flow=``. Timers answer through the bot. They run from the first poll or
     update until ``stop_bot()``, or until the polling of an ``AsyncTeleBot`` ends.
+
+    Example::
+
+        from telebot import TeleBot
+        from stepwell.adapters.telebot import fsm_of, setup
+
+        bot = TeleBot("42:token")
+        setup(bot, fsm)
+
+        @bot.message_handler(fsm_in_flow=False)
+        def register(message):
+            fsm_of(message).start_flow(Registration)
     """
     if not isinstance(bot, TeleBot | AsyncTeleBot):
         raise InvalidOption(f"setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {bot!r}")

@@ -44,7 +44,17 @@ def update_of(event: Any) -> Update:
 
 
 def fsm_of(event: Any) -> Context[Any]:
-    """Return the conversation of the message, query or other event that a handler gets as its first argument."""
+    """Return the conversation of the message, query or other event that a handler gets as its first argument.
+
+    Example::
+
+        from stepwell.adapters.telebot import fsm_of
+
+        def get_name(message):
+            ctx = fsm_of(message)
+            ctx.update_data(name=message.text)
+            ctx.transition("get_email")
+    """
     handled: HandledEvent | None = getattr(event, _ATTRIBUTE, None)
     if handled is None or handled.ctx is None:
         raise UsageError(

@@ -23,6 +23,13 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
 
     Bot, chat, user, topic and business connection are always part of the key. A bot's records are in the namespace
     ``"<name>:<bot id>"``; a group of states is the flow. Every method is atomic.
+
+    Example::
+
+        from telebot import TeleBot
+        from stepwell.adapters.telebot import StepwellStateStorage
+
+        bot = TeleBot("42:token", state_storage=StepwellStateStorage("sqlite:///bot.db"))
     """
 
     def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
@@ -136,6 +143,13 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
     """telebot's states and data in a Stepwell storage, for ``AsyncTeleBot(token, state_storage=...)``.
 
     The records are those of ``StepwellStateStorage``.
+
+    Example::
+
+        from telebot.async_telebot import AsyncTeleBot
+        from stepwell.adapters.telebot import AsyncStepwellStateStorage
+
+        bot = AsyncTeleBot("42:token", state_storage=AsyncStepwellStateStorage("sqlite:///bot.db"))
     """
 
     def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:

@@ -15,7 +15,13 @@ _PLACE = re.compile(r"/(?P<node>.*)/(?P<visit>\d{1,18})(:(?P<run>[^/.]{1,8}))?(\
 
 
 def new_flow_id(prefix: str) -> str:
-    """Return a new id for a run: the prefix and 64 random bits."""
+    """Return a new id for a run: the prefix and 64 random bits.
+
+    Example::
+
+        flow_id = new_flow_id("order-")
+        assert flow_id.startswith("order-")
+    """
     return f"{prefix}_{secrets.token_hex(8)}"
 
 

@@ -30,6 +30,15 @@ class StoredRun:
     Set ``position`` to move the run to the start of another node. The progress inside the node that it leaves is
     dropped: its wait, the results of its batch, and the fields that its branches have changed. Change ``shared``
     in place, or set it.
+
+    Example::
+
+        def migrate(run: StoredRun) -> None:
+            if run.position == "OldName":
+                run.position = "Read"
+            run.shared.setdefault("text", "")
+
+        flow = linear(Read, name="words", revision=2, migrate=migrate)
     """
 
     flow_id: str

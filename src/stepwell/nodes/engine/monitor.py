@@ -79,7 +79,14 @@ class OpenWait(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run at its last commit."""
+    """One run at its last commit.
+
+    Example::
+
+        handle = await flow.submit({}, flow_id="order-42")
+        run: Run = await handle.status()
+        assert (run.status, run.flow) == ("queued", "words")
+    """
 
     flow_id: str
     #: The flow's name.

@@ -35,7 +35,22 @@ OnError = Literal["stop", "collect", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The result of an item or a branch that failed, with ``on_error="skip"``."""
+    """The result of an item or a branch that failed, with ``on_error="skip"``.
+
+    Example::
+
+        class Divide(BatchNode):
+            def prep(self, shared):
+                return [1, 0]
+
+            def exec(self, number):
+                return 1 / number
+
+            def post(self, shared, numbers, results):
+                shared["failed"] = [result.item for result in results if isinstance(result, Failed)]
+
+        assert (await linear(Divide(on_error="skip")).run({}))["failed"] == [0]
+    """
 
     #: The item, or the name of the branch.
     item: Any

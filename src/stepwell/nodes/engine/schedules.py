@@ -62,7 +62,14 @@ class _Fields(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleStatus:
-    """A schedule in the storage. Times are in UTC."""
+    """A schedule in the storage. Times are in UTC.
+
+    Example::
+
+        await Schedules(storage).add(every(3600, quotes, name="hourly"))
+        status: ScheduleStatus = await Schedules(storage).get("hourly")
+        assert status.flow == "words" and status.every == 3600
+    """
 
     name: str
     #: The name of the flow.

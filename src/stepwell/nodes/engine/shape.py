@@ -30,7 +30,15 @@ class FlowEdge(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowGraph:
-    """The nodes of a flow by their paths, and its edges; a nested flow is one node."""
+    """The nodes of a flow by their paths, and its edges; a nested flow is one node.
+
+    Example::
+
+        graphs = []
+        await linear(Read, CountWords).run({"text": "a b"}, on_event=lambda event: graphs.append(event.graph))
+        assert graphs[0].nodes == ("Read", "CountWords")
+        assert graphs[0].edges[0] == FlowEdge("Read", "default", "CountWords")
+    """
 
     #: Runs start at the first one.
     nodes: tuple[str, ...]

@@ -36,7 +36,14 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Bot:
-    """A registered bot."""
+    """A registered bot.
+
+    Example::
+
+        async with BotAPI() as api:
+            bot = api.bot("my_bot")
+            print(bot.token, bot.user["username"])
+    """
 
     id: int
     name: str

@@ -42,6 +42,12 @@ class Person(ChatHistory):
 
     The bot runs in another task or process, so ``send`` and ``press`` return immediately.
     ``await chat.answer()`` waits for the bot's next message here.
+
+    Example::
+
+        async with BotAPI() as api:
+            chat: Person = api.chat(api.bot("my_bot"))
+            await chat.send("/register")
     """
 
     def __init__(

@@ -8,7 +8,15 @@ __all__ = ["ConnectionCut", "Refusal", "bad_request"]
 
 
 class Refusal(Exception):
-    """An error in Telegram's form: a code, a description, and parameters such as ``retry_after``."""
+    """An error in Telegram's form: a code, a description, and parameters such as ``retry_after``.
+
+    Example::
+
+        from stepwell.playground.botapi import Refusal
+
+        error = Refusal(429, "Too Many Requests: retry after 5", retry_after=5)
+        assert error.code == 429
+    """
 
     def __init__(self, code: int, description: str, **parameters: Any) -> None:
         super().__init__(description)

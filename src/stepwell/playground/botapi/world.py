@@ -23,7 +23,17 @@ SUPERGROUP = -(10**12)
 
 
 class WorldEvent(NamedTuple):
-    """An event for the subscribers of ``world.watch(...)``."""
+    """An event for the subscribers of ``world.watch(...)``.
+
+    Example::
+
+        from stepwell.playground.botapi import World
+
+        world, kinds = World(), []
+        end = world.watch(lambda event: kinds.append(event.kind))
+        world.post(world.private(world.bot("my_bot"), 42), world.user(42), text="Hello")
+        assert "message" in kinds
+    """
 
     #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``, ``reacted``.
     kind: str
@@ -34,7 +44,17 @@ class WorldEvent(NamedTuple):
 
 
 class World:
-    """All users, bots and chats. ``clock`` returns seconds since 1970."""
+    """All users, bots and chats. ``clock`` returns seconds since 1970.
+
+    Example::
+
+        from stepwell.playground.botapi import Room, World
+
+        world = World()
+        room: Room = world.private(world.bot("my_bot"), 42)
+        message = world.post(room, world.user(42), text="Hello")
+        assert room.messages == {message["message_id"]: message}
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock

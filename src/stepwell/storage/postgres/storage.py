@@ -50,6 +50,11 @@ class PostgresStorage(Storage):
     ``patience`` seconds.
     ``notices=False``: send and receive no notices about new runs; workers poll.
     ``partitions=16``: a new schema gets tables with so many partitions, for hundreds of millions of records.
+
+    Example::
+
+        async with PostgresStorage("postgresql://localhost/bot", schema="my_bot") as storage:
+            await storage.set_data("my_bot", (42, 42), {"name": "Alice"})
     """
 
     def __init__(

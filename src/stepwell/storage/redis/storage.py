@@ -94,6 +94,11 @@ class RedisStorage(Storage):
     calls over a broken connection are retried. ``durability="wait"``: acknowledge a write when ``wait_for``
     replicas have it. ``notices=False``: send and receive no notices about new runs; workers poll. ``replicas="scan"``:
     read lists that may lag from replicas, such as those of the inspector and ``scan(may_lag=True)``.
+
+    Example::
+
+        async with RedisStorage(redis.asyncio.Redis(), prefix="my_bot") as storage:
+            await storage.set_data("my_bot", (42, 42), {"name": "Alice"})
     """
 
     def __init__(

@@ -48,6 +48,11 @@ class SQLiteStorage(Storage):
 
     ``synchronous``: with ``"FULL"``, acknowledged writes survive power loss; with ``"NORMAL"`` they survive the end of
     the process, and commits are faster. ``patience``: how many seconds to wait for the lock of another program.
+
+    Example::
+
+        async with SQLiteStorage("bot.db") as storage:
+            await storage.set_data("my_bot", (42, 42), {"name": "Alice"})
     """
 
     _in_process = True

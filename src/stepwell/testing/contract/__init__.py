@@ -38,7 +38,14 @@ __all__ = ["JournaledStorageContract", "KeyValueContract", "StorageContract"]
 class KeyValueContract(
     CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, PartPromises, ExpiryPromises, ReopenPromises
 ):
-    """The contract of every storage, including those without listing or shared access."""
+    """The contract of every storage, including those without listing or shared access.
+
+    Example::
+
+        class TestMyStorage(KeyValueContract):
+            def open_storage(self, clock):
+                return MyStorage(clock=clock)
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -70,8 +77,28 @@ class StorageContract(
     SharedQueuePromises,
     NoticePromises,
 ):
-    """The contract of a full storage."""
+    """The contract of a full storage.
+
+    Example::
+
+        class TestSQLite(StorageContract):
+            notices = False
+
+            @pytest.fixture(autouse=True)
+            def file(self, tmp_path):
+                self.path = str(tmp_path / "bot.db")
+
+            def open_storage(self, clock):
+                return SQLiteStorage(self.path, clock=clock)
+    """
 
 
 class JournaledStorageContract(StorageContract, JournalPromises):
-    """The contract of a storage whose connection can break between a write and its result."""
+    """The contract of a storage whose connection can break between a write and its result.
+
+    Example::
+
+        class TestMyServer(JournaledStorageContract):
+            def open_storage(self, clock):
+                return MyStorage("https://localhost:7000", clock=clock)
+    """
