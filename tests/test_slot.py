@@ -406,7 +406,7 @@ async def test_a_damaged_record_raises_is_copied_to_quarantine_and_can_be_replac
 
 
 async def test_a_storage_that_fails_at_the_release_does_not_fail_the_caller(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "stepwell.slot.slot")
+    caplog.set_level(logging.INFO, "stepwell.slot.lease")
     async with FaultyStorage(before=range(2, 99), patience=0) as storage:
         async with Slot(storage, "bot", 1):
             pass

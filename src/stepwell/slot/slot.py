@@ -1,67 +1,39 @@
-"""A held record: claim it, load it, change it, commit.
-
-Tasks of one process get an address in the order of their calls, processes in the order of their claims.
-"""
+"""A held record: load it, change it, commit."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from time import monotonic
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from stepwell.codec import Seal
 from stepwell.codec.large import LARGE, in_thread, open_data, seal_data
 from stepwell.errors import (
-    Busy,
-    Conflict,
     CorruptRecord,
     InvalidOption,
     LeaseLost,
     RecordReplaced,
-    StorageClosed,
-    StorageFull,
-    StorageUnavailable,
     StoredDataError,
     TooLarge,
     UsageError,
 )
-from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Queue, Stored, Version
+from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Queue, Stored, Version
+from stepwell.slot.encoded import Json, Sealed
 from stepwell.slot.fields import Changes, StoredFields, decode_large
-from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
+from stepwell.slot.lease import Lease
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, check_queue
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, check_queue
 
-__all__ = ["Json", "Sealed", "Slot"]
+__all__ = ["Slot"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-#: The first and the longest pause between two attempts to claim, in seconds.
-FIRST_POLL, LONGEST_POLL = 0.005, 0.1
-
-#: The number of entered slots that a task remembers, for itself and for the tasks that it starts.
-MOST_NESTED = 64
 
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 
 
-class Sealed(NamedTuple):
-    """A part that was encoded before its commit."""
-
-    text: str
-
-
-class Json(str):
-    """A value that is already JSON text."""
-
-    __slots__ = ()
-
-
-class Slot:
+class Slot(Lease):
     """A record that this task holds within ``async with``.
 
     Change ``flow``, ``state`` (or the whole ``place``) and ``data``, then call ``commit()``. It writes only the fields
@@ -69,99 +41,37 @@ class Slot:
     """
 
     __slots__ = (
-        "_deleted", "_holding", "_lease", "_lost", "_memo", "_memo_json", "_renewal", "_seal", "_stored",
-        "_stored_place", "_token", "_wait", "address", "base", "data", "deadline", "expires_at", "memo_limit",
-        "now", "on_version", "place", "queue", "storage", "tags", "version",
+        "_deleted", "_memo_json", "_seal", "_stored", "_stored_place", "data", "deadline", "expires_at", "memo_limit",
+        "place", "queue", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
-        self.storage: Storage = storage
-        self.address: Address = storage.address(namespace, key)
+        self.storage = storage
+        self.address = storage.address(namespace, key)
+        self.now, self.base = 0.0, ""
+        self.on_version = None
+        self._wait, self._lease = wait, lease
+        self._token = ""
+        self._memo = None
+        self._holding = self._lost = False
+        self._renewal = None
         #: Flow, state, revision, history and waiting flows.
         self.place: Place = NOWHERE
         self.data: dict[Any, Any] = {}
         #: The version of the record; ``None`` if there is none.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
-        self.now: float = 0.0
         self.expires_at: float | None = None
         self.deadline: float | None = None
         self.tags: tuple[str, ...] = ()
         self.queue: Queue | None = None
-        self._wait = wait
-        self._lease = lease
         self._seal: Seal = storage.seal(self.address)
         #: The maximum size of a memo, in bytes of JSON.
         self.memo_limit: int = self._seal.limit
-        self._token = ""
-        #: The id of the write that last replaced or deleted the record. A commit fails if another write did so since.
-        self.base: str = ""
-        self._memo: str | None = None
         self._memo_json: str | None = None
         self._stored: StoredFields = _new(StoredFields, (self._seal, {}, {}, {}))
         self._stored_place: Place = NOWHERE
         self._deleted = False
-        self._holding = False
-        self._lost = False
-        self._renewal: asyncio.Task[None] | None = None
-        #: Called with the version of the record after each renewal of the lease.
-        self.on_version: Callable[[Version], None] | None = None
-
-    async def __aenter__(self) -> Self:
-        if self._token:
-            raise UsageError("a Slot can be entered only once; create a new one")
-        loop = asyncio.get_running_loop()
-        begun_at = monotonic()
-        storage, address = self.storage, self.address
-        if storage.loop is not loop:
-            # Opened first: if its previous loop is closed, opening it clears all queues.
-            await storage.ensure_open()
-        token = storage.ids()
-        if address in storage.waiters:
-            await join_queue(storage, address, token, self._wait)
-            hot = storage.shared
-        else:
-            storage.waiters[address] = WaiterQueue(asyncio.current_task(), token)
-            hot = address in storage.recently_left
-        self._token = token
-        try:
-            if hot and must_check_turn(storage, address):
-                claimed = await self._claim(0.0, begun_at + self._wait)
-            else:
-                claimed = await storage.perform(_new(Claim, (address, token, self._lease, False)))
-                if type(claimed) is not Claimed:
-                    claimed = await self._claim(max(claimed.remaining, 0.001), begun_at + self._wait)
-            self._holding = True
-            self.now, self.base, self._memo = claimed.now, claimed.base, claimed.memo
-            # Started before the load, because decoding a large record may take longer than the lease.
-            storage.renewals.add(self, loop, self._lease / 3)
-            if claimed.record is not None:
-                await self._load(claimed.record)
-        except BaseException:
-            await self._let_go()
-            raise
-        held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        held = held_tokens.get()
-        if held and held[-1] == self._token:
-            held_tokens.set(held[:-1])
-        elif self._token in held:
-            held_tokens.set(tuple([token for token in held if token != self._token]))
-        if self._holding or self._renewal is not None:
-            await self._let_go()
-        else:
-            # The usual case: the commit has released the claim.
-            self.storage.renewals.discard(self)
-            leave_queue(self.storage, self.address)
-
-    @property
-    def guard(self) -> Guard:
-        """The conditions of a write by this holder."""
-        return Guard(self._token, self.base)
 
     @property
     def found(self) -> bool:
@@ -406,10 +316,6 @@ class Slot:
         if change.memo is not KEEP:
             self._memo, self._memo_json = change.memo, None
 
-    async def confirm(self) -> None:
-        """Return once all loaded data is as durable as an acknowledged write; see ``Storage.confirm``."""
-        await self.storage.confirm(Claim(self.address, self._token, self._lease, renew=True))
-
     async def parts(self) -> dict[str, Any]:
         """Read and return the parts. Raises ``LeaseLost`` or ``RecordReplaced`` as a commit would."""
         if not self._holding:
@@ -446,34 +352,6 @@ class Slot:
         if stored is not None:
             await self.storage.quarantine(self.address, stored, error)
 
-    async def _claim(self, remaining: float, give_up: float) -> Claimed:
-        """Poll until the claim succeeds; raises ``Busy`` at the time ``give_up``.
-
-        ``remaining``: the seconds until the lease of another holder ends, or 0.
-        """
-        storage = self.storage
-        turn = Turn(storage, self.address, self._token) if storage.shared else None
-        pause = FIRST_POLL
-        try:
-            while True:
-                if remaining:
-                    left = give_up - monotonic()
-                    if left <= 0:
-                        raise Busy(self.address.text, self._wait)
-                    # Jitter, so that waiting workers do not poll at the same time.
-                    await asyncio.sleep(min(pause * storage.rng.uniform(0.7, 1.3), remaining, left))
-                    pause = min(pause * 2, LONGEST_POLL)
-                remaining = 0.0 if turn is None else await turn.take()
-                if not remaining:
-                    result = await storage.perform(Claim(self.address, self._token, self._lease))
-                    if type(result) is Claimed:
-                        self._holding = True
-                        return result
-                    remaining = max(result.remaining, 0.001)
-        finally:
-            if turn is not None:
-                await turn.end()
-
     async def _load(self, stored: Stored) -> None:
         texts = stored.fields
         prints: dict[str, bytes] = {}
@@ -491,43 +369,6 @@ class Slot:
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise
-
-    def renew_soon(self) -> None:
-        """Renew the lease in the background."""
-        self._renewal = asyncio.get_running_loop().create_task(self._renew(), name="stepwell-renewal")
-
-    async def _renew(self) -> None:
-        try:
-            if not self.storage.is_open:
-                # A renewal must not open the storage again.
-                raise StorageClosed
-            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
-            if self.on_version is not None and claimed.record is not None:
-                self.on_version(claimed.record.version)
-        except Conflict:
-            self._lost = True
-            return
-        except Exception as error:  # noqa: BLE001 the lease is still valid, and the commit checks it
-            logger.warning("the claim on %s could not be renewed (%s); retrying", self.address.text, error)
-        self.storage.renewals.add(self, asyncio.get_running_loop(), self._lease / 3)
-
-    async def _let_go(self) -> None:
-        self.storage.renewals.discard(self)
-        if self._renewal is not None:
-            self._renewal.cancel()
-        try:
-            if self._holding:
-                self._holding = False
-                await self.storage.perform(Release(self.address, self._token))
-        except (StorageUnavailable, StorageFull) as error:
-            # Not a warning: an outage would bring one for each conversation, and the lane sends the release again.
-            logger.info("the claim on %s is released after the outage (%s)", self.address.text, error)
-        except Exception as error:  # noqa: BLE001 the caller's work has succeeded or has its own error
-            logger.warning(
-                "the claim on %s could not be released (%s); it ends with its lease", self.address.text, error
-            )
-        finally:
-            leave_queue(self.storage, self.address)
 
 
 def _decode_parts(seal: Seal, parts: Mapping[str, str]) -> dict[str, Any]:

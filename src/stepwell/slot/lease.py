@@ -1,0 +1,192 @@
+"""The lease on one address: waiting for it, claiming, renewing and releasing it.
+
+Tasks of one process get an address in the order of their calls, processes in the order of their claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from stepwell.errors import Busy, Conflict, StorageClosed, StorageFull, StorageUnavailable, UsageError
+from stepwell.record import Address, Stored, Version
+from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
+from stepwell.storage.contract import Storage
+from stepwell.storage.operations import Claim, Claimed, Guard, Release
+
+__all__ = ["Lease"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: The first and the longest pause between two attempts to claim, in seconds.
+FIRST_POLL, LONGEST_POLL = 0.005, 0.1
+
+#: The number of entered slots that a task remembers, for itself and for the tasks that it starts.
+MOST_NESTED = 64
+
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
+
+
+class Lease:
+    """A lease on one address, which a task holds within ``async with``; the base of ``Slot``."""
+
+    __slots__ = (
+        "_holding", "_lease", "_lost", "_memo", "_renewal", "_token", "_wait", "address", "base", "now", "on_version",
+        "storage",
+    )  # fmt: skip
+
+    storage: Storage
+    address: Address
+    #: The time of the last read or write on the backend's clock, in seconds since 1970.
+    now: float
+    #: The id of the write that last replaced or deleted the record. A commit fails if another write did so since.
+    base: str
+    #: Called with the version of the record after each renewal of the lease.
+    on_version: Callable[[Version], None] | None
+    #: Seconds to wait for the lease.
+    _wait: float
+    #: Seconds of the lease.
+    _lease: float
+    #: Empty before the claim.
+    _token: str
+    #: The sealed memo.
+    _memo: str | None
+    #: The claim is not released.
+    _holding: bool
+    #: Another holder has claimed the address.
+    _lost: bool
+    _renewal: asyncio.Task[None] | None
+
+    async def _load(self, stored: Stored) -> None:
+        """Load the record that the claim has read."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        if self._token:
+            raise UsageError("a Slot can be entered only once; create a new one")
+        loop = asyncio.get_running_loop()
+        begun_at = monotonic()
+        storage, address = self.storage, self.address
+        if storage.loop is not loop:
+            # Opened first: if its previous loop is closed, opening it clears all queues.
+            await storage.ensure_open()
+        token = storage.ids()
+        if address in storage.waiters:
+            await join_queue(storage, address, token, self._wait)
+            hot = storage.shared
+        else:
+            storage.waiters[address] = WaiterQueue(asyncio.current_task(), token)
+            hot = address in storage.recently_left
+        self._token = token
+        try:
+            if hot and must_check_turn(storage, address):
+                claimed = await self._claim(0.0, begun_at + self._wait)
+            else:
+                claimed = await storage.perform(_new(Claim, (address, token, self._lease, False)))
+                if type(claimed) is not Claimed:
+                    claimed = await self._claim(max(claimed.remaining, 0.001), begun_at + self._wait)
+            self._holding = True
+            self.now, self.base, self._memo = claimed.now, claimed.base, claimed.memo
+            # Started before the load, because decoding a large record may take longer than the lease.
+            storage.renewals.add(self, loop, self._lease / 3)
+            if claimed.record is not None:
+                await self._load(claimed.record)
+        except BaseException:
+            await self._let_go()
+            raise
+        held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held = held_tokens.get()
+        if held and held[-1] == self._token:
+            held_tokens.set(held[:-1])
+        elif self._token in held:
+            held_tokens.set(tuple([token for token in held if token != self._token]))
+        if self._holding or self._renewal is not None:
+            await self._let_go()
+        else:
+            # The usual case: the commit has released the claim.
+            self.storage.renewals.discard(self)
+            leave_queue(self.storage, self.address)
+
+    @property
+    def guard(self) -> Guard:
+        """The conditions of a write by this holder."""
+        return Guard(self._token, self.base)
+
+    async def confirm(self) -> None:
+        """Return once all loaded data is as durable as an acknowledged write; see ``Storage.confirm``."""
+        await self.storage.confirm(Claim(self.address, self._token, self._lease, renew=True))
+
+    async def _claim(self, remaining: float, give_up: float) -> Claimed:
+        """Poll until the claim succeeds; raises ``Busy`` at the time ``give_up``.
+
+        ``remaining``: the seconds until the lease of another holder ends, or 0.
+        """
+        storage = self.storage
+        turn = Turn(storage, self.address, self._token) if storage.shared else None
+        pause = FIRST_POLL
+        try:
+            while True:
+                if remaining:
+                    left = give_up - monotonic()
+                    if left <= 0:
+                        raise Busy(self.address.text, self._wait)
+                    # Jitter, so that waiting workers do not poll at the same time.
+                    await asyncio.sleep(min(pause * storage.rng.uniform(0.7, 1.3), remaining, left))
+                    pause = min(pause * 2, LONGEST_POLL)
+                remaining = 0.0 if turn is None else await turn.take()
+                if not remaining:
+                    result = await storage.perform(Claim(self.address, self._token, self._lease))
+                    if type(result) is Claimed:
+                        self._holding = True
+                        return result
+                    remaining = max(result.remaining, 0.001)
+        finally:
+            if turn is not None:
+                await turn.end()
+
+    def renew_soon(self) -> None:
+        """Renew the lease in the background."""
+        self._renewal = asyncio.get_running_loop().create_task(self._renew(), name="stepwell-renewal")
+
+    async def _renew(self) -> None:
+        try:
+            if not self.storage.is_open:
+                # A renewal must not open the storage again.
+                raise StorageClosed
+            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            if self.on_version is not None and claimed.record is not None:
+                self.on_version(claimed.record.version)
+        except Conflict:
+            self._lost = True
+            return
+        except Exception as error:  # noqa: BLE001 the lease is still valid, and the commit checks it
+            logger.warning("the claim on %s could not be renewed (%s); retrying", self.address.text, error)
+        self.storage.renewals.add(self, asyncio.get_running_loop(), self._lease / 3)
+
+    async def _let_go(self) -> None:
+        self.storage.renewals.discard(self)
+        if self._renewal is not None:
+            self._renewal.cancel()
+        try:
+            if self._holding:
+                self._holding = False
+                await self.storage.perform(Release(self.address, self._token))
+        except (StorageUnavailable, StorageFull) as error:
+            # Not a warning: an outage would bring one for each conversation, and the lane sends the release again.
+            logger.info("the claim on %s is released after the outage (%s)", self.address.text, error)
+        except Exception as error:  # noqa: BLE001 the caller's work has succeeded or has its own error
+            logger.warning(
+                "the claim on %s could not be released (%s); it ends with its lease", self.address.text, error
+            )
+        finally:
+            leave_queue(self.storage, self.address)
