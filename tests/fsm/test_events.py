@@ -166,7 +166,7 @@ async def test_a_swept_conversation_is_reported_without_on_expired(fsm: Machine,
     async with fsm:
         await step(fsm, "c")
         clock.advance(101)
-        await fsm.storage._sweep_all()
+        await fsm.storage._sweeper.sweep(fsm.storage)
     assert isinstance(fsm.seen[-1], ConversationExpired)
 
 

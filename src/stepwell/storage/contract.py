@@ -1,6 +1,6 @@
 """The contract of a storage, and the code that all backends share.
 
-A backend implements ``run``, and ``_open`` and ``_close`` if it has resources. ``page``, ``due``,
+A backend implements ``run``, and ``_open`` and ``_close`` of ``Lifecycle`` if it has resources. ``page``, ``due``,
 ``queued``, ``queues`` and ``sweep`` are optional: they list records, find deadlines and queued records, and remove
 expired records. So are ``counts``, ``position``, ``beside`` and ``settings``, which operators need.
 """
@@ -8,33 +8,27 @@ expired records. So are ``counts``, ``position``, ``beside`` and ``settings``, w
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import random
-import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from typing import Any, ClassVar, Self
 
 from stepwell.codec import encode_namespace
-from stepwell.errors import InvalidOption, StorageClosed, Unsupported, WrongLoop
+from stepwell.errors import InvalidOption, Unsupported
 from stepwell.record import Address, Limits
-from stepwell.storage.facade import Facade
-from stepwell.storage.lane import Lane, retrieve
+from stepwell.storage.lane import Lane
+from stepwell.storage.lifecycle import Lifecycle
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
-from stepwell.storage.notices import NoticeChannel, Outbox
 from stepwell.storage.observers import RunBatch, batch_observers, storage_observers
 from stepwell.storage.operations import Claim, Operation, Result
 from stepwell.storage.renewal import Renewals
+from stepwell.storage.sweeper import ExpiredListener, Sweeper
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
 
 __all__ = ["Storage"]
 
-logger: logging.Logger = logging.getLogger(__name__)
 
-
-class Storage(Facade):
+class Storage(Lifecycle):
     """Keeps records durably and changes them atomically, for any number of concurrent users.
 
     Obligations of a backend:
@@ -72,8 +66,6 @@ class Storage(Facade):
         self.clock: Callable[[], float] | None = clock
         #: For the jitter of delays; tests may seed it.
         self.rng: random.Random = random.Random()
-        #: The local waiters for each address. Used by ``slot``.
-        self.waiters: dict[Address, Any] = {}
         #: Addresses that this process has released recently. Used by ``slot``.
         self.recently_left: dict[Address, tuple[float, float]] = {}
         #: The ends of the logs that this process has written recently. Used by ``log``.
@@ -81,22 +73,10 @@ class Storage(Facade):
         #: The leases that this process holds. Used by ``slot``.
         self.renewals: Renewals = Renewals()
         #: Called with the address and the sealed head of each expired record that the background sweep removes.
-        self.expired_listeners: list[Callable[[Address, str | None], Awaitable[Any]]] = []
-        self._sweep_every = sweep_every
+        self.expired_listeners: list[ExpiredListener] = []
+        can_sweep = type(self).sweep is not Storage.sweep
+        self._sweeper = Sweeper(self, sweep_every if can_sweep else None)
         self._patience = patience
-        self._loop: asyncio.AbstractEventLoop | None = None
-        #: The id of the process that opened it.
-        self._process = 0
-        #: ``close()`` was called, and ``open()`` not since then.
-        self._closed = False
-        self._opening: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._lanes: dict[Hashable, Lane] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._sweeping: asyncio.Task[None] | None = None
-        #: Exchanges notices with other processes. Set by backends with a server.
-        self._channel: NoticeChannel | None = None
-        self._outbox = Outbox()
         for observer in storage_observers:
             observer(self)
 
@@ -110,12 +90,6 @@ class Storage(Facade):
     @abstractmethod
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         """Apply these operations in one round trip and one commit; see the obligations above."""
-
-    async def _open(self) -> None:
-        """Connect and prepare. Called once before the first ``run``."""
-
-    async def _close(self) -> None:
-        """Release the resources that ``_open`` acquired."""
 
     def lane_of(self, operation: Operation) -> Hashable:
         """Return the lane of an operation. A lane batches its operations in order; lanes run concurrently."""
@@ -269,118 +243,9 @@ class Storage(Facade):
         raise Unsupported(cls.__name__, "be opened by URL")
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it was opened."""
-        return self._loop
-
-    @property
     def location(self) -> str:
         """Where the records are, as a text for people, without secrets."""
         return type(self).__name__
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is open."""
-        return self._loop is not None
-
-    async def open(self) -> None:
-        """Connect and prepare. Calls on an open storage do nothing.
-
-        The first operation opens a new storage too. After ``close()`` only this method opens it again.
-        """
-        loop = asyncio.get_running_loop()
-        self._closed = False
-        while self._loop is not loop:
-            pending = self._closing or self._opening
-            if self._loop is not None and self._process != os.getpid():
-                raise WrongLoop(forked=True)
-            if pending is not None and pending.get_loop().is_closed():
-                self._closing = self._opening = pending = None
-            owner = self._loop if pending is None else pending.get_loop()
-            if owner is not None and owner is not loop and not owner.is_closed():
-                raise WrongLoop
-            if pending is None:
-                pending = self._opening = loop.create_task(self._begin(), name="stepwell-open")
-                pending.add_done_callback(retrieve)
-            # The cancellation of one caller must not affect the others.
-            await asyncio.shield(pending)
-            if self._closed:
-                raise StorageClosed
-
-    async def ensure_open(self) -> None:
-        """Open the storage for an operation, or raise ``StorageClosed`` if it was closed."""
-        if self._closed:
-            raise StorageClosed
-        await self.open()
-
-    def allow_reopen(self) -> None:
-        """Let the next operation open the storage even after ``close()``."""
-        self._closed = False
-
-    async def _begin(self) -> None:
-        try:
-            if self._loop is not None:
-                # The loop that opened it is closed, and its tasks have ended with it.
-                self._loop, self._sweeping, self._lanes = None, None, {}
-                self.waiters.clear()
-                self._outbox.reset()
-                if self._channel is not None:
-                    self._channel.reset()
-                await self._close()
-            await self._open()
-            self._loop, self._process = asyncio.get_running_loop(), os.getpid()
-            self._schedule_sweep()
-            if self._channel is not None:
-                self._channel.start()
-        finally:
-            self._opening = None
-
-    async def close(self) -> None:
-        """Finish pending operations, then close connections, threads and files. Calls on a closed storage do nothing.
-
-        Later operations raise ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
-        """
-        loop = asyncio.get_running_loop()
-        for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
-            if owner is not None and owner is not loop and not owner.is_closed():
-                raise WrongLoop
-        self._closed = True
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
-        if self._closing is None and self._loop is not None:
-            self._closing = loop.create_task(self._end(), name="stepwell-close")
-            self._closing.add_done_callback(retrieve)
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
-
-    async def _end(self) -> None:
-        try:
-            self._loop = None
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-            if self._sweeping is not None:
-                self._sweeping.cancel()
-                await asyncio.wait([self._sweeping])
-            while self._lanes:
-                # A lane may pass operations on to a new one.
-                lanes, self._lanes = self._lanes, {}
-                for lane in lanes.values():
-                    await lane.close()
-            await self._outbox.close()
-            if self._channel is not None:
-                await self._channel.close()
-            await self._close()
-        finally:
-            self._closing = None
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
         """Apply one operation, in a batch with those of other tasks, and return its result or raise its error.
@@ -429,45 +294,3 @@ class Storage(Facade):
                 yield Entry(address, stored, self.seal(address))
             if after is None:
                 return
-
-    # Sweeping in the background
-
-    def _schedule_sweep(self) -> None:
-        if self._sweep_every is not None and type(self).sweep is not Storage.sweep and self._loop is not None:
-            # A weak reference, so that the timer does not keep an unused storage alive.
-            self._sweeper = self._loop.call_later(self._sweep_every, _call, weakref.WeakMethod(self._start_sweep))
-
-    def _start_sweep(self) -> None:
-        if self._loop is not None:
-            self._sweeping = self._loop.create_task(self._sweep_all(), name="stepwell-sweep")
-
-    async def _sweep_all(self, limit: int = 500) -> None:
-        try:
-            while True:
-                swept = await self.sweep(limit)
-                await self._notify_expired(swept)
-                if swept.removed < limit:
-                    break
-                # Sweeping is low priority: yield between pages.
-                await asyncio.sleep(0.05)
-        except StorageClosed:
-            return
-        except Exception:
-            logger.exception("sweeping failed; next attempt in %s s", self._sweep_every)
-        finally:
-            self._sweeping = None
-        self._schedule_sweep()
-
-    async def _notify_expired(self, swept: Swept) -> None:
-        for address, head in swept.expired:
-            for listener in self.expired_listeners:
-                try:
-                    await listener(address, head)
-                except Exception:
-                    logger.exception("a listener for expired records failed")
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    start = method()
-    if start is not None:
-        start()

@@ -16,6 +16,7 @@ from stepwell.storage.operations import Apply, Claim, Operation, Release, Result
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
 from stepwell.storage.sealed.keys import SealingKey, keys_of_environment, names_key_of_environment, sealing_keys
 from stepwell.storage.sealed.records import RecordCodec
+from stepwell.storage.sweeper import notify_expired
 from stepwell.storage.urls import open_storage, take_options, truth
 from stepwell.storage.wakeups import Callback
 
@@ -114,7 +115,7 @@ class SealedStorage(Storage):
         return self.inner
 
     async def _pass_expired(self, address: Address, head: str | None) -> None:
-        await self._notify_expired(Swept([(address, self._codec.head(address, head))], 1))
+        await notify_expired(self.expired_listeners, Swept([(address, self._codec.head(address, head))], 1))
 
     # Operations
 
