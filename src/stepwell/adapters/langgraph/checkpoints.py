@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
 
-__all__ = ["is_plain", "is_small", "packed", "unpacked"]
+__all__ = ["is_small", "packed", "unpacked"]
 
 _INT64: Final = 1 << 63
 #: Longer strings have a part of their own, so that a constant one is not written with each checkpoint.
@@ -24,40 +24,37 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _EXACT: Final = frozenset({str, bool, type(None)})
 
 
-def is_plain(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> bool:
-    """Return whether JSON represents a checkpoint without its values exactly."""
+def packed(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> list[Any] | None:
+    """Return a checkpoint without its id and values; ``None`` if JSON does not represent it and its metadata exactly.
+
+    Each version is stored once, and referred to by its index.
+    """
     if checkpoint.keys() != _KEYS:
-        return False
-    seen, updated = checkpoint["versions_seen"], checkpoint["updated_channels"]
-    return (
-        type(checkpoint["v"]) is int
-        and type(checkpoint["ts"]) is str
-        and (updated is None or (type(updated) is list and _TEXTS.issuperset(map(type, updated))))
-        and _has_texts(checkpoint["channel_versions"])
-        and _TEXTS.issuperset(map(type, seen))
-        and all(map(_has_texts, seen.values()))
-        and all(map(_is_exact, metadata.values()))
-    )
-
-
-def packed(checkpoint: Checkpoint) -> list[Any]:
-    """Return a checkpoint without its id and values. Each version is stored once, and referred to by its index."""
+        return None
+    versions: Any = checkpoint["channel_versions"]
+    seen: Any = checkpoint["versions_seen"]
+    updated = checkpoint["updated_channels"]
+    if not (type(checkpoint["v"]) is int and isinstance(versions, dict) and (updated is None or type(updated) is list)):
+        return None
+    texts = [checkpoint["ts"], *versions, *versions.values(), *seen, *(updated or ())]
+    for its in seen.values():
+        if not isinstance(its, dict):
+            return None
+        texts += its
+        texts += its.values()
+    if not (_TEXTS.issuperset(map(type, texts)) and all(map(_is_exact, metadata.values()))):
+        return None
     table: dict[Any, int] = {}
-    versions = {channel: table.setdefault(each, len(table)) for channel, each in checkpoint["channel_versions"].items()}
-    seen = {
-        node: {channel: table.setdefault(each, len(table)) for channel, each in its.items()}
-        for node, its in checkpoint["versions_seen"].items()
-    }
-    ts, updated = checkpoint["ts"], checkpoint["updated_channels"]
-    micros = _micros(ts)
-    return [
-        checkpoint["v"],
-        micros if _time(micros) == ts else ts,
-        [*table],
-        versions,
-        seen,
-        _NEWEST if updated == _newest(checkpoint["channel_versions"]) else updated,
-    ]
+    indexes: dict[str, int] = {}
+    seen_indexes: dict[str, dict[str, int]] = {}
+    for channel, version in versions.items():
+        indexes[channel] = table.setdefault(version, len(table))
+    for node, its in seen.items():
+        seen_indexes[node] = node_indexes = {}
+        for channel, version in its.items():
+            node_indexes[channel] = table.setdefault(version, len(table))
+    changed = _NEWEST if updated == _newest(versions) else updated
+    return [checkpoint["v"], _micros(checkpoint["ts"]), [*table], indexes, seen_indexes, changed]
 
 
 def unpacked(row: Sequence[Any]) -> dict[str, Any]:
@@ -79,27 +76,23 @@ def _newest(versions: Mapping[str, Any]) -> list[str]:
     return sorted([channel for channel, version in versions.items() if version == last])
 
 
-def _micros(ts: str) -> int:
-    """Return the microseconds since 1970 of a time, or 0 if it is none."""
+def _micros(ts: str) -> int | str:
+    """Return the microseconds since 1970 of a time, or the text itself if ``_time`` would not return it."""
     try:
-        return (datetime.fromisoformat(ts) - _EPOCH) // _MICROSECOND
-    except (ValueError, TypeError):
-        return 0
+        at = datetime.fromisoformat(ts)
+    except ValueError:
+        return ts
+    return (at - _EPOCH) // _MICROSECOND if at.tzinfo is UTC and at.isoformat() == ts else ts
 
 
 def _time(micros: int) -> str:
     return (_EPOCH + micros * _MICROSECOND).isoformat()
 
 
-def _has_texts(value: Any) -> bool:
-    """Return whether this is a dict of texts."""
-    if not isinstance(value, dict):
-        return False
-    return _TEXTS.issuperset(map(type, value)) and _TEXTS.issuperset(map(type, value.values()))
-
-
 def _is_exact(value: Any) -> bool:
-    return type(value) in _EXACT or is_small(value) or _has_texts(value)
+    if isinstance(value, dict):
+        return _TEXTS.issuperset(map(type, value)) and _TEXTS.issuperset(map(type, value.values()))
+    return type(value) in _EXACT or is_small(value)
 
 
 def is_small(value: Any) -> bool:

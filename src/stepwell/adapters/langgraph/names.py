@@ -7,8 +7,8 @@ is its newest checkpoint.
 
 from __future__ import annotations
 
-import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
+from binascii import b2a_base64
 from functools import lru_cache
 from typing import Final
 
@@ -20,7 +20,6 @@ VALUE: Final = "v"
 WRITES: Final = "w"
 RUN: Final = "r"
 
-_UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: The digits of base64, and digits that are sorted by value, so that short ids have the order of the ids.
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SORTED: Final = bytes(sorted(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"))
@@ -61,9 +60,15 @@ def task_of(part: str) -> str:
 @lru_cache(maxsize=4096)
 def short(text: str) -> str:
     """Return an element of a name without ``/``. A UUID takes 23 characters."""
-    if len(text) == 36 and _UUID.fullmatch(text):
-        number = bytes.fromhex(text.replace("-", ""))
-        return "~" + b64encode(number)[:22].translate(_TO_SORTED).decode()
+    if len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-":
+        digits = text.replace("-", "")
+        try:
+            number = bytes.fromhex(digits)
+        except ValueError:
+            pass  # It has other characters.
+        else:
+            if number.hex() == digits and len(number) == 16:
+                return "~" + b2a_base64(number)[:22].translate(_TO_SORTED).decode()
     text = text.replace("%", "%25").replace("/", "%2F")
     return "%7E" + text[1:] if text[:1] == "~" else text
 

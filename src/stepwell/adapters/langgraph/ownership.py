@@ -133,11 +133,15 @@ class ThreadWriter:
 
     async def _write(self, group: _Group) -> None:
         group.led = True
+        lock = self._lock
         try:
-            async with self._lock:
+            await lock.acquire()
+            try:
                 if self._next is group:
                     self._next = None
                 await self._apply(group.parts)
+            finally:
+                lock.release()
         except asyncio.CancelledError:
             if self._next is group:
                 self._next = None

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from stepwell.adapters.langgraph.checkpoints import is_plain, is_small, packed, unpacked
+from stepwell.adapters.langgraph.checkpoints import is_small, packed, unpacked
 from stepwell.adapters.langgraph.names import (
     VALUE,
     WRITES,
@@ -85,20 +85,21 @@ class ThreadCodec:
     ) -> dict[str, str]:
         """Return the parts of a new checkpoint: its own, and those of the channels with a new version."""
         values = checkpoint["channel_values"]
-        small = {channel: value for channel, value in values.items() if self._plain and is_small(value)}
-        parts = {
-            part: self._plainly_sealed(part, self._typed(values[channel]))
-            for channel, version in new_versions.items()
-            if channel in values and channel not in small
-            for part in [name(VALUE, namespace, channel, str(version))]
-        }
+        small, parts = {}, {}
+        for channel, value in values.items():
+            if self._plain and is_small(value):
+                small[channel] = value
+            elif channel in new_versions:
+                part = name(VALUE, namespace, channel, str(new_versions[channel]))
+                parts[part] = self._plainly_sealed(part, self._typed(value))
         part = checkpoint_name(namespace, checkpoint["id"])
         if parent is not None:
             parent = short(parent)
-        if is_plain(checkpoint, metadata):
+        compact = packed(checkpoint, metadata)
+        if compact is not None:
             # Quicker and smaller than the general form.
             try:
-                body = to_json({"k": packed(checkpoint), "m": metadata, "p": parent, "s": small})
+                body = to_json({"k": compact, "m": metadata, "p": parent, "s": small})
                 parts[part] = self._seal.seal_body(_KIND, part, body)
                 return parts
             except UnicodeEncodeError:
@@ -132,11 +133,11 @@ class ThreadCodec:
             index = WRITES_IDX_MAP.get(channel, at)
             kind = "0" if index >= 0 else str(-index)
             kinds.setdefault(kind, []).append([index, channel, *self._typed(value)])
-        return {
-            part: self._plainly_sealed(part, [task_path, rows])
-            for kind, rows in kinds.items()
-            for part in [name(WRITES, namespace, checkpoint_id, task_id, kind)]
-        }
+        parts = {}
+        for kind, rows in kinds.items():
+            part = name(WRITES, namespace, checkpoint_id, task_id, kind)
+            parts[part] = self._plainly_sealed(part, [task_path, rows])
+        return parts
 
     def pending(self, parts: Mapping[str, str]) -> list[PendingWrite]:
         """Decode the writes of one checkpoint, in the order in which a graph applies them."""

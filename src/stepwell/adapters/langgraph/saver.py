@@ -148,7 +148,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint. Only the values of channels with a new version are written."""
-        writer = await self._writer(config, self._current(config))
+        writer = None if self.ownership is None else await self._writer(config, self._current(config))
         return await self.put_by(writer, config, checkpoint, metadata, new_versions)
 
     def put(
@@ -171,7 +171,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store the writes of a task. Writes of the same task to the same checkpoint are replaced."""
-        await self.put_writes_by(await self._writer(config, self._current(config)), config, writes, task_id, task_path)
+        writer = None if self.ownership is None else await self._writer(config, self._current(config))
+        await self.put_writes_by(writer, config, writes, task_id, task_path)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -278,7 +279,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             parts = await in_thread(thread.codec.checkpoint, *args)
         else:
             parts = thread.codec.checkpoint(*args)
-        thread.awaited.update(whole.get("counters_since_delta_snapshot") or ())
+        if counters := whole.get("counters_since_delta_snapshot"):
+            thread.awaited.update(counters)
         run = whole.get("run_id")
         mark = None if run is None else (str(thread_id), str(run))
         if mark is not None and mark not in self._marked:
@@ -312,11 +314,14 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             await (writer or thread.writer()).write(parts, linger=linger)
 
     def _thread(self, thread_id: Any) -> Thread:
-        thread = self._threads.get(str(thread_id))
+        key = str(thread_id)
+        thread = self._threads.get(key)
         # A clone with another serializer has the same table.
         if thread is None or thread.serde is not self.serde:
             thread = self.threads.one(thread_id, self.serde)
-        _remember(self._threads, str(thread_id), thread)
+            _remember(self._threads, key, thread)
+        else:
+            self._threads.move_to_end(key)
         return thread
 
     async def _get(self, config: RunnableConfig) -> tuple[CheckpointTuple | None, Version | None]:
