@@ -14,19 +14,17 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from stepwell.record import KEEP, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Result
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
+from stepwell.storage.postgres.fast_parts import PartsWrite, parts_applied
 from stepwell.storage.postgres.rows import (
     DEADLINE_FLAG,
     EXPIRY_FLAG,
     KEEP_FLAG,
-    LARGE,
     escaped,
-    escaped_part,
     is_simple_write,
     small_fields,
     stored,
 )
-from stepwell.storage.reference import weight
 
 __all__ = ["FastPath", "Statement"]
 
@@ -40,7 +38,7 @@ _MOST_KNOWN, _DROPPED = 50_000, 1_000
 
 #: The SQL of a statement; its arguments after lane, number and time; and a function that turns its rows into results in
 #: the order of the operations, or into ``None`` if the batch function must run the batch.
-Statement: TypeAlias = tuple[str, tuple[Any, ...], Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]]
+Statement: TypeAlias = tuple[str, Sequence[Any], Callable[[Sequence[Any], Sequence[Any]], list[Result] | None]]
 
 
 class FastPath:
@@ -49,24 +47,25 @@ class FastPath:
     def __init__(self, schema: str) -> None:
         self.claims_sql: str = (_FOLDER / "fast_claims.sql").read_text("utf-8").replace("@schema@", schema)
         self.writes_sql: str = (_FOLDER / "fast_writes.sql").read_text("utf-8").replace("@schema@", schema)
-        self.parts_sql: str = (_FOLDER / "fast_parts.sql").read_text("utf-8").replace("@schema@", schema)
+        self.parts: PartsWrite = PartsWrite(schema)
         #: Hashes of addresses that had a record when they were last claimed. A collision costs one round trip.
         self._known: set[int] = set()
 
     def statement(self, operations: Sequence[Any]) -> Statement | None:
         """Return the statement for a batch, or ``None`` if only the function can run it."""
+        first = operations[0]
+        if type(first) is Apply and first.change.parts and len(operations) == 1:
+            found = self.parts.statement(first)
+            return None if found is None else (*found, parts_applied)
         addresses = {*map(_address, operations)}
         if len(addresses) < len(operations):
             # One statement cannot change a row twice.
             return None
-        if type(operations[0]) is Claim:
+        if type(first) is Claim:
             if not self._known.issuperset(map(hash, addresses)):
                 return None
             args = _claims(operations)
             return None if args is None else (self.claims_sql, args, self._claimed)
-        if len(operations) == 1 and type(operations[0]) is Apply and operations[0].change.parts:
-            args = _parts(operations[0])
-            return None if args is None else (self.parts_sql, args, _parts_applied)
         args = _writes(operations)
         return None if args is None else (self.writes_sql, args, _applied)
 
@@ -97,7 +96,6 @@ class FastPath:
 
 
 _address = itemgetter(0)
-_UNGUARDED = Guard()
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 
@@ -153,61 +151,6 @@ def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
             )
         )
     return namespace, *_arrays(rows), first.lease, first.change.limit, len(rows)
-
-
-def _parts(operation: Apply) -> tuple[Any, ...] | None:
-    (namespace, key), change, guard, then, lease, returning = operation
-    token, base, version, absent = guard or _UNGUARDED
-    parts = change.parts
-    if (
-        returning
-        or absent
-        or change.replace
-        or change.delete
-        or change.unset
-        or change.drop is not None
-        or change.head is not KEEP
-        or change.tags is not KEEP
-        or change.deadline is not KEEP
-        or change.memo is not KEEP
-        or change.queue is not KEEP
-        or None in parts.values()
-        or max(map(len, change.set.values()), default=0) > LARGE
-    ):
-        return None
-    data, size = small_fields(change.set)
-    names = [*map(escaped_part, parts)]
-    added = 0
-    for name, body in zip(names, parts.values(), strict=True):
-        added += weight(name, body)
-    number, write = (None, None) if version is None else version
-    expires = change.expiry is not KEEP
-    return (
-        namespace,
-        key,
-        change.write,
-        size + added,
-        added,
-        expires,
-        change.expiry if expires else None,
-        token,
-        then == "keep",
-        lease,
-        data,
-        names,
-        [*parts.values()],
-        base,
-        number,
-        write,
-        change.limit,
-    )
-
-
-def _parts_applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
-    if not rows:
-        return None
-    ((version, now, base),) = rows
-    return [_new(Applied, (_new(Version, (version, operations[0].change.write)), base, now, None))]
 
 
 def _arrays(rows: Sequence[tuple[str | None, ...]]) -> list[str]:
