@@ -142,9 +142,12 @@ class PostgresServer:
         secret = f":{password}" if password else ""
         return f"postgresql://{user}{secret}@{self.address}/{database}"
 
-    def start(self) -> PostgresServer:
-        """Start or restart the server with the same data, and wait until it answers."""
-        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+    def start(self, **settings: str) -> PostgresServer:
+        """Start or restart the server with the same data, and wait until it answers.
+
+        ``settings`` are for this start only.
+        """
+        options = [part for pair in (self._settings | settings).items() for part in ("-c", "=".join(pair))]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*as_unprivileged_user(), binaries() / "postgres", "-D", self.data, *options],
@@ -190,7 +193,8 @@ class PostgresServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def stop(self) -> None:
+    def shut_down(self) -> None:
+        """Shut the server down, and keep its data."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -198,6 +202,10 @@ class PostgresServer:
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None
+
+    def stop(self) -> None:
+        """Shut the server down, and delete its data."""
+        self.shut_down()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
