@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from stepwell import State, open_storage
@@ -21,10 +22,11 @@ from stepwell.operate.checks.clock import check_clock
 from stepwell.operate.processes import processes
 from stepwell.storage.operations import Claim
 from tests.backends import Backend
+from tests.backends.postgres import Postgres
 from tests.backends.redis import Redis, RedisCluster
 from tests.cli.conftest import Command, Done, fill
 from tests.servers import pgbouncer
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, shared
 
 BOT = """
 from stepwell.fsm import FSM, Flow, Router, state
@@ -179,6 +181,21 @@ async def test_a_clock_that_differs_is_found(
     done = await command("doctor", "--storage", url, "--json")
     clocks = levels(done, "clock")
     assert set(clocks) == (set() if url.startswith("sqlite") else {"warn"})
+
+
+async def test_a_long_search_for_leases_is_no_difference_of_clocks(tmp_path: Path) -> None:
+    backend = Postgres(tmp_path)
+    async with open_storage(backend.place()) as storage:
+        schema = (await storage.settings())["schema_name"]
+        locker: Any = await asyncpg.connect(shared().url())
+        async with locker.transaction():
+            await locker.execute(f"lock table {schema}.records in access exclusive mode")
+            reading = asyncio.create_task(storage.settings())
+            while not await locker.fetchval("select count(*) from pg_locks where not granted"):
+                await asyncio.sleep(0.01)
+            unlocked_at = await locker.fetchval("select date_part('epoch', clock_timestamp())")
+        await locker.close()
+        assert (await reading)["now"] >= unlocked_at
 
 
 async def test_a_schema_of_a_later_release_fails(tmp_path: Path, command: Command) -> None:

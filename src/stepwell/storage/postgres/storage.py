@@ -356,6 +356,14 @@ class PostgresStorage(Storage):
             "fsync",
             "full_page_writes",
         )
+        leases = (
+            f"select r.leased_until - {_NOW.format(1)} as seconds, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
+            f"where r.token is not null and r.leased_until > {_NOW.format(1)} order by 1 desc limit 1"
+        )
+        longest = await self._other.call(partial(_read_all, leases, self._now()))
+        pooled = await self._other.call(_is_pooled)
+        servers = await self._source.roles() if isinstance(self._source, PrimarySource) else {}
+        # Last, because the check of the clock compares its time with the time of this machine after the call.
         values = ", ".join(f"current_setting('{name}') as {name}" for name in names)
         (row,) = await self._fetch(
             f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
@@ -364,11 +372,6 @@ class PostgresStorage(Storage):
             "(select count(*) from pg_stat_replication) as replicas, "
             f"(select count(*) from pg_inherits where inhparent = '{self._quoted}.records'::regclass) as partitions",
         )
-        leases = (
-            f"select r.leased_until - {_NOW.format(1)} as seconds, r.namespace, r.key from {self._quoted}.records r "  # noqa: S608
-            f"where r.token is not null and r.leased_until > {_NOW.format(1)} order by 1 desc limit 1"
-        )
-        longest = await self._other.call(partial(_read_all, leases, self._now()))
         return {
             "backend": "postgres",
             "prepared_statements": self._fast_path is not None,
@@ -376,8 +379,8 @@ class PostgresStorage(Storage):
             "partitions_wanted": self._partitions,
             "schema_name": self.schema,
             "longest_lease": dict(longest[0]) if longest else None,
-            "pooled": await self._other.call(_is_pooled),
-            "servers": await self._source.roles() if isinstance(self._source, PrimarySource) else {},
+            "pooled": pooled,
+            "servers": servers,
         }
 
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:

@@ -541,7 +541,10 @@ class RedisStorage(Storage):
     async def settings(self) -> dict[str, Any]:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
+        leases = await self._leases()
+        sentinels = await self._server.sentinels() if isinstance(self._server, SentinelServer) else {}
         nodes = {}
+        # Last, because the check of the clock compares its time with the time of this machine after the call.
         for location, (facts, now) in (await self._server.info(_ASIDE)).items():
             lines = facts.splitlines() if isinstance(facts, str) else []
             node: dict[str, Any] = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -550,19 +553,22 @@ class RedisStorage(Storage):
             nodes[location] = node
         return {
             "backend": "redis",
-            "longest_lease": await self._longest_lease([node["now"] for node in nodes.values() if "now" in node]),
+            "longest_lease": self._longest(leases, [node["now"] for node in nodes.values() if "now" in node]),
             "cluster": self._server.spread,
             "durability": "wait" if self._wait else "fast",
             "wait_for": self._wait_for,
             "nodes": nodes,
             "patience": self._patience,
-            "sentinels": await self._server.sentinels() if isinstance(self._server, SentinelServer) else {},
+            "sentinels": sentinels,
         }
 
-    async def _longest_lease(self, times: list[float]) -> dict[str, Any] | None:
-        """Return the lease that ends last, among about ``_SCANNED`` keys of each server."""
+    async def _leases(self) -> dict[str, str] | None:
+        """Return the leases among about ``_SCANNED`` keys of each server."""
         pattern = re.sub(r"([][*?\\])", r"\\\1", self._keys.prefix) + ":{*}:l:*"
-        leases = await self._server.values_of(_ASIDE, pattern, _SCANNED)
+        return await self._server.values_of(_ASIDE, pattern, _SCANNED)
+
+    def _longest(self, leases: dict[str, str] | None, times: list[float]) -> dict[str, Any] | None:
+        """Return the lease that ends last."""
         if not leases or (self.clock is None and not times):
             return None
         until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
