@@ -166,6 +166,27 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
     await app.close()
 
 
+async def test_the_overview_reads_timers_while_it_waits_for_counts(
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, asked = storage.due, asyncio.Event()
+
+    async def reads_timers(*arguments: Any, **options: Any) -> Any:
+        asked.set()
+        return await due(*arguments, **options)
+
+    async def counts_after_timers(*arguments: Any, **options: Any) -> AllCounts:
+        await asked.wait()
+        return await all_counts(*arguments, **options)
+
+    monkeypatch.setattr(storage, "due", reads_timers)
+    monkeypatch.setattr(subject, "all_counts", counts_after_timers)
+    monkeypatch.setattr(reading, "PROMPT", 60)
+    client = await browse(app_of(storage))
+    async with asyncio.timeout(30):
+        assert (await get(client, "overview"))["states"] is not None
+
+
 async def test_counts_are_kept_in_proportion_to_the_time_that_they_take() -> None:
     reads: list[int] = []
 

@@ -45,19 +45,25 @@ def _now(storage: Storage) -> float:
 
 async def overview(subject: Subject, params: Params) -> dict[str, Any]:
     """Return the counts per state and status, the next timers, and the schedules."""
-    storage = subject.storage
-    counted = await subject.counts()
-    now = _now(storage)
-    next_timers, overdue = [], []
-    for bot in (await bots(storage))[:SHOWN]:
-        next_timers += await timers(storage, bot, before=1e12, limit=NEXT)
-        overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
+    # At the same time, because counts may take as long as a page may wait.
+    counted, rest = await asyncio.gather(subject.counts(), _rest_of_overview(subject.storage))
     return {
         # None while the first counts are made.
         "states": None if counted is None else [each._asdict() for each in counted.states],
         "runs": None if counted is None else [each._asdict() for each in counted.runs],
         "complete": counted is not None and counted.complete,
         "counted": COUNTED,
+        **rest,
+    }
+
+
+async def _rest_of_overview(storage: Storage) -> dict[str, Any]:
+    now = _now(storage)
+    next_timers, overdue = [], []
+    for bot in (await bots(storage))[:SHOWN]:
+        next_timers += await timers(storage, bot, before=1e12, limit=NEXT)
+        overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
+    return {
         "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:NEXT]],
         "overdue": len(overdue),
         "processes": [each._asdict() for each in await processes(storage, limit=SHOWN)],
