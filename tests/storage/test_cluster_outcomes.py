@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from stepwell import Storage, open_storage
-from stepwell.errors import OutcomeUnknown, StorageUnavailable
+from stepwell.errors import OutcomeUnknown, StorageError, StorageUnavailable
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
-from stepwell.storage import Apply, Claim, Claimed
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get
+from stepwell.storage.lane import Batch
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import TAGS, tag_of
 from tests.servers.proxy import Proxy
@@ -203,6 +204,70 @@ async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_befo
             async with asyncio.timeout(30):
                 assert await storage.update_data(BOT, 1, {"m": 1}) == {"n": 1, "m": 1}
             assert proxy.round_trips
+
+
+async def test_operations_of_one_node_are_one_call(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=joined"), sweep_every=None) as storage:
+        writes = _writes_of_a_node(storage)
+        node = next(server for server in masters.nodes if server.port == _node(storage, 0).port)
+        await storage.run(Batch.of(writes, "lane", 1))
+        with node.client() as client:
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            results = await storage.run(Batch.of(writes, "lane", 2))
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+        assert {type(result) for result in results} == {Applied}
+
+
+async def test_a_call_for_several_hash_tags_is_applied_once(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=once"), sweep_every=None) as storage:
+        writes = _writes_of_a_node(storage)
+        first = await storage.run(Batch.of(writes, "lane", 2))
+        assert _versions(await storage.run(Batch.of(writes, "lane", 2))) == _versions(first)
+        # Each hash tag has its own journal, so a part of the batch may be sent again alone.
+        for write, applied in zip(writes, first, strict=True):
+            assert _versions(await storage.run(Batch.of([write], "lane", 2))) == _versions([applied])
+        late = await storage.run(Batch.of(writes, "lane", 1))
+        assert {type(result) for result in late} == {StorageUnavailable}
+        with pytest.raises(StorageError, match="STALE"):
+            await storage.run(Batch.of(writes[:1], "lane", 1))
+        for write, applied in zip(writes, first, strict=True):
+            record = await storage.perform(Get(write.address))
+            assert record.version == applied.version  # type: ignore[union-attr]
+
+
+async def test_a_call_for_several_hash_tags_does_not_touch_half_moved_records(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=halves"), sweep_every=None) as storage:
+        writes = _writes_of_a_node(storage)
+        first = await storage.run(Batch.of(writes, "lane", 1))
+        slot = _SLOTS[tag_of(writes[0].address)]
+        with _slot_between_nodes(masters, slot) as (source, target):
+            keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+            index = [key for key in keys if ":k:" in key]
+            source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *index)
+            # Record and journal are here, an index of theirs is not.
+            moving, *others = await storage.run(Batch.of(writes, "lane", 2))
+            assert (type(moving), moving.sent) == (StorageUnavailable, False)
+            assert {type(result) for result in others} == {Applied}
+            source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *{*keys} - {*index})
+        record = await storage.perform(Get(writes[0].address))
+        assert record.version == first[0].version  # type: ignore[union-attr]
+        # The slot is on another node now, which the client does not know yet.
+        moved, *others = await storage.run(Batch.of(writes, "lane", 3))
+        assert {type(result) for result in others} == {Applied}
+        assert type(moved) in (Applied, StorageUnavailable)
+        await storage.perform(writes[0])
+        assert _node(storage, 0).port == target.port
+
+
+def _writes_of_a_node(storage: Storage) -> list[Apply]:
+    """Return writes with different hash tags of one node. The first is for the key 0."""
+    node = _node(storage, 0)
+    keys = {_tag(storage, key): key for key in reversed(range(100)) if _node(storage, key) == node}
+    return [_merge(storage, key) for key in sorted(keys.values())[:5]]
+
+
+def _versions(results: list[Any]) -> list[Any]:
+    return [result.version for result in results]
 
 
 # The last test: it kills a node

@@ -1,8 +1,13 @@
 -- Run one batch. Each operation succeeds or fails by itself.
 --
--- KEYS: "-", the journal, then the record of each operation.
+-- KEYS: "-", the journal, then the record of each operation. All have one hash tag.
 -- ARGV: now, width, the number of the batch ("0": none), how to use the journal, then for each operation its letter,
 -- the number of arguments that follow, and these. Returns now and a result for each operation.
+--
+-- A call for several hash tags of one node has no KEYS. ARGV: now, width, the lane, the number of the batch for its
+-- journals, that for its fences, then for each hash tag how to use the journal, the number of operations, their records, and
+-- the operations as above. Returns now and a result for each operation. Each hash tag succeeds or fails by itself: if it
+-- fails, its results are the text of an error.
 --
 -- The journal of writes ("journal") keeps the number and the results of the last batch: the same number returns the
 -- kept results, a lower number is refused. Claims have a fence instead, which is only a number: a batch with a lower
@@ -526,65 +531,102 @@ function operations.A(key, at, last)
   return result, given.r
 end
 
--- The journal begins with the number of its batch in sixteen digits. Usually only these are read.
+-- The journal begins with the number of its batch in sixteen digits.
 local DIGITS = 16
 -- Seconds for which a journal and a fence are kept. The same number as in lane.py.
 local JOURNAL_LIFE = 600
-local number, use = tonumber(ARGV[3]), ARGV[4]
-local kept
-if number > 0 then
-  local last = tonumber(call('GETRANGE', KEYS[2], 0, DIGITS - 1)) or 0
-  if last > number then
-    if use == 'journal' then
-      return redis.error_reply('STALE a later batch of this lane was already applied')
+
+-- Run "count" operations of one hash tag: their records are names[first] and the following, their arguments begin at
+-- ARGV[at]. Put the results into the list "results" after its first "filled". Return the position after the arguments, or
+-- the text of an error if none was run. "never" is the key that is never written.
+local function run(never, journal_key, use, number, names, first, count, at, results, filled)
+  -- A call for several hash tags names no keys to the server. So this is where their slot is checked, by the key that
+  -- never exists. Journals are short.
+  local text = call('MGET', journal_key, never)[1]
+  local kept
+  if number > 0 then
+    local before = text and tonumber(sub(text, 1, DIGITS)) or 0
+    if before > number then
+      return use == 'journal' and 'STALE a later batch of this lane was already applied'
+        or 'FENCED these claims were already sent again'
+    elseif use == 'raise' then
+      -- This fails only on a full server, which refuses late claims too.
+      redis.pcall('SET', journal_key, format('%016d', number), 'EX', JOURNAL_LIFE)
+    elseif use == 'journal' and before == number then
+      -- The batch was applied, but its answer was lost. Renewing the TTL is a write that WAIT can wait for.
+      kept = cmsgpack.unpack(sub(text, DIGITS + 1))
+      call('EXPIRE', journal_key, JOURNAL_LIFE)
     end
-    return redis.error_reply('FENCED these claims were already sent again')
-  elseif use == 'raise' then
-    -- This fails only on a full server, which refuses late claims too.
-    redis.pcall('SET', KEYS[2], format('%016d', number), 'EX', JOURNAL_LIFE)
-  elseif use == 'journal' and last == number then
-    -- The batch was applied, but its answer was lost. Renewing the TTL is a write that WAIT can wait for.
-    kept = cmsgpack.unpack(sub(call('GET', KEYS[2]), DIGITS + 1))
-    call('EXPIRE', KEYS[2], JOURNAL_LIFE)
   end
+
+  -- Four texts for each Apply. Records are not kept: a repeated batch reads them again.
+  local journal, size = {}, 0
+  for n = 0, count - 1 do
+    local key, letter = names[first + n], ARGV[at]
+    local from, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
+    local made, result, returning
+    if kept and letter == 'A' then
+      result = {kept[size + 1], kept[size + 2], kept[size + 3], kept[size + 4]}
+      returning = options(from + NAMES + 2 * tonumber(ARGV[from + SETS]), next_one - 1).r
+    else
+      made, result, returning = pcall(operations[letter], key, from, next_one - 1)
+      if not made then
+        result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
+      end
+    end
+    if letter == 'A' then
+      if result[2] == '0' or result[1] ~= '' then
+        -- Nothing was written.
+        drop_marker(key)
+      end
+      journal[size + 1] = result[1]
+      journal[size + 2] = result[2] or ''
+      journal[size + 3] = result[3] or ''
+      journal[size + 4] = result[4] or ''
+      size = size + 4
+      if returning and result[1] == '' then
+        result[5] = call('HGETALL', key)
+      end
+    end
+    results[filled + n + 1] = result
+    at = next_one
+  end
+  if number > 0 and use == 'journal' and not kept then
+    -- This fails only if every write of this batch did, and then there is nothing to keep.
+    redis.pcall('SET', journal_key, format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
+  end
+  return at
 end
 
--- Four texts for each Apply. Records are not kept: a repeated batch reads them again.
-local journal = {}
 local results = {now_text}
-local at = 5
-for n = 3, #KEYS do
-  local letter = ARGV[at]
-  local first, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
-  local last = #journal
-  local made, result, returning
-  if kept and letter == 'A' then
-    result = {kept[last + 1], kept[last + 2], kept[last + 3], kept[last + 4]}
-    returning = options(first + NAMES + 2 * tonumber(ARGV[first + SETS]), next_one - 1).r
-  else
-    made, result, returning = pcall(operations[letter], KEYS[n], first, next_one - 1)
-    if not made then
-      result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
-    end
-  end
-  if letter == 'A' then
-    if result[2] == '0' or result[1] ~= '' then
-      -- Nothing was written.
-      drop_marker(KEYS[n])
-    end
-    journal[last + 1] = result[1]
-    journal[last + 2] = result[2] or ''
-    journal[last + 3] = result[3] or ''
-    journal[last + 4] = result[4] or ''
-    if returning and result[1] == '' then
-      result[5] = call('HGETALL', KEYS[n])
-    end
-  end
-  results[n - 1] = result
-  at = next_one
+if #KEYS > 0 then
+  local done = run(KEYS[1], KEYS[2], ARGV[4], tonumber(ARGV[3]), KEYS, 3, #KEYS - 2, 5, results, 1)
+  return type(done) == 'string' and redis.error_reply(done) or results
 end
-if number > 0 and use == 'journal' and not kept then
-  -- This fails only if every write of this batch did, and then there is nothing to keep.
-  redis.pcall('SET', KEYS[2], format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
+
+local lane, number, fence = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local filled, at, size = 1, 6, #ARGV
+while at < size do
+  local use, count, first = ARGV[at], tonumber(ARGV[at + 1]), at + 2
+  local prefix = sub(ARGV[first], 1, width)
+  local is_journal = use == 'journal'
+  local journal_key = prefix .. 'j:' .. lane .. (is_journal and '' or '-')
+  at = first + count
+  local made, done = pcall(
+    run, prefix .. '-', journal_key, use, is_journal and number or fence, ARGV, first, count, at, results, filled
+  )
+  if not made then
+    -- Usually its slot is on another node or moves there. It is sent again alone, and the answer shows the cause.
+    done = 'TRYAGAIN ' .. (type(done) == 'table' and done.err or tostring(done))
+  end
+  if type(done) == 'string' then
+    for n = 1, count do
+      results[filled + n] = done
+      at = at + 2 + tonumber(ARGV[at + 1])
+    end
+  else
+    at = done
+  end
+  filled = filled + count
 end
 return results

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from binascii import crc_hqx
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from stepwell.errors import StorageError, StorageUnavailable
 from stepwell.record import Address
-from stepwell.storage.redis.client import RedisConnection, Refused, Reply, ServerConfig
+from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
+from stepwell.storage.redis.joined import Group
 from stepwell.storage.redis.server import Answer, Request, ask, info, publish, refused, values_of
 from stepwell.storage.redis.wire import TAGS, tag_of
 
@@ -83,6 +84,16 @@ class Cluster:
     def node_of(self, address: Address) -> Hashable:
         """Return the node that has an address. Addresses of one node share their lanes."""
         return self.owners[tag_of(address)]
+
+    def node_of_all(self, groups: Collection[Group]) -> ClusterNode | None:
+        """Return the node that has the hash tags of all these calls, if there is one."""
+        owners = self.owners
+        nodes = {owners[tag] for _, tag, _ in groups}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def _start_watch(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_SLOW, self._look)
 
     def _look(self) -> None:
         """Reload the map if a call has no answer for long: its node may have been replaced."""
@@ -167,8 +178,7 @@ class Cluster:
 
         Raises the error if all calls failed because a node is lost, or if there is one call only and it was refused.
         """
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(_SLOW, self._look)
+        self._start_watch()
         nodes = {self.owners[request.tag] for request in requests}
         node = nodes.pop()
         if nodes or node is None:
@@ -200,6 +210,22 @@ class Cluster:
             first = error
         settled = await self._settle(lane, requests, wait, {(node, False): range(len(requests))}, [first])
         return _separated(settled)
+
+    async def call_node(self, lane: Hashable, node: ClusterNode, command: Command, wait: int) -> Answer:
+        """Send a call that names no keys to a node, over the lane's connection."""
+        self._start_watch()
+        connection = self._connections.get((lane, node)) or self._connection(lane, node)
+        try:
+            if not wait:
+                (reply,) = await connection.exchange([command])
+                return reply, True
+            reply, copies = await connection.exchange([command, ("WAIT", str(connection.copies), str(wait))])
+            return reply, isinstance(copies, int) and copies >= connection.copies
+        except StorageUnavailable as error:
+            self._lost[node] = asyncio.get_running_loop().time()
+            if not error.final:
+                await self._reload_slots()
+            raise
 
     def _grouped(self, requests: Sequence[Request]) -> _Groups:
         groups: dict[tuple[ClusterNode | None, bool], list[int]] = {}

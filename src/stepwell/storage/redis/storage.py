@@ -1,7 +1,7 @@
 """Records in Redis or Valkey, on a single server, the master of Sentinels, or a Cluster, shared by many workers.
 
 ``record.lua`` documents the keys. A batch is one call of ``batch.lua``; in a Cluster it is one call for
-each hash tag, to all nodes concurrently.
+each node, to all nodes concurrently.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.outage import OutageLog
 from stepwell.storage.queue_text import END, key_of
-from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
+from stepwell.storage.redis.client import Refused, ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
+from stepwell.storage.redis.joined import Group, joined_arguments, separate_answers
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
 from stepwell.storage.redis.server import Answer, Request, Server
@@ -326,18 +327,24 @@ class RedisStorage(Storage):
         With a number the journal of the lane is used for writes, with a ``fence`` its fence for other operations.
         """
         groups = self._grouped(operations, split=bool(fence))
+        uses = []
         fences: set[tuple[str, int]] = set()
-        requests = []
-        for writes, tag, indexes in groups:
-            use = _JOURNAL
-            if not writes and fence:
+        for writes, tag, _ in groups:
+            if writes or not fence:
+                uses.append(_JOURNAL)
+            else:
                 fences.add((lane, tag))
-                use = _RAISE if (lane, tag) in self._unsure else _CHECK
-            requests.append(
-                self._batch(tag, operations, indexes, lane=lane, number=number if writes else fence, use=use)
-            )
+                uses.append(_RAISE if (lane, tag) in self._unsure else _CHECK)
         try:
-            answers = await self._send(lane, requests, wait)
+            answers = None
+            if len(groups) > 1:
+                answers = await self._join(operations, groups, uses, lane, number=number, fence=fence, wait=wait)
+            if answers is None:
+                requests = []
+                for (writes, tag, indexes), use in zip(groups, uses, strict=True):
+                    its_number = number if writes else fence
+                    requests.append(self._batch(tag, operations, indexes, lane=lane, number=its_number, use=use))
+                answers = await self._send(lane, requests, wait)
         except BaseException:
             self._unsure |= fences
             raise
@@ -366,7 +373,31 @@ class RedisStorage(Storage):
                     results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
         return results
 
-    def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[tuple[bool, int, Sequence[int]]]:
+    async def _join(
+        self,
+        operations: Sequence[Operation],
+        groups: Collection[Group],
+        uses: Sequence[str],
+        lane: str,
+        *,
+        number: int,
+        fence: int,
+        wait: int,
+    ) -> Sequence[Answer | StorageUnavailable] | None:
+        """Return the answer or error of each group from one call, or ``None`` if this call is not possible."""
+        assert isinstance(self._server, Cluster)
+        node = self._server.node_of_all(groups)
+        if node is None:
+            return None
+        basics = "EVALSHA", _BATCH.sha, "0", self._now(), self._keys.width, lane, str(number), str(fence)
+        row = joined_arguments(operations, groups, uses, self._keys.record)
+        answer = await self._server.call_node(lane, node, (*basics, *row), wait)
+        if type(answer[0]) is Refused:
+            # Nothing was run. The node may not have the script yet, or is not ready: separate calls handle this.
+            return None
+        return separate_answers(groups, answer)
+
+    def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[Group]:
         """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations.
 
         ``split``: writes and other operations of a hash tag, which are from different tasks, have different calls.

@@ -1,0 +1,61 @@
+"""One call of ``batch.lua`` for several hash tags of a node.
+
+A server refuses a call that names keys of several slots, so this one passes them as arguments. The script checks the
+slot of each hash tag itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
+
+from stepwell.errors import StorageUnavailable
+from stepwell.record import Address
+from stepwell.storage.operations import Operation
+from stepwell.storage.redis.client import Reply
+from stepwell.storage.redis.server import Answer
+from stepwell.storage.redis.wire import arguments
+
+__all__ = ["Group", "joined_arguments", "separate_answers"]
+
+#: The operations of a batch with one hash tag: whether they are writes, the tag, and their indexes in the batch.
+Group: TypeAlias = tuple[bool, int, Sequence[int]]
+
+
+def joined_arguments(
+    operations: Sequence[Operation], groups: Collection[Group], uses: Sequence[str], record: Callable[[Address], str]
+) -> list[str]:
+    """Return the arguments for these groups.
+
+    ``uses``: how each of them uses its journal. ``record``: returns the key of a record.
+    """
+    row: list[str] = []
+    for (_, _, indexes), use in zip(groups, uses, strict=True):
+        if len(indexes) == 1:
+            # The usual case.
+            operation = operations[indexes[0]]
+            row += use, "1", record(operation.address)
+            row += arguments(operation)
+        else:
+            row += use, str(len(indexes))
+            row += [record(operations[n].address) for n in indexes]
+            for n in indexes:
+                row += arguments(operations[n])
+    return row
+
+
+def separate_answers(groups: Collection[Group], answer: Answer) -> list[Answer | StorageUnavailable]:
+    """Return the answer to a joined call as one for each group."""
+    reply, replicated = answer
+    now = reply[0]
+    answers: list[Answer | StorageUnavailable] = []
+    at = 1
+    for _, _, indexes in groups:
+        till = at + len(indexes)
+        first: Reply = reply[at]
+        if type(first) is str:
+            answers.append(StorageUnavailable(f"Redis cannot handle this now: {first}", sent=False))
+        else:
+            answers.append(([now, *reply[at:till]], replicated))
+        at = till
+    return answers
