@@ -99,7 +99,6 @@ from stepwell.errors.fsm import (
 )
 from stepwell.errors.nodes import (
     ExecutorError,
-    FlowChanged,
     InvalidAction,
     InvalidGraph,
     InvalidItems,
@@ -108,6 +107,13 @@ from stepwell.errors.nodes import (
     NodeExited,
     NodeFlowError,
     NodeTimeout,
+    TooManySteps,
+    UnknownAction,
+    Unstorable,
+    WorkCancelled,
+)
+from stepwell.errors.runs import (
+    FlowChanged,
     Parked,
     RunBusy,
     RunCancelled,
@@ -118,25 +124,16 @@ from stepwell.errors.nodes import (
     RunPaused,
     RunReplaced,
     RunStuck,
-    TooManySteps,
-    UnknownAction,
     UnknownRun,
     UnknownSchedule,
-    Unstorable,
-    WorkCancelled,
 )
 from stepwell.errors.storage import (
     Busy,
     Conflict,
-    CorruptRecord,
-    DamagedStorage,
     EncodeError,
     InvalidKey,
-    KeyMissing,
     LeaseLost,
-    NewerSchema,
     NotCopied,
-    NotEncrypted,
     NotReplicated,
     OutcomeUnknown,
     RecordExists,
@@ -145,11 +142,18 @@ from stepwell.errors.storage import (
     StorageError,
     StorageFull,
     StorageUnavailable,
-    StoredDataError,
     TooLarge,
     UnknownScheme,
-    UnknownType,
     VersionChanged,
+)
+from stepwell.errors.stored_data import (
+    CorruptRecord,
+    DamagedStorage,
+    KeyMissing,
+    NewerSchema,
+    NotEncrypted,
+    StoredDataError,
+    UnknownType,
 )
 from stepwell.errors.telegram import BotApiError, BotBlocked, BotUnavailable
 

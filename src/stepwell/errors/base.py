@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class StepwellError(Exception):
-    """The base class of all errors of the library."""
+    """The base class of all errors of the library.
+
+    Example::
+
+        try:
+            await storage.get_state("my_bot", object())
+        except StepwellError as error:
+            print(type(error).__name__, error)
+    """
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors are pickled for process pools, and their constructors do not take the message.
@@ -19,11 +27,28 @@ def _rebuilt(kind: type[StepwellError], args: tuple[object, ...], fields: dict[s
 
 
 class UsageError(StepwellError, RuntimeError):
-    """The call is not allowed here. It does not depend on the stored data."""
+    """The call is not allowed here. It does not depend on the stored data.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            pass
+        with pytest.raises(UsageError):
+            ctx.update_data(name="Alice")
+    """
 
 
 class WrongLoop(UsageError):
-    """A storage is used in an event loop that did not open it."""
+    """A storage is used in an event loop that did not open it.
+
+    Example::
+
+        with asyncio.Runner() as first:
+            first.run(storage.open())
+            with pytest.raises(WrongLoop):
+                asyncio.run(storage.get_state("my_bot", 42))
+            first.run(storage.close())
+    """
 
     def __init__(self, *, forked: bool = False) -> None:
         #: Whether it was opened before this process was forked.
@@ -38,7 +63,15 @@ class WrongLoop(UsageError):
 
 
 class AlreadyHeld(UsageError):
-    """A task claims a key that it, or the task that started it, already holds. Waiting for it would never end."""
+    """A task claims a key that it, or the task that started it, already holds. Waiting for it would never end.
+
+    Example::
+
+        async with fsm.conversation(key=42) as ctx:
+            with pytest.raises(AlreadyHeld):
+                async with fsm.conversation(key=42):
+                    pass
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -49,18 +82,41 @@ class AlreadyHeld(UsageError):
 
 
 class InsideLoop(UsageError):
-    """A sync function is called where it would block a running event loop."""
+    """A sync function is called where it would block a running event loop.
+
+    Example::
+
+        async def handler():
+            sync(storage.get_state("my_bot", 42))
+
+        with pytest.raises(InsideLoop):
+            await handler()
+    """
 
     def __init__(self, instead: str = "await the coroutine") -> None:
         super().__init__(f"a sync call inside a running event loop would block it; {instead} instead")
 
 
 class InvalidOption(StepwellError, ValueError):
-    """An option is unknown or has an invalid value."""
+    """An option is unknown or has an invalid value.
+
+    Example::
+
+        with pytest.raises(InvalidOption):
+            FSM("my_bot", storage="memory://", flows=[], on_missing_key="shrug")
+    """
 
 
 class MissingExtra(StepwellError, ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed.
+
+    Example::
+
+        try:
+            storage = open_storage("redis://localhost")
+        except MissingExtra as error:
+            print("run: pip install", f"'stepwell[{error.extra}]'")
+    """
 
     def __init__(self, package: str, extra: str) -> None:
         self.package: str = package
@@ -69,7 +125,15 @@ class MissingExtra(StepwellError, ImportError):
 
 
 class ExtraTooOld(StepwellError, ImportError):
-    """The installed version of an optional package is too old."""
+    """The installed version of an optional package is too old.
+
+    Example::
+
+        try:
+            from stepwell.adapters import langgraph
+        except ExtraTooOld as error:
+            print(error.package, error.found, "is older than", error.minimum)
+    """
 
     def __init__(self, package: str, found: str, minimum: str, extra: str) -> None:
         self.package: str = package
@@ -84,7 +148,16 @@ class ExtraTooOld(StepwellError, ImportError):
 
 
 class Unsupported(StepwellError, NotImplementedError):
-    """A backend does not support an optional feature."""
+    """A backend does not support an optional feature.
+
+    Example::
+
+        class Minimal(KeyValueStorage):
+            read = write = delete = None
+
+        with pytest.raises(Unsupported):
+            await Minimal().namespaces()
+    """
 
     def __init__(self, backend: str, what: str) -> None:
         self.backend: str = backend

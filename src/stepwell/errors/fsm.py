@@ -9,14 +9,30 @@ from stepwell.errors.base import StepwellError, UsageError
 
 
 class ContextClosed(UsageError):
-    """A context was used after its block, when its changes are already committed."""
+    """A context was used after its block, when its changes are already committed.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            pass
+        with pytest.raises(ContextClosed):
+            ctx.start_flow(Registration)
+    """
 
     def __init__(self) -> None:
         super().__init__("this conversation has ended; open a new one with fsm.conversation(...)")
 
 
 class InvalidFlow(StepwellError, TypeError, ValueError):
-    """A declaration of a flow is invalid. Raised when it is defined or registered."""
+    """A declaration of a flow is invalid. Raised when it is defined or registered.
+
+    Example::
+
+        with pytest.raises(InvalidFlow):
+            class Order(Flow, name="order"):
+                pay = state(to=["payed"])
+                default_state = pay
+    """
 
     def __init__(self, flow: str, problem: str) -> None:
         self.flow: str = flow
@@ -25,7 +41,16 @@ class InvalidFlow(StepwellError, TypeError, ValueError):
 
 
 class TransitionError(StepwellError, ValueError):
-    """The active flow does not declare this move. Nothing was changed."""
+    """The active flow does not declare this move. Nothing was changed.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            ctx.start_flow(Registration)
+            with pytest.raises(TransitionError) as caught:
+                ctx.transition("get_name")
+        assert caught.value.allowed == ("get_email",)
+    """
 
     def __init__(
         self,
@@ -70,7 +95,16 @@ class TransitionError(StepwellError, ValueError):
 
 
 class MigrationError(StepwellError, ValueError):
-    """A record of an earlier revision could not be migrated. It is unchanged."""
+    """A record of an earlier revision could not be migrated. It is unchanged.
+
+    Example::
+
+        try:
+            async with fsm.conversation(update) as ctx:
+                ctx.update_data(name="Alice")
+        except MigrationError as error:
+            print("fix migrate() of", error.flow, "for revision", error.revision)
+    """
 
     def __init__(self, flow: str, revision: int, problem: str) -> None:
         self.flow: str = flow
@@ -83,7 +117,14 @@ class MigrationError(StepwellError, ValueError):
 
 
 class UnknownFlowError(StepwellError, LookupError):
-    """A flow is not registered with this machine."""
+    """A flow is not registered with this machine.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            with pytest.raises(UnknownFlowError):
+                ctx.start_flow("registratoin")
+    """
 
     def __init__(self, flow: str, known: Iterable[str] = ()) -> None:
         self.flow: str = flow
@@ -93,7 +134,16 @@ class UnknownFlowError(StepwellError, LookupError):
 
 
 class UnknownStateError(StepwellError, LookupError):
-    """A stored flow or state is no longer declared, with ``on_unknown_state="raise"``."""
+    """A stored flow or state is no longer declared, with ``on_unknown_state="raise"``.
+
+    Example::
+
+        fsm = FSM("my_bot", storage=storage, flows=[Registration], on_unknown_state="raise")
+        await storage.set_state("my_bot", (42, 42), State("registration", "get_phone"))
+        with pytest.raises(UnknownStateError):
+            async with fsm.conversation(update) as ctx:
+                pass
+    """
 
     def __init__(self, flow: str | None, state: str | None) -> None:
         self.flow: str | None = flow
@@ -105,7 +155,14 @@ class UnknownStateError(StepwellError, LookupError):
 
 
 class NoKeyError(StepwellError, LookupError):
-    """The update has no key, so a change cannot be stored."""
+    """The update has no key, so a change cannot be stored.
+
+    Example::
+
+        async with fsm.conversation({"update_id": 7, "poll": {"id": "1"}}) as ctx:
+            with pytest.raises(NoKeyError):
+                ctx.start_flow(Registration)
+    """
 
     def __init__(self, kind: str | None, strategy: str | None) -> None:
         #: The kind of the update, such as ``"poll"``.
@@ -124,7 +181,16 @@ class NoKeyError(StepwellError, LookupError):
 
 
 class DuplicateUpdate(StepwellError):
-    """This update was handled before, so its handler must not run again."""
+    """This update was handled before, so its handler must not run again.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            ctx.start_flow(Registration)
+        with pytest.raises(DuplicateUpdate):
+            async with fsm.conversation(update) as ctx:
+                pass
+    """
 
     def __init__(self, place: str, update_id: int | str, calls: list[dict[str, object]] | None = None) -> None:
         #: The address of the conversation as text.
@@ -142,7 +208,20 @@ class DuplicateUpdate(StepwellError):
 
 
 class FieldError(StepwellError, TypeError, ValueError):
-    """A field does not fit the ``data=`` of its flow. Nothing was changed."""
+    """A field does not fit the ``data=`` of its flow. Nothing was changed.
+
+    Example::
+
+        class Typed(Flow, name="typed", data=Person):
+            ask = state(to=[])
+            default_state = ask
+
+        fsm = FSM("my_bot", storage="memory://", flows=[Typed])
+        async with fsm.conversation(update) as ctx:
+            ctx.start_flow(Typed)
+            with pytest.raises(FieldError):
+                ctx.update_data(name=42)
+    """
 
     def __init__(self, flow: str, field: object, expected: str, problem: str) -> None:
         self.flow: str = flow
@@ -153,7 +232,16 @@ class FieldError(StepwellError, TypeError, ValueError):
 
 
 class IncompleteData(StepwellError, ValueError):
-    """The data has missing or wrong fields for the type given to ``data_as()``."""
+    """The data has missing or wrong fields for the type given to ``data_as()``.
+
+    Example::
+
+        async with fsm.conversation(update) as ctx:
+            ctx.start_flow(Registration)
+            ctx.update_data(name="Alice")
+            with pytest.raises(IncompleteData):
+                ctx.data_as(Person)
+    """
 
     def __init__(self, type_name: str, missing: Iterable[str] = (), wrong: Mapping[str, str] | None = None) -> None:
         #: Required fields that are missing.

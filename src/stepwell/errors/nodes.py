@@ -1,16 +1,25 @@
-"""Errors of node flows and their runs."""
+"""Errors of node flows, raised by their nodes and their graphs."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from stepwell.errors.base import StepwellError
-from stepwell.errors.storage import Busy, CorruptRecord, EncodeError
+from stepwell.errors.storage import EncodeError
 
 
 class Unstorable(EncodeError):
-    """The state after a node of a durable run cannot be stored; a resume runs that node again."""
+    """The state after a node of a durable run cannot be stored; a resume runs that node again.
+
+    Example::
+
+        class Connect(Node):
+            def post(self, shared, prep_res, exec_res):
+                shared["connection"] = object()
+
+        with pytest.raises(Unstorable):
+            await linear(Connect, name="connect").run({}, storage=storage)
+    """
 
     def __init__(self, node: str, path: str, type_name: str, why: str) -> None:
         super().__init__(path, type_name, why)
@@ -21,47 +30,26 @@ class Unstorable(EncodeError):
         )
 
 
-class RunReplaced(CorruptRecord):
-    """The state of a run was replaced from outside, so its position is lost."""
-
-    def __init__(self, place: str, flow_id: str) -> None:
-        super().__init__(place, "its graph", "is missing")
-        self.flow_id = flow_id
-        self.args: tuple[Any, ...] = (
-            f"the state of run {flow_id!r} was replaced from outside, not merged, so the run cannot continue; remove "
-            f"it with StateStorage(storage).cleanup({flow_id!r}) and run it again. Use merge_state() to change fields "
-            "of a run: update_state() replaces the whole record",
-        )
-
-
-class RunBusy(Busy):
-    """Another runner holds the run; nothing was changed, and an answer was not stored."""
-
-    def __init__(self, flow_id: str, waited: float, *, answer: bool = False, partition: str | None = None) -> None:
-        super().__init__(flow_id, waited)
-        self.flow_id = flow_id
-        #: Whether the call had an answer to a wait, which was not stored.
-        self.answer = answer
-        #: The partition that another run has, if this run waits for it.
-        self.partition: str | None = partition
-        self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} waits for its partition {partition}, in which another run comes before it; a worker "
-            "starts it when that run has ended"
-            if partition is not None
-            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; "
-            "flow.answer() stores it while the run is busy"
-            if answer
-            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, longer than the lease of a dead "
-            "runner; leave it to its runner, flow.status() shows its progress",
-        )
-
-
 class NodeFlowError(StepwellError):
-    """The base of the errors of node flows and their runs."""
+    """The base of the errors of node flows and their runs.
+
+    Example::
+
+        try:
+            await flow.resume("order-42")
+        except NodeFlowError as error:
+            print(type(error).__name__, error)
+    """
 
 
 class InvalidGraph(NodeFlowError, ValueError):
-    """The graph of a flow is invalid; no node has run."""
+    """The graph of a flow is invalid; no node has run.
+
+    Example::
+
+        with pytest.raises(InvalidGraph):
+            await NodeFlow().run({})
+    """
 
     def __init__(self, flow: str, problems: list[str]) -> None:
         self.flow = flow
@@ -70,7 +58,17 @@ class InvalidGraph(NodeFlowError, ValueError):
 
 
 class InvalidAction(NodeFlowError, TypeError):
-    """``post`` of a node returned something that is not an action."""
+    """``post`` of a node returned something that is not an action.
+
+    Example::
+
+        class Wrong(Node):
+            def post(self, shared, prep_res, exec_res):
+                return 42
+
+        with pytest.raises(InvalidAction):
+            await linear(Wrong, Read).run({})
+    """
 
     def __init__(self, node: str, type_name: str) -> None:
         self.node = node
@@ -82,7 +80,17 @@ class InvalidAction(NodeFlowError, TypeError):
 
 
 class UnknownAction(NodeFlowError, LookupError):
-    """A node returned an action that has no edge."""
+    """A node returned an action that has no edge.
+
+    Example::
+
+        class Choose(Node):
+            def post(self, shared, prep_res, exec_res):
+                return "retry"
+
+        with pytest.raises(UnknownAction):
+            await linear(Choose, Read).run({})
+    """
 
     def __init__(self, node: str, action: str, known: list[str]) -> None:
         self.node = node
@@ -95,7 +103,17 @@ class UnknownAction(NodeFlowError, LookupError):
 
 
 class InvalidItems(NodeFlowError, TypeError):
-    """``prep`` of a batch returned something that is not a collection of items."""
+    """``prep`` of a batch returned something that is not a collection of items.
+
+    Example::
+
+        class Count(BatchNode):
+            def prep(self, shared):
+                return 42
+
+        with pytest.raises(InvalidItems):
+            await linear(Count).run({})
+    """
 
     def __init__(self, node: str, type_name: str, hint: str) -> None:
         self.node = node
@@ -105,7 +123,17 @@ class InvalidItems(NodeFlowError, TypeError):
 
 
 class NodeTimeout(NodeFlowError, TimeoutError):
-    """One attempt of a node's ``exec`` took longer than its timeout."""
+    """One attempt of a node's ``exec`` took longer than its timeout.
+
+    Example::
+
+        class Slow(Node):
+            async def exec(self, prep_res):
+                await asyncio.sleep(10)
+
+        with pytest.raises(NodeTimeout):
+            await linear(Slow(timeout=0.01)).run({})
+    """
 
     def __init__(self, node: str, timeout: float) -> None:
         self.node = node
@@ -114,7 +142,15 @@ class NodeTimeout(NodeFlowError, TimeoutError):
 
 
 class TooManySteps(NodeFlowError, RuntimeError):
-    """A flow visited more nodes than its ``max_steps``."""
+    """A flow visited more nodes than its ``max_steps``.
+
+    Example::
+
+        node = Read()
+        node >> node
+        with pytest.raises(TooManySteps):
+            await NodeFlow(node, max_steps=100).run({})
+    """
 
     def __init__(self, flow: str, max_steps: int, node: str) -> None:
         self.flow = flow
@@ -127,7 +163,20 @@ class TooManySteps(NodeFlowError, RuntimeError):
 
 
 class MergeConflict(NodeFlowError, ValueError):
-    """Two parallel branches changed the same field to different values, and it has no merge function."""
+    """Two parallel branches changed the same field to different values, and it has no merge function.
+
+    Example::
+
+        class One(Node):
+            def post(self, shared, prep_res, exec_res):
+                shared["answer"] = type(self).__name__
+
+        class Two(One):
+            pass
+
+        with pytest.raises(MergeConflict):
+            await linear(Parallel(One, Two)).run({})
+    """
 
     def __init__(self, node: str, field: object, branches: list[str]) -> None:
         self.node = node
@@ -140,7 +189,19 @@ class MergeConflict(NodeFlowError, ValueError):
 
 
 class WorkCancelled(NodeFlowError, RuntimeError):
-    """A node, an item or a branch awaited something that was cancelled, but the run was not."""
+    """A node, an item or a branch awaited something that was cancelled, but the run was not.
+
+    Example::
+
+        class Wait(Node):
+            async def exec(self, prep_res):
+                task = asyncio.ensure_future(asyncio.sleep(10))
+                task.cancel()
+                await task
+
+        with pytest.raises(WorkCancelled):
+            await linear(Wait).run({})
+    """
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -148,7 +209,17 @@ class WorkCancelled(NodeFlowError, RuntimeError):
 
 
 class NodeExited(NodeFlowError, RuntimeError):
-    """A node of a durable run raised ``SystemExit`` or a similar exception, so that its run has failed."""
+    """A node of a durable run raised ``SystemExit`` or a similar exception, so that its run has failed.
+
+    Example::
+
+        class Exit(Node):
+            async def exec(self, prep_res):
+                raise SystemExit("no more work")
+
+        with pytest.raises(NodeExited):
+            await linear(Exit, name="exit").run({}, storage=storage)
+    """
 
     def __init__(self, place: str, type_name: str, message: str) -> None:
         self.place = place
@@ -160,7 +231,13 @@ class NodeExited(NodeFlowError, RuntimeError):
 
 
 class KeptError(NodeFlowError):
-    """An error that was stored with a run: the name of its type, and its message."""
+    """An error that was stored with a run: the name of its type, and its message.
+
+    Example::
+
+        error = KeptError("ValueError", "the card was declined")
+        assert error.type_name == "ValueError"
+    """
 
     def __init__(self, type_name: str, message: str) -> None:
         self.type_name = type_name
@@ -169,7 +246,20 @@ class KeptError(NodeFlowError):
 
 
 class ExecutorError(NodeFlowError, RuntimeError):
-    """A node, an item, a result or an error cannot be pickled for an executor."""
+    """A node, an item, a result or an error cannot be pickled for an executor.
+
+    Example::
+
+        class Double(BatchNode):
+            def prep(self, shared):
+                return [lambda: 42]
+
+            def exec(self, item):
+                return 2 * item()
+
+        with ProcessPoolExecutor(1) as pool, pytest.raises(ExecutorError):
+            await linear(Double(executor=pool)).run({})
+    """
 
     def __init__(self, node: str, what: str, why: str) -> None:
         self.node = node
@@ -178,184 +268,4 @@ class ExecutorError(NodeFlowError, RuntimeError):
         super().__init__(
             f"{what} of node {node!r} cannot be sent between processes ({why}); "
             "make it picklable, or use threads: executor=ThreadPoolExecutor()"
-        )
-
-
-class Parked(NodeFlowError):
-    """A run waits for an answer, for child runs or for time to pass. Its state is stored, and it can be resumed."""
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002
-        flow_id: str,
-        node: str,
-        question: Any,
-        deadline: float | None,
-        *,
-        for_children: bool = False,
-    ) -> None:
-        #: The id of this wait, for ``flow.resume(parked.id, value)``; empty for a sleep and for a wait for children.
-        self.id = id
-        self.flow_id = flow_id
-        #: The path of the node that waits.
-        self.node = node
-        #: The result of the node's ``prep``.
-        self.question = question
-        #: When the wait times out, in seconds since 1970 on the storage's clock.
-        self.deadline = deadline
-        super().__init__(
-            f"run {flow_id!r} waits at {node!r}; continue it with flow.resume({id!r}, answer), "
-            "in this process or in another one"
-            if id
-            else f"run {flow_id!r} waits at {node!r} for its child runs; a worker resumes it when they have ended"
-            if for_children
-            else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker resumes it then, "
-            f"or flow.resume({flow_id!r})"
-        )
-
-
-class RunPaused(Parked):
-    """A run was paused. Its state is stored, and ``flow.resume(flow_id)`` continues it."""
-
-    def __init__(self, flow_id: str, node: str) -> None:
-        super().__init__("", flow_id, node, None, None)
-        self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} was paused at {node!r}; continue it with flow.resume({flow_id!r})",
-        )
-
-
-def _until(deadline: float | None) -> str:
-    try:
-        return f" until {datetime.fromtimestamp(deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):
-        return " beyond the year 9999"
-
-
-class RunExists(NodeFlowError, ValueError):
-    """The id belongs to an existing run, or to a state that is not a run; nothing was changed."""
-
-    def __init__(self, flow_id: str, *, state_only: bool = False, flow: str | None = None) -> None:
-        self.flow_id = flow_id
-        #: There is a state, but no run.
-        self.state_only = state_only
-        super().__init__(
-            f"{_only_a_state(flow_id)}, or give another flow_id"
-            if state_only
-            else f"run {flow_id!r} exists already, as a run of flow {flow!r}; give another flow_id"
-            if flow is not None
-            else f"run {flow_id!r} exists already; continue it with flow.resume({flow_id!r}) or "
-            "run(if_exists='resume'), or give another flow_id"
-        )
-
-
-class UnknownRun(NodeFlowError, LookupError):
-    """No run of this id exists: it was never started, or it ended and was not kept."""
-
-    def __init__(self, flow_id: str, *, state_only: bool = False) -> None:
-        self.flow_id = flow_id
-        #: There is a state, but no run.
-        self.state_only = state_only
-        super().__init__(
-            f"{_only_a_state(flow_id)}, and then start the run"
-            if state_only
-            else f"there is no run {flow_id!r} in this storage; check the id and the storage. A run that has "
-            "finished is removed, unless keep=... keeps it"
-        )
-
-
-class UnknownSchedule(NodeFlowError, LookupError):
-    """No schedule of this name exists."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f"there is no schedule {name!r} in this storage; add it with worker(..., schedules=[...]) or "
-            "Schedules(storage).add(...)"
-        )
-
-
-def _only_a_state(flow_id: str) -> str:
-    return (
-        f"there is no run {flow_id!r} in this storage, only a state from update_state() or merge_state(); "
-        f"remove it with StateStorage(storage).cleanup({flow_id!r})"
-    )
-
-
-class RunFinished(NodeFlowError, RuntimeError):
-    """The run has ended, so it cannot be answered or resumed."""
-
-    def __init__(self, flow_id: str, wait_id: str | None = None) -> None:
-        self.flow_id = flow_id
-        #: The id of the wait that was answered too late, if another run of the same id has begun since.
-        self.wait_id = wait_id
-        super().__init__(
-            f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume"
-            if wait_id is None
-            else f"{wait_id!r} belongs to an earlier run {flow_id!r}, which has ended, so the answer was not stored; "
-            f"flow.status({flow_id!r}) shows the waits of the current run"
-        )
-
-
-class RunFailed(NodeFlowError, RuntimeError):
-    """A run that this call waited for has failed, with the last error of its record."""
-
-    def __init__(self, flow_id: str, node: str, type_name: str, message: str) -> None:
-        self.flow_id: str = flow_id
-        #: The path of the node that failed.
-        self.node: str = node
-        #: The name of the error's class.
-        self.type_name: str = type_name
-        self.message: str = message
-        super().__init__(
-            f"run {flow_id!r} failed at node {node!r} with {type_name}: {message}; fix the cause, then call "
-            f"flow.resume({flow_id!r})"
-        )
-
-
-class RunCancelled(NodeFlowError, RuntimeError):
-    """The run was cancelled, so it has no result and cannot be resumed."""
-
-    def __init__(self, flow_id: str, reason: str | None = None) -> None:
-        self.flow_id: str = flow_id
-        self.reason: str | None = reason
-        super().__init__(f"run {flow_id!r} was cancelled{f': {reason}' if reason else ''}")
-
-
-class RunStuck(NodeFlowError, RuntimeError):
-    """The run cannot continue until somebody changes the flow or the run; its record has the reason."""
-
-    def __init__(self, flow_id: str, reason: str) -> None:
-        self.flow_id: str = flow_id
-        self.reason: str = reason
-        super().__init__(f"run {flow_id!r} is stuck: {reason}; fix the cause, then call flow.resume({flow_id!r})")
-
-
-class FlowChanged(NodeFlowError, ValueError):
-    """A stored run does not fit the present graph of the flow; its position and its state were not changed."""
-
-    def __init__(self, flow_id: str, differences: list[str], *, stuck: bool = False) -> None:
-        self.flow_id: str = flow_id
-        #: What does not fit, as sentences.
-        self.differences: list[str] = differences
-        #: Whether its status is ``stuck`` now; otherwise the record was not changed.
-        self.stuck: bool = stuck
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        return (
-            f"run {self.flow_id!r} does not fit the present graph of its flow: {'; '.join(self.differences)}; give "
-            f"the flow renamed= or revision= with migrate=, then call flow.resume({self.flow_id!r}), or remove the run "
-            "with StateStorage(storage).cleanup()"
-            if self.stuck
-            else f"run {self.flow_id!r} cannot be resumed with this flow: {'; '.join(self.differences)}"
-        )
-
-
-class RunIsNewer(FlowChanged):
-    """A newer release of the flow has written the run. It was left unchanged, for a process with that release."""
-
-    def _text(self) -> str:
-        return (
-            f"a newer release has written run {self.flow_id!r}, so it was left unchanged: "
-            f"{'; '.join(self.differences)}; resume it with that release"
         )

@@ -1,4 +1,4 @@
-"""Errors of storages and of stored data."""
+"""Errors of storages, keys and values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from stepwell.errors.base import StepwellError
 
 
 class InvalidKey(StepwellError, TypeError, ValueError):
-    """A key or a bot's name has an unsupported type or value."""
+    """A key or a bot's name has an unsupported type or value.
+
+    Example::
+
+        with pytest.raises(InvalidKey):
+            await storage.get_state("my_bot", 4.2)
+    """
 
 
 class UnknownScheme(StepwellError, ValueError):
-    """No installed backend supports the scheme of a URL."""
+    """No installed backend supports the scheme of a URL.
+
+    Example::
+
+        with pytest.raises(UnknownScheme):
+            open_storage("mongodb://localhost")
+    """
 
     def __init__(self, scheme: str, known: list[str]) -> None:
         self.scheme: str = scheme
@@ -27,7 +39,14 @@ class UnknownScheme(StepwellError, ValueError):
 
 
 class EncodeError(StepwellError, TypeError, ValueError):
-    """A value cannot be stored exactly. Nothing was written."""
+    """A value cannot be stored exactly. Nothing was written.
+
+    Example::
+
+        with pytest.raises(EncodeError) as caught:
+            await storage.set_data("my_bot", 42, {"file": object()})
+        assert caught.value.type_name == "object"
+    """
 
     def __init__(self, path: str, type_name: str, why: str) -> None:
         self.path: str = path
@@ -37,7 +56,13 @@ class EncodeError(StepwellError, TypeError, ValueError):
 
 
 class TooLarge(StepwellError, ValueError):
-    """A key, value or record exceeds its limit. Nothing was written."""
+    """A key, value or record exceeds its limit. Nothing was written.
+
+    Example::
+
+        with pytest.raises(TooLarge):
+            await storage.set_data("my_bot", 42, {"text": "x" * 1024 * 1024})
+    """
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what: str = what
@@ -49,101 +74,30 @@ class TooLarge(StepwellError, ValueError):
         )
 
 
-class StoredDataError(StepwellError):
-    """Stored data cannot be decoded. It is left unchanged; set_state and clear still work."""
-
-
-class CorruptRecord(StoredDataError):
-    """Stored data differs from what was written."""
-
-    def __init__(self, place: str, what: str, why: str) -> None:
-        self.place: str = place
-        self.what: str = what
-        self.why: str = why
-        super().__init__(
-            f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine; "
-            "set_state() or clear() replaces the record"
-        )
-
-
-class UnknownType(StoredDataError):
-    """A stored value has a type that is not registered in this process."""
-
-    def __init__(self, name: str) -> None:
-        self.name: str = name
-        if name.startswith("$"):
-            super().__init__(
-                f"a stored value has the tag {name!r}, which this release does not support; upgrade stepwell"
-            )
-            return
-        super().__init__(
-            f"a stored value has the type {name!r}, which is not registered here; import the module that "
-            f"declares it, or register its successor with @record_type(name={name!r})"
-        )
-
-
-class KeyMissing(StoredDataError):
-    """A stored text is encrypted with a key that the reader does not have."""
-
-    def __init__(self, place: str, what: str, key_id: str, known: list[str] | None = None) -> None:
-        self.place: str = place
-        self.what: str = what
-        #: The id of the key. It does not reveal the key.
-        self.key_id: str = key_id
-        #: The ids of the reader's keys; ``None`` if it does not use ``SealedStorage``, empty without ``names_key``.
-        self.known: list[str] | None = known
-        if known is None:
-            todo = (
-                "the storage was opened without keys; use SealedStorage, or write sealed+ before its URL, as in "
-                "sealed+sqlite:///bot.db, and set STEPWELL_KEYS"
-            )
-        elif not known:
-            todo = "the names of this storage are encrypted; pass names_key=..., or set STEPWELL_NAMES_KEY"
-        else:
-            todo = f"the keys here have the ids {', '.join(known)}; add the missing key behind them"
-        super().__init__(f"the record at {place} is encrypted: {what} needs the key with the id {key_id!r}; {todo}")
-
-
-class NotEncrypted(StoredDataError):
-    """A stored text is not encrypted, and the reader does not allow that."""
-
-    def __init__(self, place: str, what: str) -> None:
-        self.place: str = place
-        self.what: str = what
-        super().__init__(
-            f"the record at {place} has plaintext in an encrypted storage: {what} is not encrypted; find out which "
-            "program wrote it; to encrypt records of earlier releases of a bot, use allow_plaintext=True and "
-            "'stepwell rotate-keys'"
-        )
-
-
-class DamagedStorage(StoredDataError):
-    """The structure of the store is damaged, not only a record."""
-
-    def __init__(self, where: str, why: str) -> None:
-        self.where: str = where
-        self.why: str = why
-        super().__init__(f"{where} is damaged ({why}); stop writing to it, and restore it from a backup")
-
-
-class NewerSchema(StoredDataError):
-    """The storage was written by a newer release."""
-
-    def __init__(self, where: str, found: int, known: int) -> None:
-        self.where: str = where
-        self.found: int = found
-        self.known: int = known
-        super().__init__(
-            f"{where} has schema {found}, this release supports up to {known}; upgrade stepwell, or use another storage"
-        )
-
-
 class Conflict(StepwellError):
-    """Another task or process changed or holds the record."""
+    """Another task or process changed or holds the record.
+
+    Example::
+
+        try:
+            async with fsm.conversation(update) as ctx:
+                ctx.start_flow(Registration)
+        except Conflict:
+            print("another worker was faster; Telegram delivers the update again")
+    """
 
 
 class Busy(Conflict, TimeoutError):
-    """A key was still claimed after the whole waiting time. Nothing was handled; retry later."""
+    """A key was still claimed after the whole waiting time. Nothing was handled; retry later.
+
+    Example::
+
+        fsm = FSM("my_bot", storage=storage, flows=[Registration], wait=0.01)
+        await storage.perform(Claim(storage.address("my_bot", 42), "another worker", lease=30))
+        with pytest.raises(Busy):
+            async with fsm.conversation(key=42):
+                pass
+    """
 
     def __init__(self, place: str, waited: float) -> None:
         self.place: str = place
@@ -155,7 +109,15 @@ class Busy(Conflict, TimeoutError):
 
 
 class LeaseLost(Conflict):
-    """The claim expired before the commit. Nothing was written."""
+    """The claim expired before the commit. Nothing was written.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        change = Change(write=storage.ids(), parts={"0001": "..."})
+        with pytest.raises(LeaseLost):
+            await storage.perform(Apply(address, change, Guard(token="an old token")))
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -166,7 +128,15 @@ class LeaseLost(Conflict):
 
 
 class RecordReplaced(Conflict):
-    """The record was cleared or replaced while it was held. Nothing was written."""
+    """The record was cleared or replaced while it was held. Nothing was written.
+
+    Example::
+
+        with pytest.raises(RecordReplaced):
+            async with fsm.conversation(key=42) as ctx:
+                ctx.start_flow(Registration)
+                await fsm.storage.set_state("my_bot", 42, State("registration", "get_email"))
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -177,7 +147,15 @@ class RecordReplaced(Conflict):
 
 
 class VersionChanged(Conflict):
-    """The record does not have the version that the writer expected. Nothing was written."""
+    """The record does not have the version that the writer expected. Nothing was written.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        change = Change(write=storage.ids(), parts={"0001": "..."})
+        with pytest.raises(VersionChanged):
+            await storage.perform(Apply(address, change, Guard(version=Version(1, "an old write"))))
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -185,7 +163,15 @@ class VersionChanged(Conflict):
 
 
 class RecordExists(Conflict):
-    """There is a record where the writer expected none. Nothing was written."""
+    """There is a record where the writer expected none. Nothing was written.
+
+    Example::
+
+        address = storage.address("my_bot", 42)
+        await storage.set_data("my_bot", 42, {"name": "Alice"})
+        with pytest.raises(RecordExists):
+            await storage.perform(Apply(address, Change(write=storage.ids()), Guard(absent=True)))
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -193,11 +179,26 @@ class RecordExists(Conflict):
 
 
 class StorageError(StepwellError):
-    """The store failed."""
+    """The store failed.
+
+    Example::
+
+        try:
+            await storage.set_data("my_bot", 42, {"name": "Alice"})
+        except StorageError as error:
+            print("not stored:", error)
+    """
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """The store cannot be reached or does not answer. Nothing was written."""
+    """The store cannot be reached or does not answer. Nothing was written.
+
+    Example::
+
+        with pytest.raises(StorageUnavailable):
+            async with open_storage("redis://localhost:1", patience=0.1) as storage:
+                await storage.get_state("my_bot", 42)
+    """
 
     def __init__(self, message: str, *, sent: bool = True, final: bool = False) -> None:
         super().__init__(message)
@@ -208,7 +209,15 @@ class StorageUnavailable(StorageError, ConnectionError):
 
 
 class OutcomeUnknown(StorageError, ConnectionError):
-    """A write was sent but not answered. It may or may not have been applied."""
+    """A write was sent but not answered. It may or may not have been applied.
+
+    Example::
+
+        try:
+            await storage.set_data("my_bot", 42, {"name": "Alice"})
+        except OutcomeUnknown:
+            print(await storage.get_data("my_bot", 42))
+    """
 
     def __init__(self, place: str, why: str) -> None:
         self.place: str = place
@@ -219,7 +228,15 @@ class OutcomeUnknown(StorageError, ConnectionError):
 
 
 class NotReplicated(OutcomeUnknown):
-    """A write was applied, but too few replicas had it in time. A failover may lose it."""
+    """A write was applied, but too few replicas had it in time. A failover may lose it.
+
+    Example::
+
+        try:
+            await storage.set_data("my_bot", 42, {"name": "Alice"})
+        except NotReplicated:
+            print("written, but a failover may lose it")
+    """
 
     def __init__(self, place: str) -> None:
         self.place: str = place
@@ -232,11 +249,28 @@ class NotReplicated(OutcomeUnknown):
 
 
 class StorageFull(StorageError, OSError):
-    """The store is full. Nothing was written, and stored records are intact."""
+    """The store is full. Nothing was written, and stored records are intact.
+
+    Example::
+
+        try:
+            await storage.set_data("my_bot", 42, {"name": "Alice"})
+        except StorageFull:
+            print("free some space; nothing was written")
+    """
 
 
 class NotCopied(StorageError):
-    """Some records differ between source and target after a copy."""
+    """Some records differ between source and target after a copy.
+
+    Example::
+
+        async with open_storage("sqlite:///bot.db") as old, open_storage("sqlite:///new.db") as new:
+            try:
+                await copy_records(old, new)
+            except NotCopied as error:
+                print("these were changed meanwhile:", error.places)
+    """
 
     def __init__(self, places: list[str]) -> None:
         self.places: list[str] = places
@@ -248,7 +282,15 @@ class NotCopied(StorageError):
 
 
 class StorageClosed(StorageError):
-    """The storage was closed."""
+    """The storage was closed.
+
+    Example::
+
+        await storage.open()
+        await storage.close()
+        with pytest.raises(StorageClosed):
+            await storage.get_state("my_bot", 42)
+    """
 
     def __init__(self) -> None:
         super().__init__("this storage is closed; open it again with open() or a new 'async with'")

@@ -6,7 +6,16 @@ from stepwell.errors.base import StepwellError
 
 
 class BotApiError(StepwellError):
-    """The Bot API refused a call. The same call would be refused again."""
+    """The Bot API refused a call. The same call would be refused again.
+
+    Example::
+
+        async def greet(bot: BotClient, chat: int):
+            try:
+                await bot.call("sendMessage", chat_id=chat, text="Hello!")
+            except BotApiError as error:
+                print(error.method, error.code, error.description)
+    """
 
     def __init__(
         self,
@@ -44,11 +53,29 @@ class BotApiError(StepwellError):
 
 
 class BotBlocked(BotApiError):
-    """The bot cannot write to this chat: it was blocked or removed, or the user's account is deleted."""
+    """The bot cannot write to this chat: it was blocked or removed, or the user's account is deleted.
+
+    Example::
+
+        async def greet(bot: BotClient, chat: int):
+            try:
+                await bot.call("sendMessage", chat_id=chat, text="Hello!")
+            except BotBlocked:
+                await fsm.forget(chat=chat)
+    """
 
 
 class BotUnavailable(BotApiError, ConnectionError):
-    """The Bot API gave no usable answer within the patience of the client. The call may be retried later."""
+    """The Bot API gave no usable answer within the patience of the client. The call may be retried later.
+
+    Example::
+
+        async def greet(bot: BotClient, chat: int):
+            try:
+                await bot.call("sendMessage", chat_id=chat, text="Hello!")
+            except BotUnavailable:
+                print("Telegram does not answer; try again later")
+    """
 
     def _message(self) -> str:
         answer = self.description if self.code is None else f"{self.code} {self.description}"
