@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from stepwell.errors import InvalidOption
 from stepwell.inspector import Inspector, inspector
 from stepwell.inspector.actions import ACTIONS
-from stepwell.inspector.app import FILES, MAX_REQUEST
+from stepwell.inspector.app import FILES, MAX_REQUEST, METRICS
 from stepwell.inspector.views import VIEWS
 from stepwell.storage import Storage, open_storage
 from stepwell.web.files import content_of
@@ -22,7 +22,9 @@ from tests.inspector import shop
 from tests.inspector.conftest import HOST, TOKEN, WRITE, Browser, app_of
 from tests.web.access import METHODS, AccessTests, Guarded, status
 
-READS = [("GET", path) for path in ("/", *FILES, "/nothing", *[f"/api/{name}" for name in (*VIEWS, "nothing")])]
+READS = [
+    ("GET", path) for path in ("/", *FILES, METRICS, "/nothing", *[f"/api/{name}" for name in (*VIEWS, "nothing")])
+]
 WRITES = [("POST", f"/api/{name}") for name in (*ACTIONS, "nothing")]
 ROUTES = [*READS, *WRITES, *METHODS]
 

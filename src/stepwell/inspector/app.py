@@ -11,6 +11,7 @@ from typing import Any
 from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
 from stepwell.inspector.actions import ACTIONS, current
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.metrics import CONTENT_TYPE, metrics
 from stepwell.inspector.subject import Subject
 from stepwell.inspector.views import VIEWS
 from stepwell.storage import Storage
@@ -22,6 +23,8 @@ __all__ = ["FILES", "Inspector", "inspector"]
 
 #: All files that are served.
 FILES = page_files(Path(__file__).parent / "page")
+#: The path of the page for Prometheus.
+METRICS = "/metrics"
 #: The largest request in bytes.
 MAX_REQUEST = 300 * 1024
 #: The fewest characters of a token that is given.
@@ -63,6 +66,7 @@ class Inspector:
             tokens=tokens,
             schemes=schemes,
             on_new_token=on_new_token,
+            for_scrapers=(METRICS,),
         )
 
     @property
@@ -147,6 +151,14 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
             return _refusal(error)
         return _json({"ok": True, "allow_write": app.allow_write, name: found})
 
+    async def scrape(request: Request) -> Response:
+        try:
+            await app.storage.ensure_open()
+            text = await metrics(subject)
+        except StepwellError as error:
+            return _refusal(error)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
     async def act(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in ACTIONS:
@@ -173,6 +185,7 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
     return Starlette(
         routes=[
             *file_routes(FILES),
+            Route(METRICS, scrape, methods=["GET"]),
             Route("/api/{name}", show, methods=["GET"]),
             Route("/api/{name}", act, methods=["POST"]),
         ],

@@ -49,6 +49,7 @@ class AuthMiddleware:
     ``is_allowed`` decides about the Host header, ``schemes`` about the Origin header. ``tokens`` are tokens by the name
     of their owner: each opens any number of sessions, and all processes with this token accept them. The name is
     passed on in the scope as ``USER``. Without ``tokens``, a token opens one session: ``token``, then random ones.
+    A program may read the paths ``for_scrapers`` with ``Authorization: Bearer`` and one of ``tokens``.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class AuthMiddleware:
         tokens: Mapping[str, str] | None = None,
         schemes: Collection[str] = ("http",),
         on_new_token: Callable[[], None] | None = None,
+        for_scrapers: Collection[str] = (),
     ) -> None:
         self._app = app
+        self._for_scrapers = for_scrapers
         self._is_allowed = is_allowed
         self._schemes = schemes
         self._tokens = dict(tokens or {})
@@ -108,11 +111,14 @@ class AuthMiddleware:
             return error_response(request, 415, "Not supported", "The content type must be application/json.")
         cookie = request.cookies.get(_cookie_name(host[0]), "")
         owner = _owner(cookie, self._sessions)
+        root = scope.get("root_path", "").rstrip("/")
+        if owner is None and not writes and scope["path"].removeprefix(root) in self._for_scrapers:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            owner = _owner(given.strip(), self._tokens) if scheme.lower() == "bearer" else None
         if owner is not None:
             scope[USER] = owner
             return None
         token = request.query_params.get("token", "")
-        root = scope.get("root_path", "").rstrip("/")
         # Servers and frameworks differ in whether the path has the prefix of a mounted application.
         if scope["path"] in ("/", f"{root}/") and scope["method"] == "GET":
             owner = _owner(token, self._tokens or {"": self.token})
