@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from stepwell.errors import UsageError
@@ -9,8 +10,10 @@ from stepwell.errors import UsageError
 __all__ = ["listen"]
 
 
-def listen(host: str, port: int, *, advice: str = "") -> socket.socket:
-    """Return a socket that listens on a host and port; port 0 chooses a free one.
+def listen(
+    host: str, port: int, *, or_free: bool = False, advice: str = "choose another host or port"
+) -> socket.socket:
+    """Return a socket that listens on a host and port; port 0 chooses a free one, ``or_free`` too if it is taken.
 
     Raises ``UsageError`` if that is not possible; ``advice`` ends its message.
     """
@@ -18,6 +21,8 @@ def listen(host: str, port: int, *, advice: str = "") -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        if or_free and error.errno == errno.EADDRINUSE:
+            return listen(host, 0, advice=advice)
         # Python appends the address.
         why = str(error.strerror or error).partition(" (")[0]
-        raise UsageError(f"cannot listen on {host} port {port}: {why}{advice and f'; {advice}'}") from error
+        raise UsageError(f"cannot listen on {host} port {port}: {why}; {advice}") from error

@@ -14,7 +14,12 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.storage.urls import as_storage
 
-__all__ = ["defines_router", "load_module", "load_router", "watched_files"]
+__all__ = ["defines_router", "file_beside", "load_module", "load_router", "watched_files"]
+
+
+def file_beside(path: Path) -> str:
+    """Return the default storage of a bot's file for ``make_router``: an SQLite file beside it."""
+    return f"sqlite:///{quote(path.with_suffix('.db').as_posix())}"
 
 
 def load_router(path: Path, storage: str | None = None) -> Router:
@@ -26,7 +31,7 @@ def load_router(path: Path, storage: str | None = None) -> Router:
     module = load_module(path)
     make, router = getattr(module, "make_router", None), getattr(module, "router", None)
     if callable(make):
-        router = make(storage or f"sqlite:///{quote(path.with_suffix('.db').as_posix())}")
+        router = make(storage or file_beside(path))
         made = "make_router(storage) returned"
     else:
         made = "router is"

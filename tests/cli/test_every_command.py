@@ -148,6 +148,8 @@ async def test_a_storage_that_cannot_be_used_gives_one_line(
 STALE = "1.aaaa"
 BAD: list[tuple[list[str], int, str]] = [
     (["nope"], 2, "invalid choice: 'nope'"),
+    (["paly", "bot.py"], 2, "invalid choice: 'paly'; did you mean play? see stepwell --help"),
+    (["play", "bot.py", "--prot", "1"], 2, "arguments: --prot 1; did you mean --port? see stepwell play --help"),
     ([], 2, "the following arguments are required: command"),
     (["ls", "shpo"], 3, "has no records of the bot 'shpo'; it has those of 'shop'"),
     (["ls", "--state", "x"], 2, "a filter needs a bot"),
@@ -187,7 +189,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["set", "shop", "42", "a=1e999"], 2, "the value of 'a' is not valid"),
     (["set", "shop", "42", "a=" + "[" * 20_000], 2, "the value of 'a' is not valid: it is nested deeper"),
     (["set", "shop", "99", "a=1"], 3, "no record at (99,99)"),
-    (["set", "shop", "42", "a=1", "--nope"], 2, "unrecognized arguments: --nope; see stepwell --help"),
+    (["set", "shop", "42", "a=1", "--nope"], 2, "unrecognized arguments: --nope; see stepwell set --help"),
     (["clear", "shop", "99"], 3, "no record at (99,99)"),
     (["clear", "shop", "42", "more"], 2, "unrecognized arguments: more"),
     (["clear", "shop", "42", "--version", STALE], 3, "has changed since it was read"),

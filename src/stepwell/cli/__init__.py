@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import stepwell
@@ -51,14 +53,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
+    #: The parsers of the commands by their names.
+    commands: Mapping[str, _Parser] = {}
+
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_OPTION, f"{self.prog}: {message}; see {self.prog} --help\n")
+        found = _CHOICE.search(message)
+        near = _near(found[1], re.findall(r"[\w-]+", found[2])) if found else ""
+        # A list of all choices would hide the right one.
+        self.fail(_CHOICE.sub(r"invalid choice: '\1'", message) if near else message, near)
+
+    def fail(self, message: str, near: str = "") -> NoReturn:
+        """Print an error and exit; ``near`` is probably what the user meant."""
+        hint = f"did you mean {near}? " if near else ""
+        self.exit(WRONG_OPTION, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+#: A wrong choice in a message of argparse, and the choices.
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    return "".join(get_close_matches(word, known, n=1))
+
+
+def _parsed(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     if rest and ("fields" not in options or any(each.startswith("-") for each in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        command = parser.commands[options.command]
+        near = _near(rest[0].lstrip("-"), re.findall(r" --([\w-]+)", command.format_help()))
+        command.fail(f"unrecognized arguments: {' '.join(rest)}", near and f"--{near}")
     if rest:
         # argparse takes no more positional arguments once an option has followed them.
         options.fields += rest
@@ -94,7 +117,7 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     )
 
 
-def _parser(first: str = "") -> argparse.ArgumentParser:
+def _parser(first: str = "") -> _Parser:
     """Return the parser of all commands, or of those that start a bot if ``first`` is one of them."""
     parser = _Parser(prog="stepwell", description="Durable state for conversations and node flows.")
     parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
@@ -166,6 +189,7 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
     )
     if first not in commands.choices:
         _add_operator_commands(commands)
+    parser.commands = commands.choices
     return parser
 
 

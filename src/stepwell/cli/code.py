@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepwell.botfile import load_module
+from stepwell.botfile import file_beside, load_module
 from stepwell.errors import StepwellError, UsageError
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.nodes import NodeFlow
@@ -47,10 +47,15 @@ def _imported(given: str) -> ModuleType:
         raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
 
 
-def _made_router(module: ModuleType, given: str, url: str) -> Any:
-    """Return what ``make_router`` of a module makes for a storage; ``None`` if the module has no such function."""
+def _made_router(module: ModuleType, given: str, url: str | None) -> Any:
+    """Return what ``make_router`` of a module makes for a storage; ``None`` if the module has no such function.
+
+    Without a storage it gets the one that ``stepwell run`` gives it.
+    """
     make = getattr(module, "make_router", None)
-    return _called(make, f"make_router() of {given}", url) if callable(make) else None
+    if not callable(make):
+        return None
+    return _called(make, f"make_router() of {given}", url or file_beside(Path(str(module.__file__))))
 
 
 def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
@@ -107,7 +112,7 @@ def flow_named(given: str, name: str) -> NodeFlow:
     raise UsageError(f"{given} has the flow {', '.join(repr(each._title()) for each in flows)}, not {name!r}")
 
 
-def used_values(given: str, url: str) -> list[Any]:
+def used_values(given: str, url: str | None) -> list[Any]:
     """Return the values that ``module:name`` names, or all values of a module.
 
     Those of a module include the router that its ``make_router`` makes for a storage.
@@ -117,10 +122,12 @@ def used_values(given: str, url: str) -> list[Any]:
     return values if names else [*values, _made_router(module, given, url)]
 
 
-def flows_in(given: str) -> list[Any]:
-    """Return the flows, node flows, machines and routers that ``module:name`` names, or all of a file or module."""
-    # A router that make_router makes is used for the names of its flows and states only.
-    values = used_values(given, "memory://")
+def flows_in(given: str, url: str | None = "memory://") -> list[Any]:
+    """Return the flows, node flows, machines and routers that ``module:name`` names, or all of a file or module.
+
+    ``url`` is the storage for ``make_router``, as for ``used``.
+    """
+    values = used_values(given, url)
     each = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     found = [value for value in each if _is_flow(value)]
     if not found:
@@ -134,8 +141,11 @@ def _is_flow(value: Any) -> bool:
     return isinstance(value, NodeFlow | FSM) or (isinstance(value, Router) and value.fsm is not None)
 
 
-def used(code: list[str], url: str) -> tuple[list[FSM], list[NodeFlow]]:
-    """Return the machines and node flows of files and modules; raise ``UsageError`` if one of them has none."""
+def used(code: list[str], url: str | None) -> tuple[list[FSM], list[NodeFlow]]:
+    """Return the machines and node flows of files and modules; raise ``UsageError`` if one of them has none.
+
+    ``url`` is the storage for ``make_router``; without it, the one that ``stepwell run`` gives it.
+    """
     machines: dict[int, FSM] = {}
     flows: list[NodeFlow] = []
     for given in code:

@@ -6,14 +6,16 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepwell.cli.code import import_types
+from stepwell.cli.code import import_types, used
 from stepwell.cli.output import note
 from stepwell.cli.writes import logged_writes
 from stepwell.errors import UsageError
+from stepwell.fsm import FSM
+from stepwell.nodes import NodeFlow
 from stepwell.storage import Storage
 from stepwell.storage.sqlite import SQLiteStorage
 from stepwell.storage.urls import open_storage
@@ -25,7 +27,9 @@ __all__ = [
     "add_key",
     "add_yes",
     "confirmed",
+    "given_url",
     "storage_at",
+    "storage_of",
     "url_of",
     "with_storage",
 ]
@@ -57,7 +61,9 @@ def add_command(
     )
     added.set_defaults(action=action)
     if storage:
-        added.add_argument("--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE)")
+        added.add_argument(
+            "--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE, else that of the bot's file)"
+        )
         added.add_argument(
             "--import",
             dest="imports",
@@ -72,7 +78,7 @@ def add_command(
 
 def add_key(parser: argparse.ArgumentParser) -> None:
     """Add the bot and the key of a record."""
-    parser.add_argument("bot", help="the bot's name")
+    parser.add_argument("bot", help="the bot's name, or its file: bot.py")
     parser.add_argument("key", help="the key as ls shows it, or the ids in it: 42,43, or 42 for a private chat")
 
 
@@ -89,24 +95,65 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=logged)
 
 
-def with_storage(options: argparse.Namespace, work: Work, *, patient: bool = False) -> int:
-    """Open the storage of a command, call ``work`` with it, and return the exit code; see ``storage_at``."""
+def with_storage(
+    options: argparse.Namespace,
+    work: Work,
+    *,
+    machines: Sequence[FSM] = (),
+    flows: Sequence[NodeFlow] = (),
+    patient: bool = False,
+) -> int:
+    """Open the storage of a command, call ``work`` with it, and return the exit code; see ``storage_of``.
+
+    If the bot of the command is a file, its name takes the place of the file in the options.
+    """
     import_types(options.imports)
-    url = url_of(options)
+    bot = getattr(options, "bot", None)
+    if isinstance(bot, str) and bot.endswith(".py") and Path(bot).is_file():
+        machines, flows = used([bot], given_url(options))
+        names = sorted({fsm.bot for fsm in machines})
+        if len(names) != 1:
+            has = f"has the bots {', '.join(names)}" if names else "has no router"
+            raise UsageError(f"{bot} {has}; give the name of a bot, and --storage")
+        options.bot = names[0]
 
     async def run() -> int:
-        async with storage_at(url, patient=patient) as storage:
+        async with storage_of(options, machines, flows, patient=patient) as storage:
             return await work(storage)
 
     return asyncio.run(run())
 
 
+def given_url(options: argparse.Namespace) -> str | None:
+    """Return the URL of the storage in the options or the environment, or ``None``."""
+    return options.storage or os.environ.get("STEPWELL_STORAGE") or None
+
+
 def url_of(options: argparse.Namespace) -> str:
     """Return the URL of the storage; raise ``UsageError`` if none is given."""
-    url: str | None = options.storage or os.environ.get("STEPWELL_STORAGE")
-    if not url:
+    url = given_url(options)
+    if url is None:
         raise UsageError("no storage is given; pass --storage sqlite:///bot.db, or set STEPWELL_STORAGE")
     return url
+
+
+def storage_of(
+    options: argparse.Namespace, machines: Sequence[FSM], flows: Sequence[NodeFlow], *, patient: bool = False
+) -> Storage:
+    """Return the storage that the options or the environment name, else the one that the user's code names."""
+    url = given_url(options)
+    if url is not None:
+        return storage_at(url, patient=patient)
+    named = [*(fsm.storage for fsm in machines), *(flow.storage for flow in flows if flow.storage is not None)]
+    stores = {storage.location: storage for storage in named}
+    if len(stores) > 1:
+        raise UsageError(f"the code uses several storages ({', '.join(sorted(stores))}); choose one with --storage")
+    if not stores:
+        raise UsageError(
+            "no storage is given; pass --storage sqlite:///bot.db, set STEPWELL_STORAGE, "
+            f"or give the bot's file: stepwell {options.command} bot.py"
+        )
+    return _existing(next(iter(stores.values())))
 
 
 def storage_at(url: str, *, create: bool = False, patient: bool = False) -> Storage:
@@ -119,13 +166,17 @@ def storage_at(url: str, *, create: bool = False, patient: bool = False) -> Stor
     is_server = url.removeprefix("sealed+").startswith(("redis", "unix:", "postgres"))
     if not patient and is_server and "patience=" not in url:
         options["patience"] = PATIENCE
-    storage = open_storage(url, **options)
-    if not storage.shared:
-        raise UsageError(f"{url.partition(':')[0]}:// is in the memory of one process; give the storage of the bot")
+    return _existing(open_storage(url, **options), create=create)
+
+
+def _existing(storage: Storage, *, create: bool = False) -> Storage:
+    """Return a storage; raise ``UsageError`` if no other process can have written to it."""
     # The storage inside an encrypted one.
     store = getattr(storage, "inner", storage)
+    if not storage.shared:
+        raise UsageError("the storage is in the memory of one process; give that of the bot: --storage URL")
     if isinstance(store, SQLiteStorage) and not create and not Path(store.path).exists():
-        raise UsageError(f"there is no file {store.path}; check --storage and STEPWELL_STORAGE")
+        raise UsageError(f"there is no file {store.path}; run the bot first, or check --storage and STEPWELL_STORAGE")
     return storage
 
 

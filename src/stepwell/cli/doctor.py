@@ -8,7 +8,7 @@ import os
 import sys
 
 from stepwell.cli.code import import_types, used
-from stepwell.cli.command import Commands, add_command, storage_at, url_of
+from stepwell.cli.command import Commands, add_command, given_url, storage_of
 from stepwell.cli.output import cell, note, print_json
 from stepwell.operate.doctor import Finding, diagnose
 
@@ -36,12 +36,11 @@ def add(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     import_types(options.imports)
-    url = url_of(options)
-    machines, flows = used(options.code, url)
+    machines, flows = used(options.code, given_url(options))
 
     async def run() -> list[Finding]:
         found = []
-        storage = storage_at(url)
+        storage = storage_of(options, machines, flows)
         try:
             async for finding in diagnose(
                 storage, machines=machines, flows=flows, limit=None if options.all else 10_000

@@ -68,7 +68,7 @@ def add(commands: Commands) -> None:
         action=_forget,
         example="stepwell forget --user 42 --dry-run",
     )
-    forget.add_argument("bot", nargs="?", help="the bot's name (with --user or --chat, default: all bots)")
+    forget.add_argument("bot", nargs="?", help="the bot's name or file (with --user or --chat, default: all bots)")
     forget.add_argument("key", nargs="?", help="the key as ls shows it, or the ids in it")
     forget.add_argument("--user", type=int, metavar="ID", help="all records of this user")
     forget.add_argument("--chat", type=int, metavar="ID", help="all records of this chat")

@@ -10,11 +10,13 @@ from typing import Any
 
 from stepwell.cli.arguments import port
 from stepwell.cli.code import flows_in
-from stepwell.cli.command import Commands, storage_at, url_of
+from stepwell.cli.command import Commands, given_url, storage_of
 from stepwell.cli.console import tell
-from stepwell.cli.storage_url import place_of
 from stepwell.cli.writes import logged_writes, user_name
 from stepwell.errors import UsageError
+from stepwell.fsm import FSM, Router
+from stepwell.nodes import NodeFlow
+from stepwell.storage import Storage
 
 __all__ = ["add"]
 
@@ -31,7 +33,9 @@ def add(commands: Commands) -> None:
     )
     parser.set_defaults(action=_inspect)
     parser.add_argument("given", nargs="*", metavar="URL | module:flows", help="the storage, and the code of its flows")
-    parser.add_argument("--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE, else that of the code)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
     parser.add_argument("--port", type=port, default=0, help="the port of the page (default: a free one)")
     parser.add_argument(
@@ -50,9 +54,12 @@ def _inspect(options: argparse.Namespace) -> int:
     if len(urls) + bool(options.storage) > 1:
         raise UsageError("give one storage: stepwell inspect URL, or --storage URL")
     options.storage = urls[0] if urls else options.storage
-    flows = [flow for code in codes for flow in flows_in(code)]
+    flows = [flow for code in codes for flow in flows_in(code, given_url(options))]
+    routers = [flow.fsm for flow in flows if isinstance(flow, Router) and flow.fsm is not None]
+    machines = [*routers, *(flow for flow in flows if isinstance(flow, FSM))]
+    storage = storage_of(options, machines, [flow for flow in flows if isinstance(flow, NodeFlow)], patient=True)
     with contextlib.suppress(KeyboardInterrupt), logged_writes():
-        asyncio.run(_serve(options, url_of(options), flows))
+        asyncio.run(_serve(options, storage, flows))
     return 0
 
 
@@ -60,12 +67,12 @@ def _print_link(link: str) -> None:
     print(f"The link was used. This one opens another browser:\n\n  {link}\n", flush=True)
 
 
-async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> None:
+async def _serve(options: argparse.Namespace, storage: Storage, flows: list[Any]) -> None:
     # Imported here because only this command needs the inspector extra.
     from stepwell.inspector.server import InspectorServer
 
     async with (
-        storage_at(url, patient=True) as storage,
+        storage,
         InspectorServer(
             storage,
             flows,
@@ -78,7 +85,7 @@ async def _serve(options: argparse.Namespace, url: str, flows: list[Any]) -> Non
         ) as server,
     ):
         mode = "Edits are allowed." if options.allow_write else "It is read-only; --allow-write allows edits."
-        tell(f"Showing {place_of(url)}. {mode}")
+        tell(f"Showing {storage.location}. {mode}")
         print(f"\n  {server.url}\n", flush=True)
         tell("Open this link; it works in one browser. Ctrl-C stops the inspector.")
         ended = asyncio.Event()

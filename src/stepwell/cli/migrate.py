@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from stepwell.cli.code import used
-from stepwell.cli.command import Commands, add_command, add_yes, confirmed, url_of, with_storage
+from stepwell.cli.command import Commands, add_command, add_yes, confirmed, given_url, with_storage
 from stepwell.cli.output import cell, note, print_json, report
 from stepwell.cli.writes import user_name
 from stepwell.codec import encode_key
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 
 def _migrate(options: argparse.Namespace) -> int:
-    machines, _ = used(options.code, url_of(options))
+    machines, flows = used(options.code, given_url(options))
 
     async def work(storage: Storage) -> int:
         # Opening the storage has migrated its tables.
@@ -63,7 +63,7 @@ def _migrate(options: argparse.Namespace) -> int:
                 note(f"not migrated: {cell(each['bot'])} {cell(each['key'])}: {cell(each['error'])}")
         return 1 if told["failed"] else 0
 
-    return with_storage(options, work, patient=True)
+    return with_storage(options, work, machines=machines, flows=flows, patient=True)
 
 
 async def _old(fsm: FSM) -> int:

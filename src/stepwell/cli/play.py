@@ -6,35 +6,22 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from hashlib import sha256
 from pathlib import Path
 
 from stepwell.cli.console import tell
 from stepwell.cli.storage_url import check_storage, history_path, place_of, state_url
 
-__all__ = ["free_port", "run"]
-
-#: The port of the page, if it is free.
-PORT = 8642
+__all__ = ["run"]
 
 
 def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> int:
     """Serve until Ctrl-C, and return the exit code."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(file, storage, host, free_port() if port is None else port, hosts))
+        asyncio.run(_serve(file, storage, host, port, hosts))
     print()
     tell("Bye.")
     return 0
-
-
-def free_port() -> int:
-    """Return the usual port, or 0 (any free port) if it is taken."""
-    try:
-        with socket.create_server(("127.0.0.1", PORT)):
-            return PORT
-    except OSError:
-        return 0
 
 
 def _name_of(file: str) -> str:
@@ -43,7 +30,7 @@ def _name_of(file: str) -> str:
     return f"play-{path.stem}-{sha256(str(path).encode()).hexdigest()[:8]}"
 
 
-async def _serve(file: str, storage: str | None, host: str, port: int, hosts: tuple[str, ...]) -> None:
+async def _serve(file: str, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> None:
     # Imported here because only this command needs the playground extra.
     from stepwell.playground.play import Playground
 

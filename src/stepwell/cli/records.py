@@ -32,7 +32,11 @@ def add(commands: Commands) -> None:
         action=_ls,
         example="stepwell ls shop --state address --older-than 2h",
     )
-    ls.add_argument("bot", nargs="?", help="list the records of this bot (default: all bots with their states)")
+    ls.add_argument(
+        "bot",
+        nargs="?",
+        help="list the records of this bot, given by its name or file (default: all bots with their states)",
+    )
     _add_filter(ls)
     ls.add_argument("--damaged", action="store_true", help="only records that cannot be read")
     ls.add_argument("--limit", type=positive, default=50, metavar="N", help="the most records to list (default: 50)")
@@ -54,7 +58,7 @@ def add(commands: Commands) -> None:
         metavar="FIELD=VALUE",
         help="a data field and its value, as JSON or text; a path for a field within: address.city=Rome",
     )
-    find.add_argument("--bot", help="search this bot only")
+    find.add_argument("--bot", help="search this bot only, given by its name or file")
     _add_filter(find)
     find.add_argument("--limit", type=positive, default=50, metavar="N", help="stop after N records (default: 50)")
 

@@ -92,7 +92,9 @@ class Search:
             note(self._summary())
 
     def _summary(self) -> str:
-        return f"looked at {self._before + self._looked} {self._things}, found {self.found}"
+        looked = self._before + self._looked
+        things = self._things if looked != 1 else self._things.removesuffix("s")
+        return f"looked at {looked} {things}, found {self.found}"
 
     def _print_rows(self) -> None:
         if self._rows:

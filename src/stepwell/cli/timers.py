@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         action=_timers,
         example="stepwell timers shop --overdue",
     )
-    timer.add_argument("bot", nargs="?", help="the bot's name (default: all bots)")
+    timer.add_argument("bot", nargs="?", help="the bot's name or file (default: all bots)")
     timer.add_argument("--overdue", action="store_true", help="only timers that are due")
     timer.add_argument("--within", type=duration, metavar="TIME", help="only timers that are due within this time: 1h")
     timer.add_argument("--limit", type=positive, default=50, metavar="N", help="the most timers to list (default: 50)")

@@ -25,6 +25,8 @@ from stepwell.web.serving import Serving, allowed_hosts, netloc
 
 __all__ = ["Playground"]
 
+#: The port of the page, if it is free.
+PORT = 8642
 #: The users at the start.
 PEOPLE = {42: "Alice", 43: "Bob"}
 
@@ -33,6 +35,7 @@ class Playground:
     """A bot in the playground: ``async with Playground("bot.py", storage="sqlite:///bot.db") as play``.
 
     ``play.url`` opens the page in one browser; ``new_link`` is called with the next link when it was used.
+    ``port`` 0 chooses a free port, ``None`` 8642 or a free one.
     ``output`` is called with each line that the bot prints. ``history`` is a file that keeps the chats for the next
     start.
     """
@@ -44,7 +47,7 @@ class Playground:
         storage: str,
         place: str = "",
         host: str = "127.0.0.1",
-        port: int = 0,
+        port: int | None = 0,
         hosts: tuple[str, ...] = (),
         token: str | None = None,
         output: Callable[[str], None] | None = None,
@@ -58,7 +61,8 @@ class Playground:
         if not self.path.is_file():
             raise UsageError(f"file {path} does not exist")
         self.host = host
-        self.port: int = port
+        self.port: int = PORT if port is None else port
+        self._or_free = port is None
         self.hosts = hosts
         #: The location of the records as the page shows it.
         self.place = place
@@ -101,7 +105,7 @@ class Playground:
         return list(self.process.lines)
 
     async def __aenter__(self) -> Self:
-        self.port = await self._serving.start(self.host, self.port)
+        self.port = await self._serving.start(self.host, self.port, or_free=self._or_free)
         await self.api.__aenter__()
         await self.observer.start()
         if self._history is not None:

@@ -100,9 +100,9 @@ class Serving:
         self._name = name
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port; 0 chooses a free one."""
-        listening = listen(host, port)
+    async def start(self, host: str, port: int, *, or_free: bool = False) -> int:
+        """Listen, and return the port; 0 chooses a free one, ``or_free`` too if the port is taken."""
+        listening = listen(host, port, or_free=or_free)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=self._name)
         while not self._server.started:
             if self._task.done():

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from stepwell import State, StepwellError, sync
 from stepwell.cli.console import dim, say, tell
 from stepwell.cli.demo.bot import bot_path, format_record, introduce, make_router, message, record_of
-from stepwell.cli.play import free_port
 from stepwell.cli.storage_url import history_path, is_in_memory, place_of
 from stepwell.errors import MissingExtra
 
@@ -42,7 +41,7 @@ def _chat_with_page(url: str, port: int | None) -> None:
         bot_path(),
         storage=url,
         place=place_of(url),
-        port=free_port() if port is None else port,
+        port=port,
         history=history_path("demo", url),
     )
 

@@ -1,0 +1,24 @@
+"""Listening on a port: a taken port gives a readable error, or a free one."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell._listening import listen
+from stepwell.errors import UsageError
+
+
+def test_a_taken_port_is_reported_or_replaced_by_a_free_one() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=f"cannot listen on 127.0.0.1 port {port}: .*; choose another host or port"
+        ):
+            listen("127.0.0.1", port)
+        with listen("127.0.0.1", port, or_free=True) as free:
+            assert free.getsockname()[1] not in (0, port)
+
+
+def test_only_a_taken_port_is_replaced() -> None:
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1 port 1: "):
+        listen("192.0.2.1", 1, or_free=True)
