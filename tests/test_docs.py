@@ -29,6 +29,16 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     run_page(page, localised(text, urls), tmp_path)
 
 
+def test_the_snippets_of_how_to_and_tutorial_pages_are_whole_files() -> None:
+    """A reader saves them and runs them, so none has an ``await`` outside of a function."""
+    pages = [*ROOT.glob("docs/how-to/*.md"), *ROOT.glob("docs/tutorial/*.md")]
+    shown = [(page, re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)) for page in pages]
+    texts = [(page, each.text) for page, text in shown for each in snippets(text) if each.language == "python"]
+    assert len(texts) > 50
+    for page, text in texts:
+        compile(text, name_of(page), "exec")
+
+
 @pytest.mark.parametrize("page", [*PAGES, *WITHOUT_SNIPPETS], ids=name_of)
 def test_no_local_link_of_a_page_is_broken(page: Path) -> None:
     assert broken(page) == []
