@@ -122,12 +122,15 @@ function operations.G(key, at, last)
   return {record, chosen_parts(parts, names, 1, #names)}
 end
 
-function operations.C(key, at)
-  local prefix, name = sub(key, 1, width), sub(key, width + 3)
+-- "held" and "remembered" are the texts of lease and memo, if they were read already.
+function operations.C(key, at, _, held, remembered)
+  local prefix, rest = sub(key, 1, width), sub(key, width + 2)
   local token, renew = ARGV[at], ARGV[at + 2] == '1'
-  local lease = prefix .. 'l:' .. name
-  local beside = call('MGET', lease, prefix .. 'm:' .. name)
-  local holder, till = timed(beside[1])
+  local lease = prefix .. 'l' .. rest
+  if held == nil then
+    held, remembered = unpack(call('MGET', lease, prefix .. 'm' .. rest))
+  end
+  local holder, till = timed(held)
   if till > now then
     if holder ~= token then
       return renew and {'LEASE'} or {'TAKEN', exact(till)}
@@ -136,7 +139,7 @@ function operations.C(key, at)
     return {'LEASE'}
   end
   keep_timed(lease, token, ARGV[at + 1])
-  local memo, memo_till = timed(beside[2])
+  local memo, memo_till = timed(remembered)
   return {'', call('HGETALL', key), memo_till > now and memo or false}
 end
 
@@ -284,7 +287,10 @@ local function write_record(key, prefix, name, at, given, held, old)
   for n = 1, #parts do
     size = size + #parts[n] + #texts[n]
   end
-  local its_parts, sorted = prefix .. 'p:' .. name, prefix .. 'o:' .. name
+  local its_parts, sorted
+  if #parts + #unparts + #given.l > 0 then
+    its_parts, sorted = prefix .. 'p:' .. name, prefix .. 'o:' .. name
+  end
   local gone_parts = EMPTY
   if alive and not dropped then
     if #parts + #unparts > 0 then
@@ -467,7 +473,8 @@ local function repaired(key, old)
   return old
 end
 
-function operations.A(key, at, last)
+-- "leased" is the text of the lease, if it was read already.
+function operations.A(key, at, last, leased)
   local prefix, name = sub(key, 1, width), sub(key, width + 3)
   local mode, token, base = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE]
   local named = at + NAMES + tonumber(ARGV[at + SETS])
@@ -475,7 +482,10 @@ function operations.A(key, at, last)
   local held = token ~= ''
   local lease = prefix .. 'l:' .. name
   if held then
-    local holder, till = timed(call('GET', lease))
+    if leased == nil then
+      leased = call('GET', lease)
+    end
+    local holder, till = timed(leased)
     if till <= now or holder ~= token then
       return {'LEASE'}
     end
@@ -542,7 +552,15 @@ local JOURNAL_LIFE = 600
 local function run(never, journal_key, use, number, names, first, count, at, results, filled)
   -- A call for several hash tags names no keys to the server. So this is where their slot is checked, by the key that
   -- never exists. Journals are short.
-  local text = call('MGET', journal_key, never)[1]
+  local text, lease, memo
+  if count == 1 then
+    -- Lease and memo of a single record are read by the same command.
+    local prefix, rest = sub(names[first], 1, width), sub(names[first], width + 2)
+    local found = call('MGET', journal_key, never, prefix .. 'l' .. rest, prefix .. 'm' .. rest)
+    text, lease, memo = found[1], found[3], found[4]
+  else
+    text = call('MGET', journal_key, never)[1]
+  end
   local kept
   if number > 0 then
     local before = text and tonumber(sub(text, 1, DIGITS)) or 0
@@ -569,7 +587,7 @@ local function run(never, journal_key, use, number, names, first, count, at, res
       result = {kept[size + 1], kept[size + 2], kept[size + 3], kept[size + 4]}
       returning = options(from + NAMES + 2 * tonumber(ARGV[from + SETS]), next_one - 1).r
     else
-      made, result, returning = pcall(operations[letter], key, from, next_one - 1)
+      made, result, returning = pcall(operations[letter], key, from, next_one - 1, lease, memo)
       if not made then
         result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
       end

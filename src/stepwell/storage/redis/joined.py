@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 from stepwell.errors import StorageUnavailable
 from stepwell.record import Address
-from stepwell.storage.operations import Operation
+from stepwell.storage.operations import Operation, Result
 from stepwell.storage.redis.client import Reply
 from stepwell.storage.redis.server import Answer
-from stepwell.storage.redis.wire import arguments
+from stepwell.storage.redis.wire import arguments, result
 
-__all__ = ["Group", "joined_arguments", "separate_answers"]
+__all__ = ["Group", "joined_arguments", "joined_results", "separate_answers"]
 
 #: The operations of a batch with one hash tag: whether they are writes, the tag, and their indexes in the batch.
 Group: TypeAlias = tuple[bool, int, Sequence[int]]
@@ -42,6 +42,24 @@ def joined_arguments(
             for n in indexes:
                 row += arguments(operations[n])
     return row
+
+
+def joined_results(operations: Sequence[Operation], groups: Collection[Group], answer: Answer) -> list[Result] | None:
+    """Return the results of a joined call, or ``None`` if some failed: then use ``separate_answers``."""
+    reply, replicated = answer
+    first, *rows = reply
+    if not replicated or {*map(type, rows)} != {list}:
+        return None
+    now = float(first)
+    results: list[Result] = [None] * len(operations)
+    each = iter(rows)
+    try:
+        for _, _, indexes in groups:
+            for n in indexes:
+                results[n] = result(operations[n], next(each), now)
+    except StorageUnavailable:
+        return None
+    return results
 
 
 def separate_answers(groups: Collection[Group], answer: Answer) -> list[Answer | StorageUnavailable]:

@@ -25,7 +25,7 @@ from stepwell.storage.outage import OutageLog
 from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import Refused, ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
-from stepwell.storage.redis.joined import Group, joined_arguments, separate_answers
+from stepwell.storage.redis.joined import Group, joined_arguments, joined_results, separate_answers
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
 from stepwell.storage.redis.server import Answer, Request, Server
@@ -336,10 +336,16 @@ class RedisStorage(Storage):
                 fences.add((lane, tag))
                 uses.append(_RAISE if (lane, tag) in self._unsure else _CHECK)
         try:
-            answers = None
+            joined = None
             if len(groups) > 1:
-                answers = await self._join(operations, groups, uses, lane, number=number, fence=fence, wait=wait)
-            if answers is None:
+                joined = await self._join(operations, groups, uses, lane, number=number, fence=fence, wait=wait)
+            if joined is not None:
+                found = joined_results(operations, groups, joined)
+                if found is not None:
+                    self._unsure -= fences
+                    return found
+                answers: Sequence[Answer | StorageUnavailable] = separate_answers(groups, joined)
+            else:
                 requests = []
                 for (writes, tag, indexes), use in zip(groups, uses, strict=True):
                     its_number = number if writes else fence
@@ -383,8 +389,8 @@ class RedisStorage(Storage):
         number: int,
         fence: int,
         wait: int,
-    ) -> Sequence[Answer | StorageUnavailable] | None:
-        """Return the answer or error of each group from one call, or ``None`` if this call is not possible."""
+    ) -> Answer | None:
+        """Return the answer to one call for all groups, or ``None`` if this call is not possible."""
         assert isinstance(self._server, Cluster)
         node = self._server.node_of_all(groups)
         if node is None:
@@ -392,10 +398,8 @@ class RedisStorage(Storage):
         basics = "EVALSHA", _BATCH.sha, "0", self._now(), self._keys.width, lane, str(number), str(fence)
         row = joined_arguments(operations, groups, uses, self._keys.record)
         answer = await self._server.call_node(lane, node, (*basics, *row), wait)
-        if type(answer[0]) is Refused:
-            # Nothing was run. The node may not have the script yet, or is not ready: separate calls handle this.
-            return None
-        return separate_answers(groups, answer)
+        # A refused call was not run. The node may not have the script yet, or is not ready: separate calls handle this.
+        return None if type(answer[0]) is Refused else answer
 
     def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[Group]:
         """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations.
