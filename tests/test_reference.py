@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -69,6 +71,40 @@ def test_every_public_name_and_method_has_a_docstring(module: str) -> None:
                 for method, function in functions(value)
                 if not inspect.getdoc(function) and method not in known
             ]
+    assert missing == []
+
+
+#: Errors that the index of the reference explains.
+EXPLAINED = {"InvalidOption", "Unsupported", "NotImplementedError"}
+
+
+def raised(function: Callable[..., object]) -> set[str]:
+    """Return the names of the errors that a function raises itself."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, ast.Raise):
+                error = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                found |= {error.id} if isinstance(error, ast.Name) and error.id[0].isupper() else set()
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                waiting.append(node)
+    return found
+
+
+def test_every_public_function_names_the_errors_that_it_raises() -> None:
+    missing = []
+    for _, module, name in public.homes(REFERENCE).values():
+        value = getattr(importlib.import_module(module), name)
+        if public.group_of(value) == "Values" or not value.__module__.startswith("stepwell"):
+            continue
+        members = functions(value) if inspect.isclass(value) else [(name, value)]
+        for method, member in members:
+            function = inspect.unwrap(member.fget if isinstance(member, property) else member)
+            # An overridden method without a docstring is described by the one that it overrides.
+            doc = function.__doc__
+            errors = raised(function) - EXPLAINED if doc else ()
+            missing += [f"{name}.{method}: {error}" for error in errors if error not in doc]
     assert missing == []
 
 

@@ -31,6 +31,8 @@ def sync(awaitable: Awaitable[T]) -> T:
     For Flask, Django and scripts. Storages opened through it belong to that loop and stay open between calls. Inside
     a running event loop it raises ``InsideLoop``; use ``await`` there.
 
+    Raises ``UsageError`` if it gets no awaitable.
+
     Example::
 
         storage = open_storage("sqlite:///bot.db")

@@ -23,7 +23,10 @@ class Calls(Block):
         return self._collected()
 
     def answer(self, text: str, **params: Any) -> None:
-        """Send a message to the chat of the update. A timer answers in the last chat of the conversation."""
+        """Send a message to the chat of the update. A timer answers in the last chat of the conversation.
+
+        Raises ``UsageError`` if the update has no chat.
+        """
         update = self.update
         if update.raw is not None:
             where = keys.answer_to(update)
@@ -37,7 +40,10 @@ class Calls(Block):
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
-        """Answer a pressed button, which stops its loading animation."""
+        """Answer a pressed button, which stops its loading animation.
+
+        Raises ``UsageError`` if the update is not a callback query.
+        """
         callback_id = self.update.callback_id
         if callback_id is None:
             raise UsageError("answer_callback() is for callback queries, and this update is not one; use answer()")
@@ -47,7 +53,10 @@ class Calls(Block):
         self.call("answerCallbackQuery", **{"callback_query_id": callback_id, **shown, **params})
 
     def edit(self, text: str, **params: Any) -> None:
-        """Edit the message whose button was pressed. Its buttons are removed, unless ``reply_markup=`` is given."""
+        """Edit the message whose button was pressed. Its buttons are removed, unless ``reply_markup=`` is given.
+
+        Raises ``UsageError`` if no button was pressed.
+        """
         update = self.update
         if update.inline_message_id is not None:
             message: dict[str, Any] = {"inline_message_id": update.inline_message_id}

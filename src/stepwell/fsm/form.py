@@ -119,6 +119,8 @@ class Form(Generic[T]):
         """Begin the form, and ask the first question. Fields in ``known`` are not asked for.
 
         Returns ``True``, or the result of ``on_invalid_transition`` if another flow is active.
+
+        Raises ``UsageError`` if all fields are known.
         """
         started = ctx.start_flow(self.flow)
         if started is True:

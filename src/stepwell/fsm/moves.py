@@ -117,6 +117,8 @@ class Moves(Block):
         """Begin another flow inside the active flow, which keeps its state and data until ``pop_flow``.
 
         The inner flow has its own data. Its result is stored in the field ``into`` of the outer flow's data.
+
+        Raises ``UsageError`` if too many flows are nested.
         """
         inner = self._fsm.flows.find(flow)
         first = inner.first_state()

@@ -44,6 +44,8 @@ def run_async_batch(
     task), with ``batch_progress`` while a batch runs. The state is removed when the run ends or fails. It does not
     survive a crash: for that, use ``flow.run(shared, storage=...)``.
 
+    Raises ``UsageError`` without a running event loop, and if a node needs a durable run.
+
     Example::
 
         class Double(BatchNode):

@@ -140,6 +140,9 @@ class NodeFlow(FlowRuns):
         durable: each node is committed before the next one runs, and after a crash :meth:`resume` continues with
         the node after the last commit.
 
+        Raises the error of a node that fails, ``RunExists`` if there is a run of this id, ``Parked`` if the run waits,
+        and ``UsageError`` if a node needs a storage.
+
         :param storage: makes the run durable. A URL is opened for this call and closed at its end. The default is
             the storage of the flow; if it has none, the run is not stored.
         :param flow_id: the id of this run, for ``resume``, ``step()`` and events; by default a new one.

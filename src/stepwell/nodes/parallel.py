@@ -48,6 +48,8 @@ class Parallel(BaseNode):
     Values are compared by type and value: ``1``, ``True`` and ``1.0`` differ. ``post`` gets the last actions of the
     branches.
 
+    Raises ``InvalidGraph`` if it gets no branch.
+
     :param on_error: as for a batch: ``"stop"`` cancels and awaits the other branches and raises the first
         error, ``"collect"`` lets them end and raises an ``ExceptionGroup``, ``"skip"`` continues with the
         branches that succeeded.

@@ -170,7 +170,10 @@ class Schedules:
         await self._change(name, **changes)
 
     async def remove(self, name: str) -> None:
-        """Remove a schedule. A worker that has it in its code adds it again when it starts; pause it instead."""
+        """Remove a schedule. A worker that has it in its code adds it again when it starts; pause it instead.
+
+        Raises ``UnknownSchedule`` if there is none of this name.
+        """
         async with schedules.hold(self.storage, name) as slot:
             if not slot.found:
                 raise UnknownSchedule(name)

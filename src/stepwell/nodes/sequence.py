@@ -39,6 +39,8 @@ def linear(*nodes: BaseNode | type[BaseNode], name: str = UNNAMED, **options: Un
 
     The options are those of :class:`NodeFlow`.
 
+    Raises ``InvalidGraph`` if a node is given twice.
+
     Example::
 
         flow = linear(Read, CountWords, name="words", storage="sqlite:///runs.db")

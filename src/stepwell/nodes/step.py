@@ -52,6 +52,8 @@ class Step:
         :meth:`NodeFlow.stream` yields it in any process within about a tenth of a second. Values are gathered into few
         writes, and are stored before the node completes. It works in threads, but not in other processes. The run
         needs a storage.
+
+        Raises ``UsageError`` outside its step, and in a run without a storage.
         """
         cursor = current()
         if cursor is None or cursor.run.flow_id != self.flow_id:
@@ -112,6 +114,8 @@ class Step:
 
 def step() -> Step:
     """Return the current step of the calling node, in threads and executors too.
+
+    Raises ``UsageError`` outside a run.
 
     Example::
 

@@ -59,6 +59,8 @@ class Lifecycle(Facade):
         """Connect and prepare. Calls on an open storage do nothing.
 
         The first operation opens a new storage too. After ``close()`` only this method opens it again.
+
+        Raises ``WrongLoop`` if it is open in another event loop, and ``StorageClosed`` if it is closed meanwhile.
         """
         loop = asyncio.get_running_loop()
         self._closed = False
@@ -111,6 +113,8 @@ class Lifecycle(Facade):
         """Finish pending operations, then close connections, threads and files. Calls on a closed storage do nothing.
 
         Later operations raise ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
+
+        Raises ``WrongLoop`` if it is open in another event loop.
         """
         loop = asyncio.get_running_loop()
         for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):

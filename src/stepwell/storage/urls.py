@@ -102,6 +102,9 @@ def open_storage(url: str, **options: Any) -> Storage:
     ``stepwell.storage``. With ``sealed+`` before the scheme, the records are encrypted with the keys in
     ``STEPWELL_KEYS``. The options are those of the storage's class.
 
+    Raises ``UnknownScheme`` if no installed backend has this scheme, and ``MissingExtra`` if a package is not
+    installed.
+
     Example::
 
         async with open_storage("sqlite:///bot.db") as storage:

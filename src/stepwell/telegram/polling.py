@@ -100,6 +100,8 @@ async def run_polling(
 def run_polling_sync(router: Router, token: str | None = None, **options: Any) -> None:
     """``run_polling`` for a program without an event loop: the last line of a ``bot.py``.
 
+    Raises ``InsideLoop`` if an event loop is running.
+
     Example::
 
         if __name__ == "__main__":

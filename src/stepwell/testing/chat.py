@@ -82,7 +82,7 @@ class Chat:
         return other
 
     def topic(self, id: int) -> Chat:  # noqa: A002
-        """Return this user in a forum topic of this group."""
+        """Return this user in a forum topic of this group. Raises ``UsageError`` outside a group."""
         if self._group is None:
             raise UsageError("only groups have topics: chat.group(-100).topic(7)")
         other = copy.copy(self)
@@ -102,7 +102,7 @@ class Chat:
         return await asyncio.gather(*(self.deliver(update) for update in updates))
 
     async def edit(self, text: str) -> list[str]:
-        """Edit this user's last message."""
+        """Edit this user's last message. Raises ``UsageError`` if there is none."""
         _check_text(text)
         mine = [message for message in self.messages if message["from"]["id"] == self._user["id"]]
         if not mine:
@@ -111,7 +111,10 @@ class Chat:
         return await self.deliver(self._telegram.update("edited_message", copy.deepcopy(edited)))
 
     async def press(self, button: str, *, on: str | None = None) -> list[str]:
-        """Press a button of the bot's last message, or of the last message with the text ``on``."""
+        """Press a button of the bot's last message, or of the last message with the text ``on``.
+
+        Raises ``AssertionError`` if there is no such button, or if it opens a page.
+        """
         message = self._answered(on)
         found = next((each for each in buttons_of(message) if each.text == button), None)
         if found is None:
@@ -143,7 +146,7 @@ class Chat:
     # Faults and time
 
     async def redeliver(self) -> list[str]:
-        """Deliver the last update again, as after a lost acknowledgement."""
+        """Deliver the last update again, as after a lost acknowledgement. Raises ``UsageError`` if there is none."""
         if not self.updates:
             raise UsageError("no update to deliver again; call send() first")
         return await self.deliver(self.updates[-1])
@@ -162,7 +165,10 @@ class Chat:
         self._workers.kill_next("after commit" if after_commit else "before commit")
 
     async def block(self) -> list[str]:
-        """Block the bot: its calls to this user are refused with ``BotBlocked``. The bot gets the update."""
+        """Block the bot: its calls to this user are refused with ``BotBlocked``. The bot gets the update.
+
+        Raises ``UsageError`` in a group.
+        """
         if self._group is not None:
             raise UsageError("only a private chat can be blocked; use refuse(403, ...) for a group")
         self._telegram.blocked.add(self._user["id"])

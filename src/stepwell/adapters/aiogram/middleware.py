@@ -27,6 +27,8 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
     catches the exception. Timers run from the dispatcher's startup to its shutdown and answer through its bot.
     Pass ``bot=`` if a webhook's startup does not know it, as with ``setup_application(app, dispatcher)``.
 
+    Raises ``UsageError`` if it was called for this dispatcher before.
+
     Example::
 
         from aiogram import Dispatcher

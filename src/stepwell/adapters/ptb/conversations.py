@@ -45,6 +45,8 @@ def add_conversations(application: _Application, fsm: FSM) -> None:
 def fsm_of(context: CallbackContext[Any, Any, Any, Any]) -> Context[Any]:
     """Return the conversation of the update that the handler gets.
 
+    Raises ``UsageError`` outside a handler.
+
     Example::
 
         from stepwell.adapters.ptb import fsm_of

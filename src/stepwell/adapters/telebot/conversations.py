@@ -43,6 +43,8 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
     ``fsm_state=``, ``fsm_flow=`` and ``fsm_in_flow=``. Timers answer through the bot. They run from the first poll or
     update until ``stop_bot()``, or until the polling of an ``AsyncTeleBot`` ends.
 
+    Raises ``UsageError`` if it was called for this bot before.
+
     Example::
 
         from telebot import TeleBot

@@ -46,6 +46,8 @@ def update_of(event: Any) -> Update:
 def fsm_of(event: Any) -> Context[Any]:
     """Return the conversation of the message, query or other event that a handler gets as its first argument.
 
+    Raises ``UsageError`` outside a handler.
+
     Example::
 
         from stepwell.adapters.telebot import fsm_of

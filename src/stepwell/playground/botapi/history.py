@@ -29,7 +29,10 @@ class ChatHistory:
         return text_of(await self.hear(timeout=timeout))
 
     async def hear(self, *, timeout: float = 10.0) -> dict[str, Any]:
-        """Wait for the bot's next message here, and return it as Bot API JSON."""
+        """Wait for the bot's next message here, and return it as Bot API JSON.
+
+        Raises ``TimeoutError`` if there is none within ``timeout`` seconds.
+        """
 
         def next_answer() -> dict[str, Any] | None:
             return next((each for each in self._answers() if each["message_id"] > self._heard), None)
@@ -41,7 +44,10 @@ class ChatHistory:
         return message
 
     async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
-        """Wait for the bot's answer to a callback query or an inline query, and return it."""
+        """Wait for the bot's answer to a callback query or an inline query, and return it.
+
+        Raises ``TimeoutError`` if there is none within ``timeout`` seconds.
+        """
         answer = await self._wait_for(lambda: self.world.queries[query_id]["answer"], timeout)
         if answer is None:
             raise TimeoutError(f"the bot did not answer the query within {timeout:g} s")

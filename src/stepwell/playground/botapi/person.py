@@ -74,7 +74,10 @@ class Person(ChatHistory):
         return Person(self.world, self.bot, self.id, room=room)
 
     def topic(self, id: int | str) -> Person:  # noqa: A002
-        """Return this user in a forum topic, by id or name; the topic is created if needed."""
+        """Return this user in a forum topic, by id or name; the topic is created if needed.
+
+        Raises ``UsageError`` outside a group.
+        """
         room = self.room
         if room.type not in ("group", "supergroup"):
             raise UsageError("only groups have topics: chat.group(-100).topic('Help')")
@@ -109,7 +112,7 @@ class Person(ChatHistory):
         return await self.send(text, reply_to_message=copy.deepcopy(self._answered(None)), **fields)
 
     async def edit(self, text: str) -> dict[str, Any]:
-        """Edit this user's last message."""
+        """Edit this user's last message. Raises ``UsageError`` if there is none."""
         mine = [message for message in self.messages if message.get("from", {}).get("id") == self.id]
         if not mine:
             raise UsageError("this user has sent no message to edit; call send() first")
@@ -123,7 +126,7 @@ class Person(ChatHistory):
         return await self.push(*self._button(button, on))
 
     async def push(self, pressed: KeyboardButton, message: dict[str, Any]) -> str | None:
-        """Press this button of this message."""
+        """Press this button of this message. Raises ``UsageError`` if it opens a page."""
         if pressed.types:
             await self._type(pressed)
             return None
@@ -151,7 +154,10 @@ class Person(ChatHistory):
         return self.world.ask(self.bot, "inline_query", query)
 
     async def vote(self, *options: str, on: str | None = None) -> None:
-        """Vote in the bot's last poll, or in the one with the question ``on``; without options, retract the vote."""
+        """Vote in the bot's last poll, or in the one with the question ``on``; without options, retract the vote.
+
+        Raises ``UsageError`` if there is no such poll or option, or if the poll does not accept the vote.
+        """
         message = next((each for each in reversed(self._answers()) if _is_poll(each, on)), None)
         if message is None:
             raise UsageError("the bot sent no such poll here")
@@ -178,6 +184,8 @@ class Person(ChatHistory):
 
         The bot gets a shipping query, if the price is flexible, and a pre-checkout query. If it accepts them, this
         user sends the message ``successful_payment``. ``order_info`` replaces parts of the invented OrderInfo.
+
+        Raises ``UsageError`` if the tip is too high.
         """
         if not isinstance(invoice, PendingInvoice):
             invoice = self._invoice(invoice)

@@ -56,7 +56,10 @@ class BotAPI:
 
     @property
     def url(self) -> str:
-        """The address, without the ``/bot<token>`` that frameworks add."""
+        """The address, without the ``/bot<token>`` that frameworks add.
+
+        Raises ``UsageError`` before the server runs.
+        """
         if not self.port:
             raise UsageError("the server has no address before it runs; use it inside 'async with'")
         return f"http://{netloc(self.host, self.port)}"

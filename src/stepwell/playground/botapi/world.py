@@ -123,7 +123,7 @@ class World:
         return room
 
     def room_for(self, bot: Bot, chat_id: int | str) -> Room:
-        """Return the chat that a bot names; raise the error that Telegram would send."""
+        """Return the chat that a bot names. Raises the ``Refusal`` that Telegram would send."""
         if isinstance(chat_id, str):
             named = [room for room in self.rooms.values() if f"@{room.chat.get('username')}" == chat_id]
             # A private chat has no @name.
@@ -212,7 +212,7 @@ class World:
         self.publish(WorldEvent("update", bot, None, update))
 
     def redeliver(self, bot: Bot, update_id: int | None = None) -> None:
-        """Deliver the last update, or the one with this id, again."""
+        """Deliver the last update, or the one with this id, again. Raises ``UsageError`` if there is none."""
         chosen = [update for update in bot.updates.all if update_id in (None, update["update_id"])]
         if not chosen:
             raise UsageError("there is no update to repeat yet; send a message first")
