@@ -40,6 +40,10 @@ def get(number: int) -> Get:
     return Get(Address("bot", str(number)))
 
 
+def put(number: int) -> Apply:
+    return Apply(Address("bot", str(number)), Change("w"))
+
+
 async def start(lane: Lane, operations: Sequence[Operation]) -> list[asyncio.Task[Result]]:
     tasks = [asyncio.create_task(lane.submit(operation)) for operation in operations]
     await asyncio.sleep(0)
@@ -91,6 +95,74 @@ async def test_a_single_operation_is_sent_at_once() -> None:
     for number in range(3):
         await lane.submit(get(number))
     assert [len(batch) for batch in run.batches] == [1, 1, 1]
+
+
+async def test_a_write_to_the_address_of_the_last_one_runs_in_the_task_of_its_caller() -> None:
+    tasks = []
+
+    async def run(batch: Batch) -> list[Result]:
+        tasks.append(asyncio.current_task())
+        return [None for _ in batch]
+
+    lane = Lane(run, ids=iter("abc").__next__)
+    lane.inline = lambda _: True
+    for number in (1, 1, 2, 2):
+        await lane.submit(put(number))
+    await asyncio.gather(lane.submit(put(3)), lane.submit(put(3)))
+    mine = asyncio.current_task()
+    # Two writes at once share a batch.
+    assert [task is mine for task in tasks] == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_operations_that_arrive_during_an_inline_write_form_the_next_batch(cancelled: bool) -> None:
+    run = Recorder()
+    lane = run.lane()
+    lane.inline = lambda _: True
+    await lane.submit(put(1))
+    run.gate.clear()
+    inline = await start(lane, [put(1)])
+    rest = await start(lane, [put(1), get(2), get(3)])
+    await settle()
+    assert [len(batch) for batch in run.batches] == [1, 1]
+    if cancelled:
+        inline[0].cancel()
+    closing = asyncio.create_task(lane.close())
+    await settle()
+    assert not closing.done()
+    run.gate.set()
+    await asyncio.gather(*rest, closing)
+    assert [list(batch) for batch in run.batches] == [[put(1)], [put(1)], [put(1), get(2), get(3)]]
+    assert [batch.number for batch in run.batches] == [1, 2, 3]
+    assert [task.cancelled() for task in inline] == [cancelled]
+    assert lane.idle
+
+
+async def test_an_inline_write_is_sent_again_and_its_error_says_whether_it_may_have_been_applied() -> None:
+    answers: list[Any] = [[None], StorageUnavailable("the answer was lost"), [None]]
+    numbers = []
+
+    async def run(batch: Batch) -> list[Result]:
+        numbers.append(batch.number)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    lane = Lane(run, ids=iter("abc").__next__, patience=1.0)
+    lane.inline = lambda _: True
+    await lane.submit(put(1))
+    await lane.submit(put(1))
+    assert numbers == [1, 2, 2]
+    for sent, kind in ((True, OutcomeUnknown), (False, StorageUnavailable)):
+        answers.append(StorageUnavailable("it is away", sent=sent, final=True))
+        with pytest.raises(kind, match="it is away") as raised:
+            await lane.submit(put(1))
+        assert type(raised.value) is kind
+    answers.append([ValueError("a result")])
+    with pytest.raises(ValueError, match="a result"):
+        await lane.submit(put(1))
+    assert lane.idle
 
 
 async def test_concurrent_calls_share_a_batch_in_call_order() -> None:

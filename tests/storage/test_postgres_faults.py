@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import socket
 import time
@@ -24,7 +25,7 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Query, Release
+from stepwell.storage import Apply, Claim, Get, Query, Release
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres import schema as schema_module
 from stepwell.storage.postgres.client import Options, PostgresConnection, UrlSource
@@ -326,6 +327,29 @@ async def test_cancelled_calls_leave_no_open_transaction_and_no_mixed_answers() 
         await until(lambda: admin.fetchval(open_ones), 0)
     finally:
         await admin.close()
+
+
+async def test_a_lone_write_may_be_cancelled() -> None:
+    loop = asyncio.get_running_loop()
+    reported: list[Any] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    async with PostgresStorage(shared().url(), schema="lone") as storage:
+        address = storage.address("bot", 1)
+
+        def write(n: int) -> Apply:
+            return Apply(address, Change(storage.ids(), parts={str(n): "x"}))
+
+        for n in range(0, 90, 3):
+            await storage.perform(write(n))
+            cancelled = asyncio.ensure_future(storage.perform(write(n + 1)))
+            await asyncio.sleep(0.0001 * (n % 7))
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            await storage.perform(write(n + 2))
+        stored = await storage.perform(Get(address, True))
+        assert {str(n) for n in range(90) if n % 3 != 1} <= stored.parts.keys()
+    gc.collect()
+    assert not reported
 
 
 # Migrations

@@ -25,6 +25,7 @@ from stepwell.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from stepwell.record import Address
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 
 __all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Entry", "Lane", "Remainder", "check_patience", "elapsed", "retrieve"]
@@ -127,6 +128,11 @@ class Lane:
         self._run = run
         self._yields = yields
         self._park = park
+        #: Returns whether a write may run in the task of its caller, where it may be cancelled. This is for a write to
+        #: the address of the last one, if no other operation is under way. Such writes follow one another, so they
+        #: would not share a batch, and a task of the lane takes two more turns of the event loop.
+        self.inline: Callable[[Apply], bool] | None = None
+        self._last: Address | None = None
         #: Called once before a new batch, when no operation is being sent or has to be sent again.
         self.before_next: Callable[[Lane], None] | None = None
         self._patience = min(patience, REPEATABLE)
@@ -144,7 +150,8 @@ class Lane:
         #: Releases that failed in an outage or on a full disk. They are sent again after it: otherwise their addresses
         #: would stay claimed until the leases end.
         self._unreleased: deque[Release] = deque(maxlen=MAX_QUEUE)
-        self._runner: asyncio.Task[None] | None = None
+        #: The task that sends batches, or a future that ends with a write in the task of its caller.
+        self._runner: asyncio.Future[None] | None = None
         self._closed = False
 
     @property
@@ -175,6 +182,11 @@ class Lane:
         """Queue an operation and wait for its result; its error is raised."""
         if self._closed:
             raise StorageClosed
+        if self.inline is not None and type(operation) is Apply:
+            last, self._last = self._last, operation.address
+            alone = self._runner is None and last == operation.address and not self._unreleased
+            if alone and self.inline(operation):
+                return await self._run_inline(operation)
         if self._blocked or len(self._queue) >= MAX_QUEUE:
             room: asyncio.Future[None] = self._loop.create_future()
             self._blocked.append(room)
@@ -193,6 +205,25 @@ class Lane:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._discard(operation, future.result())
             raise
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _run_inline(self, operation: Apply) -> Result:
+        """Run a write in the task of its caller. Operations that arrive meanwhile form the next batch."""
+        self._runner = runner = self._loop.create_future()
+        try:
+            batch = Batch.of((operation,), self._id, next(self._numbers))
+            (result,) = await self._retry(batch, self._clock() + self._patience, False)
+        except StorageUnavailable as error:
+            if error.sent:
+                raise OutcomeUnknown(operation.address.text, str(error)) from error
+            raise
+        finally:
+            self._runner = None
+            runner.set_result(None)
+            if (self._queue or self._blocked) and not self._loop.is_closed():
+                self._start()
         if isinstance(result, Exception):
             raise result
         return result

@@ -213,6 +213,11 @@ class PostgresConnection:
         self._connection: asyncpg.Connection[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is kept, as far as known."""
+        return self._connection is not None
+
     def fetch(self, query: str, *args: Any) -> Awaitable[list[Any]]:
         """Run one statement in its own transaction and return its rows."""
         if self._options.prepared_statements:
