@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import inspect
 import re
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum
-from hashlib import blake2s
 from types import new_class
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from stepwell import _portal
 from stepwell.codec import ensure_registered
 from stepwell.errors import FieldError, IncompleteData, InvalidOption, UsageError
 from stepwell.fsm import filters, typed
-from stepwell.fsm.answers import Choice, Question, fields_of, questions_of
+from stepwell.fsm.answers import Question, fields_of, questions_of
 from stepwell.fsm.context import Context
 from stepwell.fsm.flow import Flow, state
-from stepwell.fsm.keyboards import DATA_LIMIT, button, keyboard
+from stepwell.fsm.form_buttons import Action, FormButtons
 from stepwell.fsm.router import Router
 from stepwell.fsm.wording import STRINGS, TEXT_LIMIT, Strings, Text, Wording, check_names
 
@@ -32,16 +30,6 @@ T = TypeVar("T")
 CONFIRM = "confirm"
 #: The longest name of a form, so that button data has room for a field and a choice.
 NAME_LIMIT = 32
-#: Characters of the buttons in one row.
-ROW_LIMIT = 24
-
-
-class Action(NamedTuple):
-    """The meaning of a button: what to do, and the question that it belongs to."""
-
-    name: str
-    question: Question | None
-    choice: Choice | None = None
 
 
 class Form(Generic[T]):
@@ -106,7 +94,7 @@ class Form(Generic[T]):
                     raise InvalidOption(f"{option}={{{field!r}: ...}} takes {what}, got {function!r}")
         self._questions = {each.name: each for each in questions_of(model, chosen, self._parse)}
         self._wording = Wording(self._questions, asked, {} if strings is None else strings)
-        self._actions = self._named_actions()
+        self._buttons = FormButtons(name, self._questions, self._wording)
         for question in self._questions.values():
             if isinstance(question.kind, type) and issubclass(question.kind, Enum):
                 ensure_registered(question.kind, f"{name}.{question.kind.__name__}")
@@ -188,7 +176,7 @@ class Form(Generic[T]):
             try:
                 accepted = await _portal.call(validate, ctx, value)
             except ValueError as error:
-                self._answer(ctx, (str(error), self._buttons(ctx, question)))
+                self._answer(ctx, (str(error), self._question_buttons(ctx, question)))
                 return
             if accepted is False:
                 self._refuse(ctx, question, "bad_value")
@@ -232,9 +220,9 @@ class Form(Generic[T]):
     async def _pressed(self, ctx: Context[Any]) -> None:
         """Handle a button of this form."""
         data = ctx.update.callback_data or ""
-        action = self._actions.get(data)
-        confirms = data.startswith(self._data("", "confirm:")) and self._is_current(ctx, Action("confirm", None))
-        if confirms and data == self._confirm_data(ctx):
+        action = self._buttons.actions.get(data)
+        confirms = self._buttons.confirms(data) and self._is_current(ctx, Action("confirm", None))
+        if confirms and self._buttons.confirms_present(ctx, data):
             action = Action("confirm", None)
         if action is None or not self._is_current(ctx, action):
             ctx.answer_callback(self._wording.text(ctx, "outdated"))
@@ -255,7 +243,7 @@ class Form(Generic[T]):
         elif action.name == "confirm":
             await self._finish(ctx)
         elif action.name == "edit":
-            self._answer(ctx, (self._wording.text(ctx, "which"), self._field_buttons(ctx)))
+            self._answer(ctx, (self._wording.text(ctx, "which"), self._buttons.of_fields(ctx)))
         elif action.name == "change" and question is not None:
             ctx.set_state(_state_of(question.name))
             self.repeat(ctx)
@@ -278,7 +266,7 @@ class Form(Generic[T]):
             self._explain(ctx, str(error))
             return
         ctx.clear_flow()
-        if self._is_pressed(ctx):
+        if self._buttons.is_pressed(ctx):
             # Removes the buttons.
             ctx.edit(summary)
         if self._on_done is None:
@@ -336,65 +324,22 @@ class Form(Generic[T]):
         """Return the text and the buttons of the present state."""
         question = self._question(ctx)
         if question is None:
-            return self._wording.summary(ctx), self._summary_buttons(ctx)
-        return self._wording.question(ctx, question), self._buttons(ctx, question)
+            return self._wording.summary(ctx), self._buttons.of_summary(ctx)
+        return self._wording.question(ctx, question), self._question_buttons(ctx, question)
 
     def _answer(self, ctx: Context[Any], shown: tuple[str, dict[str, Any] | None]) -> None:
         """Edit the message of a pressed button, or send a message."""
         text, buttons = shown
-        show = ctx.edit if self._is_pressed(ctx) else ctx.answer
+        show = ctx.edit if self._buttons.is_pressed(ctx) else ctx.answer
         show(text[:TEXT_LIMIT], **({} if buttons is None else {"reply_markup": buttons}))
-
-    def _is_pressed(self, ctx: Context[Any]) -> bool:
-        """Return whether the update is a button of this form."""
-        return (ctx.update.callback_data or "").startswith(f"{self.name}:")
 
     def _refuse(self, ctx: Context[Any], question: Question, string: str, problem: str = "") -> None:
         text = self._wording.refusal(ctx, question, string, _plain(problem))
-        self._answer(ctx, (text, self._buttons(ctx, question)))
+        self._answer(ctx, (text, self._question_buttons(ctx, question)))
 
-    def _buttons(self, ctx: Context[Any], question: Question) -> dict[str, Any]:
-        name = question.name
-        choices = [
-            button(self._wording.choice(ctx, question, choice), data=self._data(name, f"={choice.key}"))
-            for choice in question.choices
-        ]
-        moves = ["cancel"]
-        if self._previous(ctx) is not None or not self._open_fields(ctx):
-            moves.insert(0, "back")
-        if question.default is not None:
-            moves.insert(0, "skip")
-        controls = [button(self._wording.text(ctx, move), data=self._data(name, move)) for move in moves]
-        return keyboard([*_rows(choices), controls])
-
-    def _summary_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
-        others = [button(self._wording.text(ctx, each), data=self._data("", each)) for each in ("edit", "cancel")]
-        return keyboard([[button(self._wording.text(ctx, "confirm"), data=self._confirm_data(ctx))], others])
-
-    def _field_buttons(self, ctx: Context[Any]) -> dict[str, Any]:
-        fields = [button(self._wording.label(ctx, name), data=self._data(name, "change")) for name in self._questions]
-        return keyboard([*_rows(fields), [button(self._wording.text(ctx, "back"), data=self._data("", "summary"))]])
-
-    # Buttons
-
-    def _data(self, field: str, action: str) -> str:
-        data = f"{self.name}:{field}:{action}"
-        if len(data.encode()) > DATA_LIMIT:
-            return f"{self.name}:{blake2s(data.encode(), digest_size=12).hexdigest()}"
-        return data
-
-    def _confirm_data(self, ctx: Context[Any]) -> str:
-        """Return the data of the confirm button. It belongs to one summary, so an older summary cannot be confirmed."""
-        return self._data("", f"confirm:{zlib.crc32(self._wording.summary(ctx).encode()):x}")
-
-    def _named_actions(self) -> dict[str, Action]:
-        actions = {self._data("", each): Action(each, None) for each in ("edit", "cancel", "summary")}
-        for name, question in self._questions.items():
-            for each in ("skip", "back", "cancel", "change"):
-                actions[self._data(name, each)] = Action(each, question)
-            for choice in question.choices:
-                actions[self._data(name, f"={choice.key}")] = Action("choice", question, choice)
-        return actions
+    def _question_buttons(self, ctx: Context[Any], question: Question) -> dict[str, Any]:
+        back = self._previous(ctx) is not None or not self._open_fields(ctx)
+        return self._buttons.of_question(ctx, question, back=back)
 
     # The flow and the router
 
@@ -441,14 +386,3 @@ def _state_of(field: str) -> str:
 def _plain(problem: str) -> str:
     """Return a message of msgspec or pydantic without its marks."""
     return problem.replace("`", "").removeprefix("Value error, ")
-
-
-def _rows(buttons: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return short buttons side by side, and long ones below each other."""
-    rows: list[list[dict[str, Any]]] = []
-    for each in buttons:
-        if rows and sum(len(other["text"]) for other in rows[-1]) + len(each["text"]) <= ROW_LIMIT:
-            rows[-1].append(each)
-        else:
-            rows.append([each])
-    return rows
