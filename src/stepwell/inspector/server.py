@@ -11,7 +11,7 @@ from stepwell.storage import Storage
 
 require("uvicorn", "inspector")
 
-from stepwell.web.serving import Serving, allowed_hosts, netloc  # noqa: E402
+from stepwell.web.serving import Serving, allowed_hosts, page_url  # noqa: E402
 
 __all__ = ["InspectorServer"]
 
@@ -48,8 +48,7 @@ class InspectorServer:
     @property
     def address(self) -> str:
         """The address of the page, for a browser with a session."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
-        return f"http://{netloc(host, self.port)}/"
+        return page_url(self.host, self.port)
 
     @property
     def url(self) -> str:

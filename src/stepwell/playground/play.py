@@ -21,7 +21,7 @@ from stepwell.playground.process import BotProcess
 from stepwell.playground.rooms import people_json, room_json
 from stepwell.web.auth import AuthMiddleware
 from stepwell.web.display import as_json
-from stepwell.web.serving import Serving, allowed_hosts, netloc
+from stepwell.web.serving import Serving, allowed_hosts, page_url
 
 __all__ = ["Playground"]
 
@@ -91,8 +91,7 @@ class Playground:
     @property
     def address(self) -> str:
         """The address of the page, for a browser with a session."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
-        return f"http://{netloc(host, self.port)}/"
+        return page_url(self.host, self.port)
 
     @property
     def url(self) -> str:

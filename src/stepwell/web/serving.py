@@ -15,7 +15,7 @@ from stepwell._optional import require
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")
 
-__all__ = ["CUT", "Direct", "PlainRequest", "Serving", "allowed_hosts", "netloc"]
+__all__ = ["CUT", "Direct", "PlainRequest", "Serving", "allowed_hosts", "netloc", "page_url"]
 
 #: The name in the state of a request of a function that closes the connection immediately.
 CUT = "stepwell.cut"
@@ -70,6 +70,11 @@ def read_plain(data: bytes) -> PlainRequest | None:
 def netloc(host: str, port: int) -> str:
     """Return ``host:port`` as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def page_url(host: str, port: int) -> str:
+    """Return the URL of a page for a browser on this machine."""
+    return f"http://{netloc('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}/"  # noqa: S104
 
 
 @cache

@@ -14,11 +14,8 @@ __all__ = ["check"]
 _FIXED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 _FIXED_VALKEY = {(7, 2): 11, (8, 0): 6, (8, 1): 4}
 
-
 #: Seconds that the Sentinels need to agree on a new master, and the replica to become it.
 _ELECTION = 3
-#: The default of ``patience``.
-_PATIENCE = 10.0
 
 
 def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
