@@ -37,6 +37,7 @@ html_theme = "furo"
 html_title = "Stepwell"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
