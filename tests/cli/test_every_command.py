@@ -309,3 +309,13 @@ async def test_a_reader_that_exits_and_a_narrow_terminal(tmp_path: Path) -> None
     os.close(terminal)
     assert len(lines) == 4
     assert max(map(len, lines)) == 40
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 60))
+    checking = [*program.split(), "doctor", "--storage", url]
+    subprocess.run(checking, stdout=end, stderr=subprocess.DEVNULL, env={**environment, "NO_COLOR": "1"}, check=True)
+    os.close(end)
+    lines = os.read(terminal, 100_000).decode().splitlines()
+    os.close(terminal)
+    # A word, such as a path, may be longer than the room.
+    assert [line for line in lines if len(line) > 60 and len(line[18:].split()) > 1] == []
+    assert any(line.startswith(" " * 18) and not line.strip().startswith("->") for line in lines)

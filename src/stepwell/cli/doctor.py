@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
+import textwrap
+from shutil import get_terminal_size
 
 from stepwell.cli.code import import_types, used
 from stepwell.cli.command import Commands, add_command, given_url, storage_of
@@ -68,6 +70,13 @@ def _print(finding: Finding) -> None:
     level = f"{finding.level:<4}"
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
         level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
-    print(f"{level}  {finding.check:<12}{cell(finding.what)}")
+    _print_wrapped(f"{level}  {finding.check:<12}", 18, cell(finding.what))
     if finding.advice:
-        print(f"{'':<18}-> {cell(finding.advice)}")
+        _print_wrapped(f"{'':<18}-> ", 21, cell(finding.advice))
+
+
+def _print_wrapped(start: str, width: int, text: str) -> None:
+    """Print a text behind ``start``, which has this width. In a terminal, its lines are wrapped and aligned."""
+    room = max(get_terminal_size().columns - width, 20) if sys.stdout.isatty() else sys.maxsize
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    print(start + f"\n{'':<{width}}".join(lines))

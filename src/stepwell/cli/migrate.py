@@ -38,7 +38,9 @@ def _migrate(options: argparse.Namespace) -> int:
         settings = await storage.settings()
         schema = settings.get("schema")
         told: dict[str, Any] = {"schema": schema, "migrated": {}, "old": {}, "failed": []}
-        text = f"the tables have schema version {schema}" if schema is not None else "the storage has no schema version"
+        text = (
+            f"the tables have schema version {schema}" if schema is not None else "the storage has no tables to migrate"
+        )
         if not options.json:
             print(text)
         for fsm in machines:

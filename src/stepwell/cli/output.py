@@ -16,6 +16,7 @@ __all__ = [
     "Table",
     "ago",
     "cell",
+    "due",
     "json_text",
     "moment",
     "note",
@@ -121,6 +122,11 @@ def ago(at: float | None) -> str:
     return span(past) if past >= 0 else f"in {span(past)}"
 
 
+def due(at: float | None) -> str:
+    """Return how far ahead a deadline is, or how long ago it was: ``in 2h``, ``5m ago``."""
+    return ago(at) if at is None or at > time.time() else f"{ago(at)} ago"
+
+
 def moment(at: float | None) -> str:
     """Return a time in UTC, and how long ago it was."""
     if at is None:
@@ -129,4 +135,4 @@ def moment(at: float | None) -> str:
         text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
     except (OverflowError, ValueError, OSError):
         return f"{at:g}"
-    return f"{text} ({ago(at)}{' ago' if at <= time.time() else ''})"
+    return f"{text} ({due(at)})"

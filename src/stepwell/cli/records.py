@@ -8,7 +8,18 @@ from typing import Any
 
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
-from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_table, print_tree
+from stepwell.cli.output import (
+    ago,
+    cell,
+    due,
+    json_text,
+    moment,
+    note,
+    print_fields,
+    print_json,
+    print_table,
+    print_tree,
+)
 from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.operate.counts import state_counts
@@ -134,7 +145,7 @@ def _cells(record: RecordView) -> tuple[Any, ...]:
         record.flow,
         record.state,
         ago(record.written_at),
-        ago(record.deadline),
+        due(record.deadline),
         f"unreadable: {record.damage[0]}" if record.damage else json_text(record.data),
     )
 

@@ -7,7 +7,7 @@ import time
 
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
-from stepwell.cli.output import ago, print_json, print_table
+from stepwell.cli.output import due, print_json, print_table
 from stepwell.errors import InvalidOption
 from stepwell.operate.records import bots, check_bot, timers
 from stepwell.storage import Storage
@@ -48,16 +48,7 @@ def _timers(options: argparse.Namespace) -> int:
             return 0
         print_table(
             ("bot", "key", "flow", "state", "due"),
-            [
-                (
-                    each.bot,
-                    each.key,
-                    each.flow,
-                    each.state,
-                    ago(each.deadline) + (" ago" if each.deadline <= time.time() else ""),
-                )
-                for each in found
-            ],
+            [(each.bot, each.key, each.flow, each.state, due(each.deadline)) for each in found],
         )
         return 0
 

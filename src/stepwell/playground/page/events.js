@@ -41,7 +41,7 @@ function group(item) {
     item.json === null ? el("div", { class: "summary" }, ...head) : el("details", {}, el("summary", {}, ...head),
       el("pre", { tabindex: "0" }, JSON.stringify(item.json, null, 2)),
       item.update_id === null ? null : el("button", { type: "button", class: "quiet small", onclick: () => act("repeat", { update_id: item.update_id }) }, "Send this update again")),
-    item.events.length ? el("ol", { class: "steps" }, ...item.events.map(step)) : item.key && item.kind === "update" ? el("p", { class: "steps note" }, "nothing stored or sent yet") : null);
+    item.events.length ? el("ol", { class: "steps" }, ...item.events.map(step)) : item.key && item.kind === "update" ? el("p", { class: "steps note" }, "nothing stored or sent: no handler matched, or it still runs") : null);
 }
 
 function renderFilter(app) {
