@@ -203,6 +203,31 @@ async def test_the_bar_shows_that_a_batch_failed():
     assert "failed: ZeroDivisionError" in stream.getvalue()
 
 
+async def test_the_bar_shows_that_a_batch_was_stopped():
+    stream, begun = io.StringIO(), asyncio.Event()
+
+    class Slow(BatchNode):
+        def prep(self, shared):
+            return [0, 3600]
+
+        async def exec(self, seconds):
+            await asyncio.sleep(seconds)
+
+    bar = ProgressBar(stream)
+
+    def watch(event):
+        bar(event)
+        if event.kind == "node.progress" and event.done:
+            begun.set()
+
+    run = asyncio.create_task(NodeFlow(start=Slow(concurrency=2)).run({}, on_event=watch))
+    await begun.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert stream.getvalue().endswith("  stopped\n")
+
+
 def test_a_diagram_shows_nodes_actions_flows_and_branches():
     a, b = A(name='say "hi"'), B()
     a - "retry" >> a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import time
@@ -51,7 +52,9 @@ class ProgressBar:
         rate = f"  {done / seconds:,.0f}/s" if seconds > 0 else ""
         after_bar = f"{done}/{total}{rate}" if total else f"{done}{rate}"
         if event.kind == "node.failed":
-            after_bar += f"  failed: {type(event.error).__name__}"
+            # After Ctrl-C nothing is wrong with the batch.
+            stopped = isinstance(event.error, asyncio.CancelledError)
+            after_bar += "  stopped" if stopped else f"  failed: {type(event.error).__name__}"
         name, bar = event.node, ""
         width = _WIDTH
         if self._stream.isatty():
