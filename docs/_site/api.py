@@ -83,6 +83,13 @@ def skipped(app: Sphinx, what: str, name: str, *_: object) -> bool | None:
     return True if name.startswith("test_") or name == "pytestmark" else None
 
 
+def undocumented(app: Sphinx, what: str, name: str, *others: Any) -> None:
+    """Leave out the docstrings that Python gives to the fields of a named tuple."""
+    lines: list[str] = others[-1]
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
 def resolved(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Node) -> nodes.Node | None:
     """Find the page of a class by its name: annotations name the module that defines it, the reference another."""
     if node.get("refdomain") != "py":
@@ -123,6 +130,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", source, priority=400)
     app.connect("source-read", commands, priority=400)
     app.connect("autodoc-skip-member", skipped)
+    app.connect("autodoc-process-docstring", undocumented)
     app.connect("missing-reference", resolved)
     app.connect("env-updated", shortened)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -302,3 +302,20 @@ async def test_an_example_runs(path: Path, tmp_path: Path) -> None:
         async with command(*arguments, folder=tmp_path, BOT_TOKEN=bot.token, PYTHONPATH=f"{ROOT}:{ROOT}/src") as run:
             await run.until("Ctrl-C stops it.")
             assert await run.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "first", "last"),
+    [
+        ("import re\nimport nowhere\n", "line 2, in <module>", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("import re\ndef make_router(storage)\n", "line 2", "SyntaxError: expected ':'"),
+    ],
+)
+async def test_a_faulty_file_is_shown_without_frames_of_the_package(
+    wrong: str, first: str, last: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bot.py").write_text(wrong)
+    async with command("run", "bot.py", folder=tmp_path, BOT_TOKEN="123456:ABC") as running:
+        await running.until(last)
+    assert running.output.count("File ") == 1
+    assert f'File "{(tmp_path / "bot.py").resolve()}", {first}' in running.output

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._listening import listen
+from stepwell._tracebacks import hide_own_frames
 from stepwell.botfile import load_router, watched_files
 from stepwell.cli.console import tell
 from stepwell.errors import UsageError
@@ -36,6 +37,7 @@ def run(file: str, *, storage: str | None, api: str | None) -> int:
     from stepwell.telegram.client import TELEGRAM
 
     set_up_logging()
+    hide_own_frames()
     path = Path(file).resolve()
     router = load_router(path, storage or os.environ.get("STEPWELL_STORAGE"))
     run_polling_sync(
@@ -56,6 +58,7 @@ def run_webhook(
     from stepwell.telegram.client import TELEGRAM
 
     set_up_logging()
+    hide_own_frames()
     path = Path(file).resolve()
     storage = storage or os.environ.get("STEPWELL_STORAGE")
     api = api or os.environ.get("BOT_API") or TELEGRAM

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stepwell import open_storage
+from stepwell._tracebacks import hide_own_frames
 from stepwell.botfile import defines_router, load_router
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
@@ -29,6 +30,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the bot whose file is the first argument."""
     _end_with_the_playground()
+    hide_own_frames()
     path = Path(sys.argv[1]).resolve()
     sys.argv = sys.argv[1:]
     sys.path[0] = str(path.parent)
