@@ -98,7 +98,7 @@ class Context(Moves, Calls, Generic[Data]):
             return
         if not self._refuses() and await write(self._fsm, self, self._record, keep=True):
             self.saved = True
-            self.moves_saved = len(self.moves)
+            self.moves_saved: int = len(self.moves)
 
     def reset(self) -> None:
         """Forget the calls and moves since the last ``save()``, after a rollback of the record."""
@@ -106,9 +106,10 @@ class Context(Moves, Calls, Generic[Data]):
             self._calls.clear()
         self._profile = None
         del self.moves[self.moves_saved :]
-        self.moves_emitted, self.moves_hooked = min(self.moves_emitted, self.moves_saved), 0
+        self.moves_emitted: int = min(self.moves_emitted, self.moves_saved)
+        self.moves_hooked: int = 0
         self.entered = self.began = False
-        self.result = None
+        self.result: Any = None
 
 
 #: A function of the context, ``def`` or ``async def``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -18,7 +18,7 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import KEEP, NOTHING, NOWHERE, Change, Head, Keep, Place, Queue, Stored, Version
+from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Queue, Stored, Version
 from stepwell.slot.encoded import Json, Sealed
 from stepwell.slot.fields import Changes, StoredFields, decode_large
 from stepwell.slot.lease import Lease
@@ -47,9 +47,10 @@ class Slot(Lease):
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
         self.storage = storage
-        self.address = storage.address(namespace, key)
-        self.now, self.base = 0.0, ""
-        self.on_version = None
+        self.address: Address = storage.address(namespace, key)
+        self.now: float = 0.0
+        self.base: str = ""
+        self.on_version: Callable[[Version], None] | None = None
         self._wait, self._lease = wait, lease
         self._token = ""
         self._memo = None
