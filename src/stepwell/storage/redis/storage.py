@@ -12,20 +12,18 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
-from stepwell.record import Address, Limits, Stored
+from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, Entry, Lane, Remainder, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
-from stepwell.storage.outage import OutageLog
-from stepwell.storage.queue_text import END, key_of
 from stepwell.storage.redis.client import Refused, ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.joined import Group, joined_arguments, joined_results, separate_answers
+from stepwell.storage.redis.listing import RedisListing
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
 from stepwell.storage.redis.server import Answer, Request, Server
@@ -34,13 +32,8 @@ from stepwell.storage.redis.wire import (
     Keys,
     Script,
     arguments,
-    begins,
     decode_address,
-    decode_space,
-    paired,
     result,
-    space_of,
-    stored,
     tag_of,
 )
 from stepwell.storage.urls import check_url, take_options, truth
@@ -56,13 +49,6 @@ Durability = Literal["fast", "wait"]
 Replicas = Literal["none", "scan"]
 
 _BATCH: Final = Script("batch")
-_PAGE: Final = Script("page")
-_NAMESPACES: Final = Script("namespaces")
-_TRACES: Final = Script("traces")
-_DUE: Final = Script("due")
-_QUEUED: Final = Script("queued")
-_QUEUES: Final = Script("queues")
-_SWEEP: Final = Script("sweep")
 
 #: Options that may be given in a URL, and how they are parsed.
 URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
@@ -140,11 +126,11 @@ class RedisStorage(Storage):
             self._server = (SentinelServer if configs[0].sentinels else Server)(configs[0], timeout)
         if replicas == "scan" and type(self._server) is Server:
             raise InvalidOption("replicas='scan' needs redis+sentinel:// or redis+cluster://, which know the replicas")
-        self._reads_replicas = replicas == "scan"
         self._send: Callable[..., Awaitable[Sequence[Answer | StorageUnavailable]]] = (
             self._server.outcomes if isinstance(self._server, Cluster) else self._server.call
         )
         self._keys = Keys(prefix)
+        self._listing = RedisListing(self._server, self._keys, _ASIDE, self._now, may_lag=replicas == "scan")
         # The databases of a server share its channels.
         database = configs[0].arguments.get("db") or 0
         self._wake_key = ("redis", self._server.location, database, prefix)
@@ -163,11 +149,6 @@ class RedisStorage(Storage):
         self._numbers = itertools.count(1)
         #: The node whose lane has the writes of each hash tag; the tag itself for its own lane.
         self._write_nodes: list[Hashable] = [None] * TAGS
-        self._lost_nodes = OutageLog(
-            logger,
-            "deadlines and queues of a lost node of the Redis Cluster are not read: %s",
-            "deadlines and queues of all nodes of the Redis Cluster are read again, after %.0f s",
-        )
         #: Hash tags whose other operations are in their own lane.
         self._parked: set[int] = set()
 
@@ -443,49 +424,21 @@ class RedisStorage(Storage):
     def _now(self) -> str:
         return "" if self.clock is None else repr(float(self.clock()))
 
-    # Listing, deadlines, sweeping: each hash tag has its own indexes, so one round trip queries all 64.
+    async def _opened(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+
+    # Listing, deadlines, sweeping
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
-        first, last = (0, None) if after is None else after
-        space = space_of(query.namespace)
-        wanted = (_filter(query.flow), _filter(query.state), space, begins(query.tag))
-
-        async def ask(tags: Sequence[int], most: Sequence[int]) -> list[list[Any]]:
-            lows = [f"({last}" if tag == first and last is not None else "-" for tag in tags]
-            return await self._ask(
-                _PAGE,
-                [(tag, self._keys.listing(tag, space, query.tag)) for tag in tags],
-                [(low, str(room), *wanted) for low, room in zip(lows, most, strict=True)],
-                may_lag=query.may_lag,
-            )
-
-        left = range(first, TAGS)
-        replies = await ask(left, [-limit] * len(left))
-        counts = {tag: reply[0] for tag, reply in zip(left, replies, strict=True) if reply[0]}
-        rooms: dict[int, int] = {}
-        for tag, count in counts.items():
-            rooms[tag] = limit
-            limit -= count
-            if limit <= 0:
-                break
-        records: list[tuple[Address, Stored]] = []
-        for tag, (looked, *found) in zip(rooms, await ask(list(rooms), list(rooms.values())), strict=True):
-            for key, flat in zip(found[::2], found[1::2], strict=True):
-                address = Address(query.namespace, key)
-                record = stored(address, paired(flat), float("-inf"), None)
-                if isinstance(record, Stored):
-                    records.append((address, record))
-            if looked is not None:
-                return Page(records, (tag, looked))
-        more = [tag for tag in counts if tag not in rooms]
-        return Page(records, (more[0], None) if more else None)
+        await self._opened()
+        return await self._listing.page(query, after, limit)
 
     def position(self, address: Address) -> Any:
         return tag_of(address), address.key
 
     async def beside(self, address: Address) -> Beside:
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
+        await self._opened()
         record, tag = self._keys.record(address), tag_of(address)
         keys = [record.replace("}:r:", f"}}:{kind}:", 1) for kind in "lm"]
         requests = [Request(tag, _BATCH, command) for command in (*[("GET", key) for key in keys], ("TIME",))]
@@ -500,15 +453,12 @@ class RedisStorage(Storage):
         return Beside(holder if is_held else None, remaining if is_held else 0.0, memo if is_remembered else None)
 
     async def namespaces(self) -> list[str]:
-        indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
-        found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)
-        return sorted({decode_space(space) for spaces in found for space in spaces})
+        await self._opened()
+        return await self._listing.namespaces()
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        space = space_of(namespace)
-        indexes = [(number, self._keys.listing(number, space, tag)) for number in range(TAGS)]
-        found = await self._ask(_TRACES, indexes, [(str(limit), space, begins(tag))] * TAGS)
-        return sorted(Address(namespace, key) for keys in found for key in keys)[:limit]
+        await self._opened()
+        return await self._listing.traces(namespace, tag, limit)
 
     async def due(
         self,
@@ -519,63 +469,23 @@ class RedisStorage(Storage):
         after: Due | None = None,
         flow: str | Any_ | None = ANY,
     ) -> list[Due]:
-        space, keys = space_of(namespace), self._keys
-        latest = "" if before is None else repr(float(before))
-        last = ("", "") if after is None else (repr(after.deadline), after.address.key)
-        if isinstance(flow, Any_):
-            indexes = [(tag, keys.deadlines(tag, space)) for tag in range(TAGS)]
-        else:
-            indexes = [(tag, keys.flow_deadlines(tag, space, flow)) for tag in range(TAGS)]
-
-        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[tuple[float, str]]]:
-            replies = await self._ask_same(_DUE, indexes, (latest, str(most), space, *last))
-            return [list(zip(map(float, reply[1::2]), reply[::2], strict=True)) for reply in replies]
-
-        found = await _first_of(ask, indexes, limit)
-        return [Due(Address(namespace, key), deadline) for deadline, key in found]
+        await self._opened()
+        return await self._listing.due(namespace, before=before, limit=limit, after=after, flow=flow)
 
     async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
-        space = space_of(namespace)
-
-        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
-            return await self._ask_same(_QUEUED, indexes, (name, str(most), space))
-
-        entries = await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
-        return [Address(namespace, key_of(entry)) for entry in entries]
+        await self._opened()
+        return await self._listing.queued(namespace, name, limit)
 
     async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:
-        space = space_of(namespace)
-        first = max(prefix, f"{after}{END}") if after else prefix
-
-        async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
-            return await self._ask_same(_QUEUES, indexes, (first, prefix, str(most), space))
-
-        return await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
+        await self._opened()
+        return await self._listing.queues(namespace, prefix, after, limit)
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        indexes = [(tag, self._keys.sweepable(tag)) for tag in range(TAGS)]
-        counted = await self._ask(_SWEEP, indexes, [("0",)] * TAGS)
-        due = [(index, reply[0]) for index, reply in zip(indexes, counted, strict=True) if reply[0]]
-        expired: list[tuple[Address, str | None]] = []
-        removed = 0
-        # Records that are held stay, so a tag may remove fewer than it counted; the others then may remove more.
-        while due and removed < limit:
-            rooms: list[int] = []
-            for _, count in due:
-                rooms.append(min(count, limit - removed - sum(rooms)))
-            chosen = [(index, room) for (index, _), room in zip(due, rooms, strict=True) if room > 0]
-            due = due[len(chosen) :]
-            replies = await self._ask(_SWEEP, [index for index, _ in chosen], [(str(room),) for _, room in chosen])
-            for _, gone, *records in replies:
-                removed += gone
-                expired += [
-                    (decode_address(name), head) for name, head in zip(records[::2], records[1::2], strict=True)
-                ]
-        return Swept(expired, removed)
+        await self._opened()
+        return await self._listing.sweep(limit)
 
     async def settings(self) -> dict[str, Any]:
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
+        await self._opened()
         leases = await self._leases()
         sentinels = await self._server.sentinels() if isinstance(self._server, SentinelServer) else {}
         nodes = {}
@@ -610,56 +520,6 @@ class RedisStorage(Storage):
         remaining = until - (times[0] if self.clock is None else self.clock())
         return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
 
-    async def _ask(
-        self,
-        script: Script,
-        indexes: Sequence[tuple[int, str]],
-        rows: Sequence[tuple[str, ...]],
-        *,
-        may_lag: bool = False,
-    ) -> list[list[Any]]:
-        """Call a script on each of these indexes in one round trip."""
-        if not indexes:
-            return []
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
-        requests = self._requests(script, indexes, rows)
-        read = self._server.read if may_lag and self._reads_replicas else self._server.call
-        return [reply for reply, _ in await read(_ASIDE, requests)]
-
-    def _requests(
-        self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
-    ) -> list[Request]:
-        call, basics = ("EVALSHA", script.sha, "2"), (self._now(), self._keys.width)
-        return [
-            Request(tag, script, (*call, f"{self._keys.prefixes[tag]}-", index, *basics, *row))
-            for (tag, index), row in zip(indexes, rows, strict=True)
-        ]
-
-    async def _ask_same(
-        self, script: Script, indexes: Sequence[tuple[int, str]], row: tuple[str, ...]
-    ) -> list[list[Any]]:
-        """Call a script that reads any number of indexes: once, or in a Cluster once for each of them.
-
-        In a Cluster that has lost a node, the indexes of this node are empty.
-        """
-        if not indexes:
-            return []
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
-        if isinstance(self._server, Cluster):
-            rows = [row] * len(indexes)
-            answers, problem = await self._server.call_living(_ASIDE, self._requests(script, indexes, rows))
-            if problem is None:
-                self._lost_nodes.worked()
-            else:
-                self._lost_nodes.failed(problem)
-            return [[] if answer is None else answer[0][0] for answer in answers]
-        names = [f"{self._keys.prefixes[0]}-", *(index for _, index in indexes)]
-        command = ("EVALSHA", script.sha, str(len(names)), *names, self._now(), self._keys.width, *row)
-        ((reply, _),) = await self._server.call(_ASIDE, [Request(0, script, command)])
-        return cast("list[list[Any]]", reply)
-
 
 def _has_tag(tag: int, operation: Operation) -> bool:
     return tag_of(operation.address) == tag
@@ -671,39 +531,3 @@ def _whole(results: list[Result]) -> list[Result]:
         if isinstance(outcome, StorageUnavailable):
             raise outcome
     return results
-
-
-#: A queued record or the name of a queue, or a deadline with its key.
-_Entry = TypeVar("_Entry", str, tuple[float, str])
-
-
-async def _first_of(
-    ask: Callable[[Sequence[tuple[int, str]], int], Coroutine[Any, Any, list[list[_Entry]]]],
-    indexes: Sequence[tuple[int, str]],
-    limit: int,
-) -> list[_Entry]:
-    """Return the first ``limit`` distinct entries of sorted indexes, one for each hash tag.
-
-    The entries are spread evenly, so a few of each index are usually enough. An index is read again if all of its
-    entries that were read are among the first.
-    """
-    most = min(limit, limit // (TAGS // 2) + 2)
-    found: set[_Entry] = set()
-    while True:
-        replies = await ask(indexes, most)
-        found.update(chain(*replies))
-        first = sorted(found)[:limit]
-        if most == limit:
-            return first
-        indexes = [
-            index
-            for index, reply in zip(indexes, replies, strict=True)
-            if len(reply) == most and (len(first) < limit or reply[-1] < first[-1])
-        ]
-        if not indexes:
-            return first
-        most = limit
-
-
-def _filter(name: str | Any_ | None) -> str:
-    return "*" if isinstance(name, Any_) else "-" if name is None else "=" + name
