@@ -38,8 +38,9 @@ with lane as materialized (
             [few] and p.name in (@names@)
             [no few] and p.name = any ($names)
         )
-        -- False after a wait for another write, whose parts are not in the snapshot of this statement.
-        and r.version = (select s.version from @schema@.records s where s.namespace = $namespace and s.key = $key)
+        -- False after a wait for another write, whose parts are not in the snapshot of this statement. A version that the
+        -- client knows is in the snapshot.
+        [no version] and r.version = (select s.version from @schema@.records s where s.namespace = $namespace and s.key = $key)
     returning r.version, l.t, r.base
 ), parts as (
     insert into @schema@.parts as p (namespace, key, name, weight, body)
