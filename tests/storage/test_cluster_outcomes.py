@@ -292,3 +292,24 @@ async def test_writes_and_timers_of_other_nodes_go_on_at_once_if_a_node_is_lost(
         assert not any(task.done() for task in lost)
         for error in await _gathered([*lost]):
             assert type(error) is StorageUnavailable, "it was never sent"
+
+
+async def test_a_write_and_a_claim_of_a_hash_tag_whose_slot_has_moved_follow_it() -> None:
+    cluster = RedisCluster(2, replicas=0)
+    try:
+        async with open_storage(cluster.url("?prefix=moved&patience=3"), sweep_every=None) as storage:
+            written = storage.address(BOT, 0)
+            tag = tag_of(written)
+            claimed = next(each for n in range(1, 9999) if tag_of(each := storage.address(BOT, n)) == tag)
+            await storage.update_data(BOT, 0, {"n": 1})
+            source = cluster.master_of(_SLOTS[tag])
+            target = next(node for node in cluster.nodes if node is not source)
+            await asyncio.to_thread(cluster.move_slot, _SLOTS[tag], target)
+            outcomes = await asyncio.gather(
+                storage.perform(Apply(written, Change(write=storage.ids(), set={}))),
+                storage.perform(Claim(claimed, "token", 5.0)),
+            )
+            assert [type(outcome) for outcome in outcomes] == [Applied, Claimed]
+            assert storage._server.owners[tag].port == target.port  # type: ignore[attr-defined]
+    finally:
+        cluster.stop()

@@ -635,7 +635,7 @@ while at < size do
   )
   if not made then
     -- Usually its slot is on another node or moves there. It is sent again alone, and the answer shows the cause.
-    done = 'TRYAGAIN ' .. (type(done) == 'table' and done.err or tostring(done))
+    done = type(done) == 'table' and done.err or tostring(done)
   end
   if type(done) == 'string' then
     for n = 1, count do

@@ -62,18 +62,15 @@ def joined_results(operations: Sequence[Operation], groups: Collection[Group], a
     return results
 
 
-def separate_answers(groups: Collection[Group], answer: Answer) -> list[Answer | StorageUnavailable]:
-    """Return the answer to a joined call as one for each group."""
+def separate_answers(groups: Collection[Group], answer: Answer) -> list[Answer | None]:
+    """Return the answer to a joined call as one for each group; ``None`` for a group that was not run."""
     reply, replicated = answer
     now = reply[0]
-    answers: list[Answer | StorageUnavailable] = []
+    answers: list[Answer | None] = []
     at = 1
     for _, _, indexes in groups:
         till = at + len(indexes)
         first: Reply = reply[at]
-        if type(first) is str:
-            answers.append(StorageUnavailable(f"Redis cannot handle this now: {first}", sent=False))
-        else:
-            answers.append(([now, *reply[at:till]], replicated))
+        answers.append(None if type(first) is str else ([now, *reply[at:till]], replicated))
         at = till
     return answers

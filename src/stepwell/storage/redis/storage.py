@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageUnavailable
+from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, Entry, Lane, Remainder, check_patience
@@ -325,7 +325,16 @@ class RedisStorage(Storage):
                 if found is not None:
                     self._unsure -= fences
                     return found
-                answers: Sequence[Answer | StorageUnavailable] = separate_answers(groups, joined)
+                answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
+                    operations,
+                    groups,
+                    uses,
+                    separate_answers(groups, joined),
+                    lane,
+                    number=number,
+                    fence=fence,
+                    wait=wait,
+                )
             else:
                 requests = []
                 for (writes, tag, indexes), use in zip(groups, uses, strict=True):
@@ -381,6 +390,37 @@ class RedisStorage(Storage):
         answer = await self._server.call_node(lane, node, (*basics, *row), wait)
         # A refused call was not run. The node may not have the script yet, or is not ready: separate calls handle this.
         return None if type(answer[0]) is Refused else answer
+
+    async def _send_rest(
+        self,
+        operations: Sequence[Operation],
+        groups: Collection[Group],
+        uses: Sequence[str],
+        answers: Sequence[Answer | None],
+        lane: str,
+        *,
+        number: int,
+        fence: int,
+        wait: int,
+    ) -> list[Answer | StorageUnavailable]:
+        """Send the groups that a joined call did not run: a call that names its keys is redirected to their node."""
+        requests = [
+            self._batch(tag, operations, indexes, lane=lane, number=number if writes else fence, use=use)
+            for (writes, tag, indexes), use, answer in zip(groups, uses, answers, strict=True)
+            if answer is None
+        ]
+        if not requests:
+            return [answer for answer in answers if answer is not None]
+        try:
+            sent = await self._send(lane, requests, wait)
+        except StorageError as error:
+            if len(requests) == len(groups):
+                raise
+            # The other groups have their results.
+            lost = error if isinstance(error, StorageUnavailable) else StorageUnavailable(str(error), sent=False)
+            sent = [lost] * len(requests)
+        each = iter(sent)
+        return [next(each) if answer is None else answer for answer in answers]
 
     def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[Group]:
         """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations.
