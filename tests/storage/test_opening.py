@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import StorageClosed, WrongLoop
+from stepwell.errors import StorageClosed, StorageUnavailable, WrongLoop
 from stepwell.storage.operations import Claim, Claimed, Operation, Result
 from tests.backends import Backend
 
@@ -173,6 +173,26 @@ async def test_sweeping_stops_with_closing_and_starts_once_with_opening() -> Non
     sweeps = 0
     await asyncio.sleep(0.06)
     assert sweeps == 0
+
+
+async def test_a_sweep_that_finds_no_server_logs_one_line_and_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    swept = asyncio.Event()
+
+    class Lost(MemoryStorage):
+        sweeps = 0
+
+        async def sweep(self, limit: int = 1000) -> Any:
+            self.sweeps += 1
+            if self.sweeps == 1:
+                raise StorageUnavailable("the server cannot be reached", sent=False)
+            swept.set()
+            return await super().sweep(limit)
+
+    async with Lost(sweep_every=0.01):
+        await asyncio.wait_for(swept.wait(), 10)
+    (record,) = caplog.records
+    assert record.getMessage() == "sweeping failed: the server cannot be reached; next attempt in 0.01 s"
+    assert record.exc_info is None
 
 
 async def test_the_sweep_timer_does_not_keep_an_unused_storage_alive() -> None:

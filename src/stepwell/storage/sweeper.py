@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.errors import StorageClosed
+from stepwell.errors import StorageClosed, StorageUnavailable
 from stepwell.record import Address
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Sweeper:
                 await asyncio.sleep(0.05)
         except StorageClosed:
             return
+        except StorageUnavailable as error:
+            logger.warning("sweeping failed: %s; next attempt in %s s", error, self._every)
         except Exception:
             logger.exception("sweeping failed; next attempt in %s s", self._every)
         finally:
