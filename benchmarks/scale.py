@@ -141,12 +141,14 @@ def middle(found: list[Measured]) -> Measured:
     return sorted(found, key=lambda each: each.rate)[len(found) // 2]
 
 
-def calibrated(alone: Measured, many: Measured, layout: Layout) -> Costs:
+def calibrated(alone: Measured, many: Measured, two: Measured, layout: Layout) -> Costs:
     """Divide the measured costs into those of operations and of batches.
 
     With one user each operation is a batch. With many users, the simulation says how large the batches are, and the
-    division is repeated with that.
+    division is repeated with that. ``two``: two clients, which show how the CPU time grows with the processes.
     """
+    growth = (two.client_cpu + two.server_cpu) / (many.client_cpu + many.server_cpu)
+    sharing = max(0.0, growth - 1) / layout._replace(clients=2).doublings
     size = 10.0
     for _ in range(10):
         # An update has two operations.
@@ -154,7 +156,7 @@ def calibrated(alone: Measured, many: Measured, layout: Layout) -> Costs:
         server_batch = max(0.0, (alone.server_cpu - many.server_cpu) / 2 / (1 - 1 / size))
         client, server = many.client_cpu / 2 - client_batch / size, many.server_cpu / 2 - server_batch / size
         delay = max(0.0, 1 / alone.rate / 2 - (alone.client_cpu + alone.server_cpu) / 2)
-        costs = Costs(max(client, 1e-6), client_batch, max(server, 1e-6), server_batch, delay)
+        costs = Costs(max(client, 1e-6), client_batch, max(server, 1e-6), server_batch, delay, sharing)
         size = max(1.5, simulate(costs, layout).batch)
     return costs
 
@@ -175,9 +177,12 @@ def main() -> int:
     for kind in ("Redis Cluster", "PostgreSQL"):
         ours = [each for each in found if each.kind == kind]
         alone = next(each for each in ours if each.users == 1)
-        many = next(each for each in ours if (each.nodes, each.clients, each.users) == (1, 1, USERS))
+        many, two = (
+            next(each for each in ours if (each.nodes, each.clients, each.users) == (1, clients, USERS))
+            for clients in (1, 2)
+        )
         shape = {"lanes": 1} if kind == "Redis Cluster" else {"lanes": 4, "own_threads": True}
-        costs = calibrated(alone, many, Layout(1, 1, USERS, CORES, **shape))  # type: ignore[arg-type]
+        costs = calibrated(alone, many, two, Layout(1, 1, USERS, CORES, **shape))  # type: ignore[arg-type]
         for each in ours:
             if each.users == USERS:
                 layout = Layout(each.clients, each.nodes, USERS, CORES, **shape)  # type: ignore[arg-type]

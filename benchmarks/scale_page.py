@@ -63,7 +63,8 @@ def write_page(found: list[Measured], rows: list[tuple[Measured, float, float]])
         "",
         "A discrete simulation has the lanes, batches, processes and cores as they are "
         "(`benchmarks/scale_simulation.py`). It is "
-        "calibrated with one client and one node, and predicts the other layouts:",
+        "calibrated with one node and one client, and with two clients for the growth of CPU time with the processes "
+        "that share the cores. It predicts the other layouts:",
         "",
         "| storage | nodes | client processes | measured | predicted | error |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -6,6 +6,7 @@ its way, and the next batch takes what has gathered. Processes share the cores o
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from typing import NamedTuple
@@ -25,6 +26,9 @@ class Costs(NamedTuple):
     server_batch: float
     #: Network, wake-ups and the disk.
     delay: float
+    #: How much the CPU time grows with each doubling of the processes that share the cores. They displace each other's
+    #: memory from the caches, and wait for each other's locks.
+    sharing: float = 0.0
 
 
 class Layout(NamedTuple):
@@ -39,6 +43,16 @@ class Layout(NamedTuple):
     lanes: int = 1
     #: Whether the server has a thread for each lane (PostgreSQL), or one for all of them (Redis).
     own_threads: bool = False
+
+    @property
+    def processes(self) -> int:
+        """Return the number of clients and of threads of servers."""
+        return self.clients + self.nodes * (self.clients * self.lanes if self.own_threads else 1)
+
+    @property
+    def doublings(self) -> float:
+        """Return how often the processes have doubled since one client and one node."""
+        return math.log2(self.processes / self._replace(clients=1, nodes=1).processes)
 
 
 class _Lane:
@@ -77,8 +91,8 @@ class Simulated(NamedTuple):
 def simulate(costs: Costs, layout: Layout, seconds: float = 1.0) -> Simulated:
     """Simulate these seconds."""
     dice = random.Random(1)
-    threads = layout.clients + layout.nodes * (layout.clients * layout.lanes if layout.own_threads else 1)
-    machine = _Machine(threads, layout.cores)
+    machine = _Machine(layout.processes, layout.cores)
+    growth = 1 + costs.sharing * layout.doublings
     lanes: dict[tuple[int, int, int], _Lane] = {}
     for client in range(layout.clients):
         for node in range(layout.nodes):
@@ -101,7 +115,7 @@ def simulate(costs: Costs, layout: Layout, seconds: float = 1.0) -> Simulated:
         lane.busy = bool(batch)
         if batch:
             cost = costs.client_batch + len(batch) * costs.client_operation
-            machine.add(lane.client, cost, (lane, batch, "sent"))
+            machine.add(lane.client, cost * growth, (lane, batch, "sent"))
 
     for client in range(layout.clients):
         for user in range(layout.users):
@@ -125,7 +139,7 @@ def simulate(costs: Costs, layout: Layout, seconds: float = 1.0) -> Simulated:
             lane, batch, stage = work  # type: ignore[misc]
             if stage == "sent":
                 cost = costs.server_batch + len(batch) * costs.server_operation
-                machine.add(lane.thread, cost, (lane, batch, "served"))
+                machine.add(lane.thread, cost * growth, (lane, batch, "served"))
             else:
                 operations, batches = operations + len(batch), batches + 1
                 waiting.append((now + costs.delay, batches, lane, batch))
