@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "tests" / "torture.json"
 PAGE = ROOT / "docs" / "reliability.md"
 
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+
 TITLES = {
     "reliability": "Kills, stops, lost connections and failovers",
     "storage": "Storages",
@@ -50,7 +52,7 @@ class Torture:
         used = [f"{number:,} {name.lower().replace('_', ' ')}" for name, number in dose.USED.items()]
         self.rows[report.nodeid] = {
             "passed": report.passed,
-            "figures": "; ".join(figures)[:300] or ", ".join(used),
+            "figures": "; ".join(_gathered(figures)) or ", ".join(used),
             "seed": seeds[0] if seeds else "",
             "seconds": round(report.duration, 1),
             "commit": self.commit,
@@ -120,15 +122,30 @@ def _figures(texts: list[str]) -> str:
     """Return the figures of repetitions as one text, with the smallest and the largest of each."""
     if len(texts) == 1:
         return texts[0]
-    number = r"\d[\d,]*(?:\.\d+)?"
-    if len({re.sub(number, "#", text) for text in texts}) > 1:
+    if len({_shape(text) for text in texts}) > 1:
         return f"{len(texts)} runs, for example: {texts[0]}"
-    columns = list(zip(*(re.findall(number, text) for text in texts), strict=True))
+    return f"{len(texts)} runs, each with {_spans(texts)}"
+
+
+def _gathered(lines: list[str]) -> list[str]:
+    """Return lines of one shape as one line, with the smallest and the largest of each figure."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        found.setdefault(_shape(line), []).append(line)
+    return [_spans(texts) for texts in found.values()]
+
+
+def _shape(text: str) -> str:
+    return NUMBER.sub("#", text)
+
+
+def _spans(texts: list[str]) -> str:
+    """Return one text for several of one shape."""
     spans = []
-    for column in columns:
+    for column in zip(*(NUMBER.findall(text) for text in texts), strict=True):
         least, most = (choose(column, key=lambda each: float(each.replace(",", ""))) for choose in (min, max))
         spans.append(least if least == most else f"{least} to {most}")
-    return f"{len(texts)} runs, each with {re.sub(number, lambda _: spans.pop(0), texts[0])}"
+    return NUMBER.sub(lambda _: spans.pop(0), texts[0])
 
 
 def _git(*arguments: str) -> str:
