@@ -24,8 +24,11 @@ from typing import Any
 
 import pytest
 
-#: Folders whose tests take longest come first, so that no process works alone at the end.
-FIRST = ("tests/reliability/", "tests/playground/", "tests/inspector/", "tests/adapters/", "tests/telegram/")
+#: Folders and files whose tests take longest come first, so that no process works alone at the end.
+FIRST = (
+    *("tests/reliability/", "tests/playground/", "tests/inspector/", "tests/adapters/", "tests/telegram/"),
+    *("tests/test_docs.py", "tests/test_readme.py", "tests/fsm/test_corners.py"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
