@@ -33,7 +33,7 @@ demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	@$(BIN)/python -m stepwell demo
 
 # Tests wait for servers and leases more than they compute, so two cores run six processes well.
-WORKERS ?= 8
+WORKERS ?= 6
 
 # Bytecode is written, because many tests start processes that would compile all modules again.
 test: $(READY)
