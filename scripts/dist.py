@@ -71,7 +71,7 @@ DATA = re.compile(r".*\.(sql|lua|js|css|html|svg|typed)$")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", action="append", default=[], metavar="COMMAND", help="a further interpreter")
-    parser.add_argument("--extra", action="append", metavar="NAME", help="try these extras only")
+    parser.add_argument("--extra", action="append", choices=sorted(MODULES), help="try these extras only")
     options = parser.parse_args()
     wheel = build()
     check_contents(wheel)
