@@ -60,11 +60,13 @@ class Many(ChildMap):
 
 def families(storage: Storage) -> list[NodeFlow]:
     """Return a flow whose runs have children that wait, and children with children; and the flows of those."""
-    short = linear(Work, name="short_child", storage=storage)
-    asking = linear(Take("go"), Work, name="asking_child", storage=storage)
-    middle = linear(One(short, "inner"), Work, name="middle_child", storage=storage)
+    # In a large dose, the worker of a run dies more often than is usual for a run that harms no worker.
+    options: dict[str, Any] = {"storage": storage, "max_recoveries": 1000}
+    short = linear(Work, name="short_child", **options)
+    asking = linear(Take("go"), Work, name="asking_child", **options)
+    middle = linear(One(short, "inner"), Work, name="middle_child", **options)
     sides = parallel(One(asking, "left"), One(middle, "right"), name="sides")
-    top = linear(sides, Many(short, concurrency=2, name="many"), name="family", storage=storage, keep=True)
+    top = linear(sides, Many(short, concurrency=2, name="many"), name="family", keep=True, **options)
     return [top, middle, asking, short]
 
 
