@@ -191,10 +191,6 @@ def _error(attempt: _Attempt, host: Host) -> Exception:
     return error
 
 
-def _role(attempt: _Attempt, host: Host) -> str:
-    return "accepts writes" if attempt.done() and attempt.exception() is None else _reason(attempt, host)
-
-
 def _reason(attempt: _Attempt, host: Host) -> str:
     error = _error(attempt, host)
     if isinstance(error, _Refused):
