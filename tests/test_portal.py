@@ -51,7 +51,7 @@ import asyncio, os, signal, sys, threading, stepwell
 async def work():
     try:
         # Until the main thread waits for this coroutine.
-        while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "work":
+        while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "_next":
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
@@ -63,6 +63,24 @@ stepwell.sync(work())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert done.stdout == "cleaned up\n"
     assert "KeyboardInterrupt" in done.stderr
+
+
+def test_ctrl_c_ends_the_wait_even_if_it_does_not_interrupt_it() -> None:
+    code = """
+import asyncio, os, signal, stepwell
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(60)
+stepwell.sync(asyncio.sleep(0))
+# The thread of the loop gets the signal, so it does not interrupt the wait of the main thread.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    stepwell.sync(work())
+except KeyboardInterrupt:
+    print("back", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "back\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

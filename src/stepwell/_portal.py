@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 #: The most ``def`` handlers that run at once.
 THREADS = 64
+#: Seconds between two looks at the signals of the waiting thread. Python calls a signal's handler when the main thread
+#: runs Python code again. A signal that arrives just before a wait for a lock does not interrupt it.
+SIGNALS = 0.5
 _pool: list[_HandlerThreads] = []
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -58,7 +61,8 @@ def sync(awaitable: Awaitable[T]) -> T:
     except BaseException:
         # After Ctrl-C in the caller's thread, cancel the work and wait for its cleanup.
         if future.cancel():
-            ended.wait()
+            while not ended.wait(SIGNALS):
+                pass
         raise
     finally:
         caller.gone = True
@@ -155,8 +159,13 @@ class _Caller:
 
     def work(self) -> None:
         """Run jobs until the awaitable has ended. Called in the waiting thread."""
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             job()
+
+    def _next(self) -> Callable[[], None] | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=SIGNALS)
 
     def done(self, future: object) -> None:
         self._jobs.put(None)
